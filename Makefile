@@ -7,12 +7,15 @@
 #   SEEDS=... FIRST=...   for `make simulate`: how many seeds, from which
 #   KILLS=...        for `make torture`
 #   RUNS=...         for `make zombies`
+#   BENCH_ARGS=...   for `make bench`: "--quick" takes a fifth of the messages, "--write" puts the table into docs/performance.md
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 export PYTHON
+# Some workplaces set it; then each of the thousand processes that tests start compiles all it imports: a second more of each.
+unexport PYTHONDONTWRITEBYTECODE
 # uv brings certificates of its own; a machine's may hold more, as that of a company's proxy.
 ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS := 1
@@ -75,8 +78,8 @@ format: .venv/.installed-test ## repairs what ruff can repair
 lock: ## compiles requirements/*.txt from pyproject.toml; UPGRADE=1 takes newer versions
 	@uv=$$(requirements/uv.sh) && $$(requirements/python.sh) requirements/lock.py "$$uv" $(if $(UPGRADE),--upgrade)
 
-bench: .venv/.installed-test ## the benchmarks, as ratios
-	@$(BIN)/python tests/peer/figures.py
+bench: .venv/.installed-test ## BENCH_ARGS="--quick --write": the table of docs/performance.md, both sides in turn, as ratios
+	@$(BIN)/python tests/peer/figures.py $(BENCH_ARGS)
 
 house: .venv/.installed-test ## modules, lines, names used twice, files that a command enters
 	@$(BIN)/python tests/house.py --entered

@@ -20,12 +20,12 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol, cast, runtime_checkable
 
-from typing_extensions import Buffer
-
 from backends.errors import InvalidKeyError, InvalidRangeError, ShortReadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
 
 
 Version = NewType("Version", str)
@@ -73,7 +73,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a store can do for certain. ``backends.probe`` finds out on the real one instead of believing.
+    """What a store can do for certain. ``backends.registry`` finds out on the real one instead of believing.
 
     Attributes:
         put_if_absent: Creation is atomic among writers.
@@ -98,7 +98,7 @@ class ObjectStore(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store claims to do; ``backends.probe.probe`` checks the claim."""
+        """What this store claims to do; ``backends.registry.probe`` checks the claim."""
         ...
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
@@ -301,7 +301,7 @@ def reads_into(store: ObjectStore) -> bool:
 
 
 def get_into(store: ObjectStore, key: str, byte_range: ByteRange, target: memoryview) -> None:
-    """See ``IntoStore``; by way of ``get`` where the store has no better way."""
+    """By way of ``get`` where the store has no better way."""
     filling = _filling(store)
     if filling is not None:
         filling.get_into(key, byte_range, target)

@@ -124,7 +124,7 @@ class FsspecStore:
         return Capabilities(put_if_absent=self._atomic, compare_and_set=False)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore``.
+        """Create an object, where the file system can do that atomically or somebody vouched.
 
         Raises:
             UnsupportedError: The file system creates nothing atomically, and nobody vouched.
@@ -143,7 +143,6 @@ class FsspecStore:
                 self._write_alone(key, body)
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         path = self._path(key)
         with self._mapped(key):
             if byte_range is None:
@@ -156,16 +155,16 @@ class FsspecStore:
             raise UnavailableError(f"answer was cut: {self._where(key)}")
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``. One after the other."""
+        """One after the other."""
         return [self.get(key, byte_range) for byte_range in byte_ranges]
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore``. The version is a hash of the bytes."""
+        """The version is a hash of the bytes."""
         data = self.get(key)
         return data, content_version(data)
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore``. Without a version."""
+        """Without a version."""
         path = self._path(key)
         with self._mapped(key):
             info = self._fs.info(path)
@@ -174,7 +173,7 @@ class FsspecStore:
             return _info(key, info)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``. Reads all names of the prefix's folder first."""
+        """Reads all names of the prefix's folder first."""
         folder = prefix.rpartition("/")[0]
         if folder and not is_key(folder):
             return
@@ -194,7 +193,6 @@ class FsspecStore:
                 self.foreign.note(key)
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         path = self._path(key)
         with self._mapped(key, write=True):
             if self._fs.isfile(path):
@@ -214,7 +212,7 @@ class FsspecStore:
         )
 
     def close(self) -> None:
-        """See ``ObjectStore``. The file system closes its own connections."""
+        """The file system closes its own connections."""
 
     def _create(self, key: str, body: bytes) -> None:
         try:

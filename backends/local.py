@@ -37,8 +37,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from typing_extensions import Buffer
-
 from backends.base import (
     ByteRange,
     Capabilities,
@@ -74,6 +72,8 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
+
+    from typing_extensions import Buffer
 
 # Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
 # ruff: noqa: PTH106, PTH108, PTH112, PTH113
@@ -126,7 +126,7 @@ class LocalFolderStore:
         return Capabilities(put_if_absent=True, compare_and_set=True)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore``. Raises also InvalidKeyError where key and ``key/...`` would meet."""
+        """Raises also InvalidKeyError where key and ``key/...`` would meet."""
         folder, name = self._place(key)
         pieces = as_pieces(data)
         for _ in range(_FOLDER_TRIES_MAX):
@@ -139,38 +139,36 @@ class LocalFolderStore:
         raise UnavailableError(f"its folder is removed again and again: {self._where(key)}")
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         with self._opened(key) as fd:
             return read_range(fd, key, byte_range)
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        """See ``IntoStore``."""
         with self._opened(key) as fd:
             read_into(fd, key, byte_range, target)
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``. The file is opened once."""
+        """The file is opened once."""
         with self._opened(key) as fd:
             return [read_range(fd, key, byte_range) for byte_range in byte_ranges]
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore``. The version is a hash of the bytes."""
+        """The version is a hash of the bytes."""
         data = self.get(key)
         return data, content_version(data)
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore``. Without a version, since that would read the whole file."""
+        """Without a version, since that would read the whole file."""
         with self._opened(key) as fd:
             found = os.fstat(fd)
             return ObjectInfo(key, found.st_size, found.st_mtime_ns // _NS_PER_MS)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``. A folder is read when it is reached, and if it matters."""
+        """A folder is read when it is reached, and if it matters."""
         with mapped(f"listing {self._url} {prefix!r}"):
             yield from walk(self._root, _RESERVED, prefix, start_after, self.foreign.note)
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``. Not forced to disk."""
+        """Not forced to disk."""
         folder, _ = self._place(key)
         path = self._path(key)
         with mapped(self._where(key)):
@@ -181,7 +179,6 @@ class LocalFolderStore:
             self._remove_empty(folder)
 
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
-        """See ``ObjectStore``."""
         folder, name = self._place(key)
         pieces = as_pieces(data)
         with mapped(self._where(key)), self._locked():
@@ -193,7 +190,6 @@ class LocalFolderStore:
         return content_version(b"".join(pieces))
 
     def close(self) -> None:
-        """See ``ObjectStore``."""
         self._folders.close()
 
     def _place(self, key: str) -> tuple[bytes, bytes]:

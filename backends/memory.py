@@ -11,8 +11,6 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING, NamedTuple
 
-from typing_extensions import Buffer
-
 from backends.base import (
     ByteRange,
     Capabilities,
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self
+
+    from typing_extensions import Buffer
 
 PAGE_KEYS = 1000
 
@@ -85,16 +85,16 @@ class MemoryStore:
         return Capabilities(put_if_absent=True, compare_and_set=True)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore``. Raises also InvalidKeyError where key and ``key/...`` would meet."""
+        """Raises also InvalidKeyError where key and ``key/...`` would meet."""
         check_key(key)
         stored = b"".join(as_pieces(data))
         with self._lock:
+            # Look and insert under one lock: this is the atomic point that everything rests on.
             if key in self._objects:
                 raise AlreadyExistsError(f"object exists: {self.url} {key!r}")
             self._insert(key, stored)
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         data = self._object(key).data
         if byte_range is None:
             return data
@@ -102,36 +102,32 @@ class MemoryStore:
         return data[byte_range.start : byte_range.end]
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``."""
         return [self.get(key, byte_range) for byte_range in byte_ranges]
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore``. The version is a hash of the bytes."""
+        """The version is a hash of the bytes."""
         data = self._object(key).data
         return data, content_version(data)
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore``."""
         found = self._object(key)
         version = content_version(found.data)
         return ObjectInfo(key, len(found.data), found.modified_ms, version)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``. Each page of 1,000 keys sees the store as it is when it is read."""
+        """Each page of 1,000 keys sees the store as it is when it is read."""
         last = start_after
         while page := self._page(prefix, last):
             yield from page
             last = page[-1].key
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         check_key(key)
         with self._lock:
             if self._objects.pop(key, None) is not None:
                 del self._keys[bisect_left(self._keys, key)]
 
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
-        """See ``ObjectStore``."""
         check_key(key)
         stored = b"".join(as_pieces(data))
         with self._lock:
@@ -146,7 +142,7 @@ class MemoryStore:
         return content_version(stored)
 
     def close(self) -> None:
-        """See ``ObjectStore``. The objects stay, for whoever opens the same name."""
+        """The objects stay, for whoever opens the same name."""
 
     def _object(self, key: str) -> _Object:
         check_key(key)
@@ -169,6 +165,7 @@ class MemoryStore:
         insort(self._keys, key)
 
     def _page(self, prefix: str, after: str) -> builtins.list[ObjectInfo]:
+        # A page at a time under the lock, as a server lists: between two pages the store goes on.
         with self._lock:
             begin = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
             page = []

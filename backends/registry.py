@@ -1,4 +1,4 @@
-"""Stores by URL. Loads a backend, and the libraries it needs, only when a URL asks for it.
+"""Stores by URL, and what they really do. Loads a backend, and the libraries it needs, only when a URL asks for it.
 
 ========================= =====================================================================
 URL                       store
@@ -15,18 +15,24 @@ from __future__ import annotations
 
 import importlib
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
-from backends.errors import ConfigurationError
+from backends.base import Capabilities, ObjectStore, Version
+from backends.errors import (
+    AlreadyExistsError,
+    BackendError,
+    ConfigurationError,
+    PreconditionFailedError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
 from backends.local import LocalFolderStore
-from backends.memory import MemoryStore
 from backends.s3_settings import S3Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from backends.base import ObjectStore
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(.*)$", re.DOTALL)
 _ABSOLUTE = "give a URL like file:///var/tier, s3://bucket/prefix or memory://name"
@@ -83,7 +89,9 @@ def _open_file(rest: str) -> LocalFolderStore:
     return LocalFolderStore("/" + path.strip("/"))
 
 
-def _open_memory(rest: str) -> MemoryStore:
+def _open_memory(rest: str) -> ObjectStore:
+    from backends.memory import MemoryStore  # noqa: PLC0415 (loaded only for who names it)
+
     return MemoryStore.shared(_below("memory", rest))
 
 
@@ -95,3 +103,93 @@ def _below(scheme: str, rest: str) -> str:
 
 def _function(module: str, name: str) -> Callable[..., object]:
     return cast("Callable[..., object]", getattr(importlib.import_module(module), name))
+
+
+# -- what a store really does ----------------------------------------------------------------------
+#
+# Several servers take the conditions and ignore them; several disks take two names for one that differ only in case.
+
+
+PREFIX = "probe-"
+_TRIES = 6
+
+
+def probe(store: ObjectStore, probe_id: str, *, below: str = "") -> Capabilities:
+    """Write, write again, look for it under another spelling, replace with a stale version, and clean up.
+
+    About ten requests.
+
+    It cannot show that a store is safe under races, only that it is not deaf to conditions.
+
+    Args:
+        store: The store.
+        probe_id: Makes the keys ``probe-<id>-...``; random, so that no two probes meet.
+        below: Prefix of the keys, ending in a slash, for who may write only there.
+
+    Raises:
+        BackendError: The store cannot be reached or refuses us; it stays open what it can do.
+    """
+    for tried in range(_TRIES - 1):
+        with suppress(
+            UnknownOutcomeError
+        ):  # what became of it is not worth asking: the next has other keys
+            return _probe(store, f"{probe_id}-{tried}", below)
+    return _probe(store, probe_id, below)
+
+
+def _probe(store: ObjectStore, probe_id: str, below: str) -> Capabilities:
+    name = f"{PREFIX}{probe_id}-put"
+    created, replaced = below + name, f"{below}{PREFIX}{probe_id}-set"
+    try:
+        return Capabilities(
+            put_if_absent=_creates_once(store, created),
+            distinguishes_case=not _is_there(store, below + name.upper()),
+            compare_and_set=_replaces_only_the_expected(store, replaced),
+        )
+    finally:
+        for key in (created, replaced):
+            with suppress(BackendError):
+                store.delete(key)
+
+
+def _creates_once(store: ObjectStore, key: str) -> bool:
+    try:
+        store.put_if_absent(key, b"first")
+    except UnsupportedError:
+        return False
+    try:
+        store.put_if_absent(key, b"second")
+    except AlreadyExistsError:
+        return store.get(key) == b"first"
+    return False
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except BackendError as error:
+        if error.retriable:
+            raise
+        return False  # not found; or refused, as S3 answers for what is not there to those who may not list
+    return True
+
+
+def _replaces_only_the_expected(store: ObjectStore, key: str) -> bool:
+    try:
+        first = store.compare_and_set(key, b"first", None)
+    except UnsupportedError:
+        return False
+    second = store.compare_and_set(key, b"second", first)
+    refused = all(_is_refused(store, key, b"third", stale) for stale in (first, None))
+    kept = store.get_versioned(key) == (b"second", second)
+    store.delete(key)
+    # Some versions of MinIO wrote the object when the key was missing.
+    return refused and kept and _is_refused(store, key, b"fourth", second)
+
+
+def _is_refused(store: ObjectStore, key: str, data: bytes, expected: Version | None) -> bool:
+    try:
+        store.compare_and_set(key, data, expected)
+    except PreconditionFailedError:
+        return True
+    return False

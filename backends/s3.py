@@ -113,7 +113,7 @@ class S3Store:
         return Capabilities(put_if_absent=True, compare_and_set=True)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore``. The body is signed, so the server checks that it arrived whole."""
+        """The body is signed, so the server checks that it arrived whole."""
         check_key(key)
         try:
             self._wire.put(self._prefix + key, as_pieces(data), Condition())
@@ -125,7 +125,6 @@ class S3Store:
             raise self._error(failure, key, PUT) from failure
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         check_key(key)
         try:
             if byte_range is None:
@@ -135,7 +134,6 @@ class S3Store:
         return bytes(self._range(key, byte_range))
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        """See ``IntoStore``."""
         check_key(key)
         target[:] = self._range(key, byte_range)
 
@@ -152,7 +150,7 @@ class S3Store:
         raise ShortReadError(f"{len(data)} bytes came for {asked} of {self._where(key)}")
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``. Up to ``RANGES_AT_ONCE_MAX`` at once, over all callers together."""
+        """Up to ``RANGES_AT_ONCE_MAX`` at once, over all callers together."""
         if len(byte_ranges) <= 1:
             return [self.get(key, byte_range) for byte_range in byte_ranges]
         futures = [self._executor.submit(self.get, key, asked) for asked in byte_ranges]
@@ -164,7 +162,7 @@ class S3Store:
             raise
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore``. The version is the ETag."""
+        """The version is the ETag."""
         check_key(key)
         try:
             data, etag = self._wire.get(self._prefix + key)
@@ -173,7 +171,6 @@ class S3Store:
         return data, Version(etag)
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore``."""
         check_key(key)
         try:
             found = self._wire.head(self._prefix + key)
@@ -182,7 +179,7 @@ class S3Store:
         return ObjectInfo(key, found.size_bytes, found.modified_ms, found.version)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``. A page of 1,000 keys is asked for when it is reached."""
+        """A page of 1,000 keys is asked for when it is reached."""
         folder, after = keys_from(self._prefix, prefix, start_after)
         wanted = self._prefix + prefix
         if folder and not is_key(folder.removesuffix("/")):
@@ -203,7 +200,6 @@ class S3Store:
             raise self._error(failure, prefix, LIST) from failure
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         check_key(key)
         try:
             self._wire.delete(self._prefix + key)
@@ -213,7 +209,6 @@ class S3Store:
             raise self._error(failure, key, DELETE) from failure
 
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
-        """See ``ObjectStore``."""
         check_key(key)
         try:
             etag = self._wire.put(self._prefix + key, as_pieces(data), Condition(expected))
@@ -226,7 +221,7 @@ class S3Store:
         return Version(etag)
 
     def close(self) -> None:
-        """See ``ObjectStore``."""
+        # Taken out under the lock and closed outside: threads of the pool may want the lock to end.
         with self._lock:
             connected, self._connected = self._connected, None
             pool, self._pool = self._pool, None
@@ -242,6 +237,7 @@ class S3Store:
     def _connection(self) -> tuple[S3Wire, str]:
         connected = self._connected
         if connected is None:
+            # Made once, under the lock; looked at without it, which is right since it is set last.
             with self._lock:
                 connected = self._connected = self._connected or self._connect()
         return connected

@@ -58,7 +58,6 @@ class _Given(Credentials):  # type: ignore[misc]  # (botocore ships no types)
         self._source = source
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """See ``Credentials``."""
         try:
             now = self._source()
         except Exception as error:  # noqa: BLE001 (of any source; its text may hold secrets)
@@ -138,7 +137,6 @@ class BotoWire:
         self._client.meta.events.register("before-sign.s3", add_headers)
 
     def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
-        """See ``S3Wire``."""
         etag = condition.etag
         when = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         with _failures():
@@ -148,14 +146,12 @@ class BotoWire:
             return str(answer["ETag"])
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """See ``S3Wire``."""
         with _failures():
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
             with closing(answer["Body"]) as body:
                 return bytes(body.read()), str(answer["ETag"])
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """See ``S3Wire``."""
         with _failures():
             answer = self._client.get_object(
                 Bucket=self._bucket, Key=key, Range=f"bytes={start}-{end - 1}"
@@ -164,7 +160,6 @@ class BotoWire:
                 return bytes(body.read())
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``S3Wire``."""
         with _failures():
             answer = self._client.head_object(Bucket=self._bucket, Key=key)
             modified_ms = round(answer["LastModified"].timestamp() * 1000)
@@ -172,7 +167,6 @@ class BotoWire:
             return ObjectInfo(key, answer["ContentLength"], modified_ms, version)
 
     def list(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
-        """See ``S3Wire``."""
         with _failures():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=folder, StartAfter=start_after
@@ -189,7 +183,6 @@ class BotoWire:
                 ]
 
     def delete(self, key: str) -> None:
-        """See ``S3Wire``."""
         with _failures():
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
@@ -206,7 +199,6 @@ class BotoWire:
             return str(versioning), answer.get("Rules", [])
 
     def close(self) -> None:
-        """See ``S3Wire``."""
         self._client.close()
 
 

@@ -112,7 +112,7 @@ class ObstoreWire:
         )
 
     def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
-        """See ``S3Wire``. The pieces are sent as they are, without joining them."""
+        """The pieces are sent as they are, without joining them."""
         with _failures():
             # An iterator of no pieces would be a body of none; one piece needs no iterator.
             body = pieces[0] if len(pieces) == 1 else iter(pieces) if pieces else b""
@@ -128,24 +128,20 @@ class ObstoreWire:
             return result["e_tag"] or ""
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """See ``S3Wire``."""
         with _failures():
             result = obstore.get(self._client, key)
             etag = result.meta["e_tag"] or ""
             return bytes(result.bytes()), etag
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """See ``S3Wire``."""
         with _failures():
             return memoryview(obstore.get_range(self._client, key, start=start, end=end))
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``S3Wire``."""
         with _failures():
             return _info(obstore.head(self._client, key))
 
     def list(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
-        """See ``S3Wire``."""
         after = start_after
         while True:
             try:
@@ -192,12 +188,11 @@ class ObstoreWire:
         return self._careful
 
     def delete(self, key: str) -> None:
-        """See ``S3Wire``."""
         with _failures():
             obstore.delete(self._client, key)
 
     def close(self) -> None:
-        """See ``S3Wire``. Idle connections are closed with the client, which an error's traceback might hold on to."""
+        """Idle connections are closed with the client, which an error's traceback might hold on to."""
         del self._client
         if self._careful is not None:
             self._careful.close()

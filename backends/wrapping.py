@@ -42,48 +42,37 @@ class WrappingStore:
 
     @property
     def url(self) -> str:
-        """See ``ObjectStore``."""
         return self._inner.url
 
     @property
     def capabilities(self) -> Capabilities:
-        """See ``ObjectStore``."""
         return self._inner.capabilities
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore``."""
         self._inner.put_if_absent(key, data)
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         return self._inner.get(key, byte_range)
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``."""
         return self._inner.get_ranges(key, byte_ranges)
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore``."""
         return self._inner.get_versioned(key)
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore``."""
         return self._inner.head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``."""
         return self._inner.list(prefix, start_after=start_after)
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         self._inner.delete(key)
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        """See ``ObjectStore``."""
         return self._inner.compare_and_set(key, data, expected)
 
     def close(self) -> None:
-        """See ``ObjectStore``."""
         self._inner.close()
 
 
@@ -193,7 +182,6 @@ class RetryingStore(WrappingStore):
         self._has_answered = False
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore`` and the module's contract."""
         tries = _Tries(self)
         unknown = False
         while True:
@@ -201,9 +189,11 @@ class RetryingStore(WrappingStore):
                 self._inner.put_if_absent(key, data)
             except AlreadyExistsError:
                 self._has_answered = True
+                # Only after a lost answer: else whoever has the same bytes by chance would be taken for us.
                 if not unknown or not self._is_ours(key, data):
                     raise
             except BackendError as error:
+                # For good: a later refusal does not undo what the lost request may yet do (I7).
                 unknown |= isinstance(error, UnknownOutcomeError)
                 if not tries.wait_after(error):
                     _give_up(error, key, unknown=unknown)
@@ -212,33 +202,29 @@ class RetryingStore(WrappingStore):
             return
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         return self._again(lambda: self._inner.get(key, byte_range))
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        """See ``IntoStore``."""
         self._again(lambda: get_into(self._inner, key, byte_range, target))
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``."""
         return self._again(lambda: self._inner.get_ranges(key, byte_ranges))
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore``."""
         return self._again(lambda: self._inner.get_versioned(key))
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore``."""
         return self._again(lambda: self._inner.head(key))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``. Each key that comes makes the count of tries begin anew."""
+        """Each key that comes makes the count of tries begin anew."""
         last = start_after
         tries = _Tries(self)
         while True:
             try:
                 for found in self._inner.list(prefix, start_after=last):
                     self._has_answered = True
+                    # Behind the last key that was given: no key comes twice, however often it is tried.
                     last = found.key
                     tries = _Tries(self)
                     yield found
@@ -250,11 +236,10 @@ class RetryingStore(WrappingStore):
                 return
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         self._again(lambda: self._inner.delete(key))
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        """See ``ObjectStore``. An unknown outcome is not tried again."""
+        """An unknown outcome is not tried again."""
         tries = _Tries(self)
         while True:
             try:
@@ -470,44 +455,37 @@ class MeteredStore(WrappingStore):
             return MeterSnapshot(kinds, self._prices, self._retries)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore``."""
         with self._counted("put", up=size_bytes(data)):
             self._inner.put_if_absent(key, data)
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         with self._counted("get"):
             data = self._inner.get(key, byte_range)
         self._add("get", down=len(data))
         return data
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        """See ``IntoStore``."""
         with self._counted("get"):
             get_into(self._inner, key, byte_range, target)
         self._add("get", down=len(target))
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``."""
         with self._counted("get", requests=len(byte_ranges)):
             ranges = self._inner.get_ranges(key, byte_ranges)
         self._add("get", down=sum(map(len, ranges)))
         return ranges
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore``."""
         with self._counted("get"):
             data, version = self._inner.get_versioned(key)
         self._add("get", down=len(data))
         return data, version
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore``."""
         with self._counted("head"):
             return self._inner.head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``."""
         with self._counted("list"):
             for number, found in enumerate(self._inner.list(prefix, start_after=start_after)):
                 if number and number % PAGE_KEYS == 0:
@@ -515,12 +493,10 @@ class MeteredStore(WrappingStore):
                 yield found
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``."""
         with self._counted("delete"):
             self._inner.delete(key)
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        """See ``ObjectStore``."""
         with self._counted("compare_and_set", up=size_bytes(data)):
             return self._inner.compare_and_set(key, data, expected)
 

@@ -20,6 +20,9 @@ Shelves
     it was put there, the others since it was last used. ``SPENT`` has a limit of its own in bytes: whoever comes later may
     still profit from it, but memory that was never touched costs more than a second read of the same bytes.
 
+    A sheet (``fetcher.runs``: small sections of many queues that came with one request) is one thing. It is ``UNREAD`` until
+    each of its sections has been read, and ``SPENT`` when every reader of each is past it; it goes as a whole.
+
     What is on its way counts as well: room is reserved before a request is sent (``reserve``), and becomes the cached
     thing's own when it is put, or is given back (``release``). The cache keeps no clock: callers say what time it is.
 """
@@ -29,10 +32,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
@@ -43,30 +45,33 @@ from fetcher.runs import (
     Key,
     PartLayout,
     Run,
+    Sheet,
     Shelf,
+    Strip,
+    Thing,
     compact,
+    decode_strip,
     key_of,
 )
-from fetcher.window import Stream
+from fetcher.window import Stream, Sweep
 from tiered.errors import DataError, TieredStoreError
-from tiered.format.bundle import check_section
-from tiered.log.consume_queue import ITEM_BYTES
-from tiered.log.decode import PlacedPart, decode_items, decode_parts, decode_records
+from tiered.log.decode import decode_items, decode_records
+from tiered.log.flat_file import ITEM_BYTES
 from tiered.log.sections import SectionPlan, plan_ranges, read_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from backends.base import ObjectStore
-    from fetcher.memory import Memory
+    from fetcher.buffers import Memory
+    from fetcher.limits import FetchSettings
     from fetcher.requests import Data
-    from fetcher.settings import FetchSettings
     from fetcher.transfers import Transfers
     from fetcher.window import Beside
     from tiered.clock import Clock
+    from tiered.log.cursor import LifeView
     from tiered.log.parts import Part, SectionRange
     from tiered.log.sections import OpenSection
-    from tiered.log.view import LifeView
     from tiered.model import MessageQueue, QueueOffset
 
 
@@ -169,6 +174,12 @@ class ByteCache(Generic[V]):
         else:
             entry.used_s = now_s
             self._shelves[shelf].move_to_end(id(entry))
+
+    def touch(self, entry: Cached[V], now_s: float) -> None:
+        """Say that some of a thing is read now, and that others are still to read the rest: it stays where it is."""
+        if entry.is_here and now_s >= entry.used_s + USED_AGAIN_SECONDS:
+            entry.used_s = now_s
+            self._shelves[entry.shelf].move_to_end(id(entry))
 
     def retire(self, entry: Cached[V]) -> None:
         """Say that every reader is past a thing that was read; the oldest such go when there are too many bytes of them."""
@@ -527,10 +538,41 @@ class _Gathering(Generic[V]):
 PAUSE_SECONDS = 0.2
 """How long nothing is read ahead for a reader after that has failed, lest each batch ask for the same again."""
 
-Thing = Run | PartLayout
-Row = list[tuple[Stream, Claim]]
-"""Claims that are one load: parts that lie side by side, the one that was asked for first, and for whom each is."""
-Begun = list[tuple[Row, Load[Thing | None]]]
+STRIP_MIN: Final = 3
+"""Sections; so few are not cut in half for want of room."""
+
+
+@dataclass(slots=True)
+class Bid:
+    """What one load is for.
+
+    Attributes:
+        stream: For whom it was asked first.
+        claim: What.
+        strip: What comes along with it, itself included; None: nothing.
+    """
+
+    stream: Stream
+    claim: Claim
+    strip: Strip | None = None
+
+    @property
+    def keys(self) -> list[Key]:
+        """Under which all of it will be found."""
+        return [*self.claim.keys, *(self.strip.keys if self.strip is not None else ())]
+
+    def places(self) -> Iterator[tuple[Stream, int]]:
+        """For whom it is, and the log offset at which it begins for each."""
+        yield self.stream, self.claim.part.log_offset
+        sweep, strip = self.stream.sweep, self.strip
+        if sweep is not None and strip is not None:
+            offsets = strip.rows["log_offset"].tolist()
+            for queue, log_offset in zip(strip.queues, offsets, strict=True):
+                if (stream := sweep.stream(queue)) is not None:
+                    yield stream, log_offset
+
+
+Begun = list[tuple[Bid, Load[Thing | None]]]
 
 NOTHING: Begun = []
 
@@ -608,9 +650,7 @@ class Stock:
     def layout(self, part: Part) -> PartLayout | None:
         """See ``fetcher.claims.Known``."""
         entry = self.cache.get(key_of(part, INDEX))
-        if entry is None or isinstance(entry.value, Run):
-            return None
-        return entry.value
+        return entry.value if entry is not None and isinstance(entry.value, PartLayout) else None
 
     def is_known(self, key: Key) -> bool:
         """See ``fetcher.claims.Known``."""
@@ -619,10 +659,23 @@ class Stock:
     def find(self, part: Part, start: QueueOffset) -> Cached[Thing] | None:
         """The run that holds a queue offset of a part, if it is here."""
         index = self.cache.get(key_of(part, INDEX))
-        if index is None or isinstance(index.value, Run):
+        if index is None or not isinstance(index.value, PartLayout):
             return index  # of one block nothing has to be known but the block
         self.cache.use(index, self._clock.monotonic_s())
         return self.cache.get(key_of(part, index.value.block_of(start)))
+
+    def serve(self, stream: Stream, part: Part, entry: Cached[Thing]) -> Run:
+        """Serve a reader from where ``find`` found what it wants."""
+        value = entry.value
+        run = value.run(key_of(part, INDEX)) if isinstance(value, Sheet) else cast("Run", value)
+        return stream.serve(run, entry)
+
+    def use(self, entry: Cached[Thing], now_s: float) -> None:
+        """Say that a reader has been given something of it."""
+        if isinstance(entry.value, Sheet) and entry.value.unread:
+            self.cache.touch(entry, now_s)
+        else:
+            self.cache.use(entry, now_s)
 
     def on_its_way(self, part: Part, start: QueueOffset) -> Load[Thing | None] | None:
         """The load that a reader of a queue offset has to wait for next, if there is one."""
@@ -667,32 +720,42 @@ class Stock:
                 break
             load: Load[Thing | None] = Load(stream, urgent and not begun, claim.size_bytes)
             self._loads.update(dict.fromkeys(claim.keys, load))
-            begun.append(([(stream, claim)], load))
+            begun.append((Bid(stream, claim), load))
             if stream.sweep is not None and claim.layout is None and claim.blocks:
                 begun += self._beside(stream.sweep, *begun[-1])
         return begun
 
-    def _beside(self, sweep: Beside, row: Row, leader: Load[Thing | None]) -> Begun:
+    def _beside(self, sweep: Beside, bid: Bid, leader: Load[Thing | None]) -> Begun:
         """Claim what lies beside a section and is wanted by the same reader, as far as there is room.
 
         What is small and plain becomes one load with it, which costs a tenth of as many loads.
         """
+        if bid.claim.is_plain:
+            self._take_strip(sweep, bid, leader)
+            return []
         begun: Begun = []
-        first = row[0][1]
-        for stream, one in sweep.beside(first.part, self.is_known):
+        for stream, one in sweep.beside(bid.claim.part, self.is_known):
             claim = whole_claim(one, self._settings)
             if not self.cache.reserve_gently(claim.size_bytes):
                 break
-            if first.is_plain and claim.is_plain:
-                self._loads.update(dict.fromkeys(claim.keys, leader))
-                leader.size_bytes += claim.size_bytes
-                leader.streams.add(stream)
-                row.append((stream, claim))
-                continue
             load: Load[Thing | None] = Load(stream, False, claim.size_bytes, leader=leader)
             self._loads.update(dict.fromkeys(claim.keys, load))
-            begun.append(([(stream, claim)], load))
+            begun.append((Bid(stream, claim), load))
         return begun
+
+    def _take_strip(self, sweep: Beside, bid: Bid, load: Load[Thing | None]) -> None:
+        strip, more_bytes = sweep.strip(bid.claim.part, self.is_known), 0
+        while strip is not None:
+            more_bytes = max(strip.size_bytes - load.size_bytes, 0)
+            if self.cache.reserve_gently(more_bytes):
+                break
+            strip = strip.nearest(len(strip) // 2) if len(strip) > STRIP_MIN else None
+        if strip is None:
+            return
+        bid.strip = strip
+        load.size_bytes += more_bytes
+        self._loads.update(dict.fromkeys(strip.keys, load))
+        load.streams.update(stream for stream, _ in bid.places())
 
     # Who waits for room gets it in turn, or a large record would wait for ever behind small ones
 
@@ -720,9 +783,22 @@ class Stock:
 
     def _lose(self, dropped: list[Cached[Thing]]) -> None:
         for entry in dropped:
-            self.unread_bytes += entry.size_bytes
-            if isinstance(entry.owner, Stream) and isinstance(entry.value, Run):
-                entry.owner.lose(entry.value.batch.log_offset)
+            self._count_unread(entry)
+            owner, value = entry.owner, entry.value
+            if isinstance(value, Run):
+                its = owner.stream(value.batch.records.queue) if isinstance(owner, Sweep) else owner
+                if isinstance(its, Stream):
+                    its.lose(value.batch.log_offset)
+            elif isinstance(owner, Sweep) and isinstance(value, Sheet):
+                for queue, log_offset in value.unread_places():
+                    if (stream := owner.stream(queue)) is not None:
+                        stream.lose(log_offset)
+
+    def _count_unread(self, entry: Cached[Thing]) -> None:
+        value, size_bytes = entry.value, entry.size_bytes
+        if isinstance(value, Sheet):
+            size_bytes = size_bytes * value.unread // len(value.strip)
+        self.unread_bytes += size_bytes
 
     # Without it
 
@@ -735,17 +811,23 @@ class Stock:
     def begin(self, begun: Begun) -> None:
         """Ask for what was claimed."""
         if begun:
-            self._loader.begin([self._job(row, load) for row, load in begun])
+            self._loader.begin([self._job(bid, load) for bid, load in begun])
 
     def hurry(self, load: Load[Thing | None]) -> None:
         """Somebody waits for it now."""
         self._loader.hurry(load)
 
-    def forsake(self, stream: Stream) -> None:
-        """A reader has gone elsewhere: drop what was read ahead for it, and do not send what was not sent."""
+    def forsake(self, stream: Stream, *, has_done: bool = False) -> None:
+        """A reader has gone elsewhere: drop what was read ahead for it, and do not send what was not sent.
+
+        What came for several readers stays until all of them have done.
+        """
         with self.lock:
-            for entry in self.cache.of_owner(stream):
-                self.unread_bytes += entry.size_bytes
+            unread = self.cache.of_owner(stream)
+            if has_done and stream.sweep is not None and stream.sweep.leave(stream):
+                unread += self.cache.of_owner(stream.sweep)
+            for entry in unread:
+                self._count_unread(entry)
                 self.cache.drop(entry)
             loads = {id(x): x for x in self._loads.values() if stream in x.streams}.values()
             for load in loads:
@@ -754,10 +836,10 @@ class Stock:
         for load in unwanted:
             self._loader.cancel(load)
 
-    def _job(self, row: Row, load: Load[Thing | None]) -> Job[Thing | None]:
-        if len(row) > 1:
-            return self._wide_job(row, load)
-        claim = row[0][1]
+    def _job(self, bid: Bid, load: Load[Thing | None]) -> Job[Thing | None]:
+        if bid.strip is not None:
+            return self._strip_job(bid, bid.strip, load)
+        claim = bid.claim
         part, layout = claim.part, claim.layout
         wanted: list[SectionRange] = []
         if layout is None:
@@ -772,39 +854,39 @@ class Stock:
             load,
             wanted,
             lambda pieces: self._arrive(claim, load, pieces),
-            lambda error: self._end(row, load, error),
+            lambda error: self._end(bid, load, error),
         )
 
-    def _wide_job(self, row: Row, load: Load[Thing | None]) -> Job[Thing | None]:
-        sections = [claim.part.section for _, claim in row]
-        start = min(section.start for section in sections)
-        end = max(section.start + section.table_at for section in sections)
+    def _strip_job(self, bid: Bid, strip: Strip, load: Load[Thing | None]) -> Job[Thing | None]:
         return Job(
             load,
             (),
-            partial(self._arrive_together, row, load, start),
-            lambda error: self._end(row, load, error),
-            WidePlan(row[0][1].part.bundle.key, (ByteRange(start, end),)),
+            partial(self._arrive_together, bid.stream.sweep, strip, load),
+            lambda error: self._end(bid, load, error),
+            WidePlan(strip.bundle.key, (ByteRange(strip.start, strip.end),)),
         )
 
     def _arrive_together(
-        self, row: Row, load: Load[Thing | None], start: int, pieces: list[memoryview]
+        self,
+        sweep: Beside | None,
+        strip: Strip,
+        load: Load[Thing | None],
+        pieces: list[memoryview],
     ) -> None:
-        """Make runs of what lay side by side, and put them into the cache. What cannot be made is asked for by itself.
+        """Put a strip into the cache. What cannot be decoded is asked for by itself.
 
         Nothing is returned: readers of several queues wait for it, and each finds its own.
         """
-        runs = split_row(row, pieces[0], start, self._loader.prefix) if pieces else {}
+        data = compact(pieces.pop(), self._memory) if pieces else None  # what else came is not kept
+        things = [] if data is None else decode_strip(strip, data, self._loader.prefix)
         now_s = self._clock.monotonic_s()
         with self.lock:
             self.cache.release(load.size_bytes)
             load.size_bytes = 0
-            stream, first = row[0]
-            if len(runs) < len(row) and stream.sweep is not None:
-                stream.sweep.leave_out(first.part.bundle.key)
-            for number, run in runs.items() if not self.is_closed else ():
-                owner, claim = row[number]
-                self.cache.put(Cached(run, claim.keys, run.size_bytes, owner=owner), now_s)
+            if sweep is not None and sum(len(keys) for _, keys in things) < len(strip):
+                sweep.leave_out(strip.bundle.key)
+            for thing, keys in things if not self.is_closed else ():
+                self.cache.put(Cached(thing, keys, thing.size_bytes, owner=sweep), now_s)
 
     def _arrive(self, claim: Claim, load: Load[Thing | None], pieces: list[memoryview]) -> Thing:
         """Make of the bytes what was wanted, and put it into the cache."""
@@ -849,70 +931,22 @@ class Stock:
             decode_records(queue, part, items, compact(data, self._memory), begin, where=where)
         )
 
-    def _end(self, row: Row, load: Load[Thing | None], error: BaseException | None) -> None:
+    def _end(self, bid: Bid, load: Load[Thing | None], error: BaseException | None) -> None:
         """It is here, or will not come."""
         begun: Begun = []
         now_s = self._clock.monotonic_s()
         with self.lock:
             self.cache.release(load.size_bytes)
-            for stream, claim in row:
-                for key in claim.keys:
-                    if self._loads.get(key) is load:
-                        del self._loads[key]
-                if error is not None:
-                    stream.asked = min(stream.asked, claim.part.log_offset)
-                    if not isinstance(error, CancelledError) and not load.is_urgent:
+            for key in bid.keys:
+                if self._loads.get(key) is load:
+                    del self._loads[key]
+            if error is not None:
+                may_pause = not isinstance(error, CancelledError) and not load.is_urgent
+                for stream, log_offset in bid.places():
+                    stream.asked = min(stream.asked, log_offset)
+                    if may_pause:
                         stream.paused_s = now_s + PAUSE_SECONDS
-                elif not claim.blocks and not load.is_urgent:
-                    begun = self._go_on(stream)
+            elif not bid.claim.blocks and not load.is_urgent:
+                begun = self._go_on(bid.stream)
             self.room.notify_all()
         self.begin(begun)
-
-
-def split_row(row: Row, data: memoryview, start: int, where: str) -> dict[int, Run]:
-    """Runs of parts that were read with one request.
-
-    Args:
-        row: For whom, and which.
-        data: What was read.
-        start: Position of its first byte in the bundle.
-        where: Prefix of the broker, for messages.
-
-    Returns:
-        By number in the row; without those that fail their check, or are damaged.
-    """
-    placed: list[tuple[int, PlacedPart]] = []
-    for number, (stream, claim) in enumerate(row):
-        place = claim.part.section
-        at = place.start - start
-        with suppress(DataError):
-            place.check(where=where)
-            check_section(data[at : at + place.size_bytes], place, where=where)
-            part = PlacedPart(stream.queue, claim.part, at, at + place.items_at)
-            placed.append((number, part))
-    placed.sort(key=lambda one: one[1].records_at)
-    return _runs_of(placed, data, where) if placed else {}
-
-
-def _runs_of(
-    placed: Sequence[tuple[int, PlacedPart]], data: memoryview, where: str
-) -> dict[int, Run]:
-    found = decode_parts([one for _, one in placed], data)
-    if found is None and len(placed) > 1:  # one of them is unusual
-        return {key: run for one in placed for key, run in _runs_of([one], data, where).items()}
-    runs: dict[int, Run] = {}
-    for at, (number, (queue, part, low, items_at)) in enumerate(placed):
-        records = bytes(data[low : low + part.log_bytes])
-        if found is not None:
-            first, end = found.firsts[at], found.firsts[at + 1]
-            columns = found.columns[:, first:end].copy()
-            runs[number] = Run.of_column(
-                queue, part, records, found.sizes[first:end].copy(), columns
-            )
-            continue
-        with suppress(DataError):
-            raw = data[items_at : items_at + part.count * ITEM_BYTES]
-            items = decode_items(part, part.queue_offset, raw, where=where)
-            batch = decode_records(queue, part, items, records, part.log_offset, where=where)
-            runs[number] = Run.of(batch)
-    return runs

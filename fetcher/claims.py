@@ -24,14 +24,14 @@ from fetcher.runs import (
     room_of,
 )
 from fetcher.window import plan_pieces
-from tiered.log.consume_queue import ITEM_BYTES
+from tiered.log.flat_file import ITEM_BYTES
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES
 from tiered.model import LogOffset
 
 if TYPE_CHECKING:
-    from fetcher.settings import FetchSettings
+    from fetcher.limits import FetchSettings
+    from tiered.log.cursor import LifeView
     from tiered.log.parts import Part
-    from tiered.log.view import LifeView
     from tiered.model import QueueOffset
 
 

@@ -38,10 +38,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
-from fetcher.cache import NOTHING, Begun, Loader, LoadWaiter, Stock, Thing
-from fetcher.memory import Memory
-from fetcher.runs import Run
-from fetcher.settings import FREE_SHARE, FetchSettings
+from fetcher.buffers import Memory
+from fetcher.cache import NOTHING, Begun, Loader, LoadWaiter, Stock
+from fetcher.limits import FREE_SHARE, FetchSettings
+from fetcher.runs import Run, Sheet, Thing
 from fetcher.transfers import AskingStore, Transfers
 from fetcher.window import Member, Readers, Sweep
 from tiered.errors import ClosedError, DataError, StoreUnavailableError
@@ -56,11 +56,10 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from fetcher.window import Name, Stream
     from tiered.clock import Clock
-    from tiered.log.cursor import HistoryPlace, QueueCursor
+    from tiered.log.cursor import HistoryPlace, LifeView, QueueCursor
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
     from tiered.log.reader import TierReader
-    from tiered.log.view import LifeView
     from tiered.model import MessageQueue
 
 
@@ -202,6 +201,13 @@ class TieredMessageFetcher:
 
         return (self.tier.cursor(queue) if cursor is None else cursor).again(start, work)
 
+    def at_hand(
+        self, group: str, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> TierBatch | None:
+        """As ``read``, where the reader goes on in what is here; None: ask ``read``. It never waits, and asks nothing."""
+        name = (group, queue, None)
+        return self._go_on(name, None, start, bytes_max, count_max, self._clock.monotonic_s(), -1)
+
     def is_here(self, cursor: QueueCursor, start: QueueOffset) -> bool:
         """Whether a read there need not wait, as far as can be told: what it wants is here, or it has nothing to read."""
         place = cursor.at(start)
@@ -226,7 +232,7 @@ class TieredMessageFetcher:
         now_s: float,
         until: int,
     ) -> TierBatch | None:
-        """What nearly all reads are: of what the reader was served from last, with its history where it was."""
+        """What nearly all reads are: of what the reader was served from last, or of what is here behind that."""
         state = self.tier.state
         with self._stock.lock:
             stream = self._readers.find(name)
@@ -234,8 +240,10 @@ class TieredMessageFetcher:
                 return None
             if stream.state is not state if place is None else stream.view is not place.view:
                 return None
-            run = stream.at_hand(start)
-            if run is None or (place is not None and start >= place.end):
+            if place is not None and start >= place.end:
+                return None
+            run = stream.at_hand(start) or self._turn_over(name, stream, start)
+            if run is None:
                 return None
             self._stock.hits += 1
             stream.until = until
@@ -246,6 +254,16 @@ class TieredMessageFetcher:
         if begun:
             self._stock.begin(begun)
         return batch
+
+    def _turn_over(self, name: Name, stream: Stream, start: QueueOffset) -> Run | None:
+        """The run that a reader comes to next, in the same view, if it is here; with the lock held."""
+        view = stream.view
+        part = None if view is None else view.part_at(start)
+        entry = None if part is None else self._stock.find(part, start)
+        if part is None or entry is None:
+            return None
+        self._leave(name, stream)
+        return self._stock.serve(stream, part, entry)
 
     def _read(  # noqa: PLR0917 (one caller, in this order)
         self,
@@ -326,7 +344,7 @@ class TieredMessageFetcher:
         """A batch is handed out; what to read ahead now. With the lock held."""
         size_bytes = stream.deliver(batch, now_s)
         if (entry := stream.entry) is not None:
-            self._stock.cache.use(entry, now_s)
+            self._stock.use(entry, now_s)
         self._delivered_bytes += size_bytes
         self._delivered_items += batch.records.count
         return self._ahead(stream, now_s)
@@ -349,28 +367,24 @@ class TieredMessageFetcher:
     def _ahead(self, stream: Stream, now_s: float) -> Begun:
         """What to read ahead for a stream now; with the lock held."""
         view = stream.view
-        if view is None or stream.asked >= view.life.log_end:
+        if view is None or stream.asked >= view.life.log_end or self._stock.is_closed:
             return NOTHING
-        if stream.next_offset < 0 or 0 <= stream.until <= stream.next_offset:
+        window = stream.ahead_now(self._share())
+        position = QueueOffset(stream.position)
+        if not window or position in stream.wary or stream.paused_s > now_s:
             return NOTHING
-        if stream.until < 0 and not stream.wants_more(stream.window):
-            return NOTHING
-        window = self._window(stream)
-        if self._stock.is_closed or not stream.wants_more(window):
-            return NOTHING
-        if stream.next_offset in stream.wary or stream.paused_s > now_s:
-            return NOTHING
-        return self._stock.claim(stream, view, QueueOffset(stream.next_offset), window)
+        return self._stock.claim(stream, view, position, window)
 
     def _ahead_now(self, stream: Stream) -> Begun:
         return self._ahead(stream, self._clock.monotonic_s())
 
     def _leave(self, name: Name, stream: Stream) -> None:
         """A reader goes on to other records than it was served from last; with the lock held."""
-        entry = stream.leave()
-        if entry is None or not isinstance(entry.value, Run):
+        left = stream.leave()
+        if left is None or not self._readers.is_spent(name, left[1].end):
             return
-        if self._readers.is_spent(name, entry.value.end):
+        entry, run = left
+        if not isinstance(entry.value, Sheet) or entry.value.spend(run):
             self._stock.cache.retire(entry)
 
     def expect(
@@ -432,7 +446,7 @@ class TieredMessageFetcher:
                     self._leave(name, stream)
                     dropped.append(stream)
         for stream in dropped:
-            self._stock.forsake(stream)
+            self._stock.forsake(stream, has_done=True)
 
     # Upkeep
 
@@ -566,7 +580,7 @@ class Obtainer:
             if entry is not None:
                 stock.waits += waiting.has_waited
                 stock.hits += not waiting.has_waited
-                return stream.serve(cast("Run", entry.value), entry)
+                return stock.serve(stream, part, entry)
             waiting.has_waited = True
             load = stock.on_its_way(part, start)
             is_ahead = load is not None and not load.is_urgent
@@ -622,9 +636,6 @@ class Obtainer:
 
 # -- asking
 
-CAREFUL_BYTES = 64 * 1024
-"""How much is read at once where something is damaged."""
-
 
 class CarefulReader:
     """Reads near damage, piece by piece: what is sound comes out, and what is damaged costs only itself.
@@ -656,8 +667,5 @@ class CarefulReader:
         """
         store = AskingStore(self._transfers, self._store, stream, self._clock, deadline_s)
         reader = QueueReader.of_life(store, self._prefix, view.queue, view.life)
-        try:
-            found = reader.read(start, bytes_max=min(bytes_max, CAREFUL_BYTES), count_max=count_max)
-        except DataError:
-            found = reader.read(start, bytes_max=1, count_max=1)
+        found = reader.read_warily(start, bytes_max=bytes_max, count_max=count_max)
         return cast("TierBatch", found)

@@ -68,14 +68,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from fetcher.fetcher import TieredMessageFetcher
-    from fetcher.filters.face import Filter
+    from fetcher.filters.message_filter import Filter
     from fetcher.statuses import KeyLookup, KeyQuery
     from tiered.clock import Clock
     from tiered.local.face import LocalStore, RecordBatch
-    from tiered.log.cursor import HistoryPlace
+    from tiered.log.cursor import HistoryPlace, LifeView
     from tiered.log.decode import TierBatch
     from tiered.log.reader import TierReader
-    from tiered.log.view import LifeView
 
 
 # -- message_store

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from backends.base import ByteRange
-    from fetcher.settings import TransferLimits
+    from fetcher.limits import TransferLimits
 
 
 # -- requests
 
 Data = bytes | memoryview
-"""What came: bytes of its own, or a view of memory that is lent (``fetcher.memory``)."""
+"""What came: bytes of its own, or a view of memory that is lent (``fetcher.buffers``)."""
 
 
 class BusyError(StoreUnavailableError):

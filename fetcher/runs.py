@@ -4,32 +4,39 @@ A *block* is all records that begin in one step of ``block_bytes`` of the part's
 same places, so that what one group has read serves another; and no record belongs to two blocks. A record that is larger
 than a step leaves the steps that it covers without a record.
 
+A *strip* is small sections of many queues that lie near each other in a bundle; read with one request it is a *sheet*, whose
+runs are made when somebody reads them.
+
 A *run* is neighbouring blocks, read and decoded at once; what readers get of it are slices, without a copy.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
-from fetcher.memory import BYTES_MIN, STEP_BYTES
+from fetcher.buffers import BYTES_MIN, STEP_BYTES
 from tiered.errors import DataError
+from tiered.format.items import ITEM_BYTES
 from tiered.local.face import RecordBatch
-from tiered.log.decode import TierBatch
+from tiered.log.decode import PlacedParts, TierBatch, decode_items, decode_parts, decode_records
+from tiered.log.parts import Parts
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from fetcher.memory import Memory
-    from tiered.log.decode import PartItems
-    from tiered.log.parts import Part
+    from fetcher.buffers import Memory
+    from tiered.log.decode import PartColumns, PartItems
+    from tiered.log.parts import Bundle, Part
     from tiered.model import MessageQueue
 
 
@@ -151,9 +158,9 @@ SLACK = 8
 """Up to an eighth of their size may be kept around records, rather than copying them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
-    """Neighbouring blocks of a part, read with one request and decoded once.
+    """Neighbouring blocks of a part, read with one request and decoded once. Nobody changes one.
 
     Attributes:
         base: Queue offset of the first item.
@@ -189,45 +196,6 @@ class Run:
             starts=starts.data,
             ends=ends.data,
             has_holes=not bool(real.all()),
-        )
-
-    @classmethod
-    def of_column(
-        cls,
-        queue: MessageQueue,
-        part: Part,
-        data: bytes,
-        sizes: npt.NDArray[np.int32],
-        columns: npt.NDArray[np.int64],
-    ) -> Run:
-        """All of a part, as ``decode_parts`` found it.
-
-        Args:
-            queue: Whose.
-            part: Which.
-            data: Its records.
-            sizes: int32[n], its own.
-            columns: int64[5, n], its own.
-        """
-        positions, ends, tag_codes, times, physical = columns
-        records = RecordBatch(
-            queue=queue,
-            base_offset=part.queue_offset,
-            data=data,
-            positions=positions,
-            sizes=sizes,
-            tag_codes=tag_codes,
-            store_timestamps_ms=times,
-            physical_offsets=physical,
-        )
-        return cls(
-            base=part.queue_offset,
-            end=part.queue_end,
-            batch=TierBatch(records, part.log_offset),
-            data=memoryview(data),
-            starts=positions.data,
-            ends=ends.data,
-            has_holes=False,
         )
 
     @property
@@ -313,7 +281,195 @@ def key_of(part: Part, block: int) -> Key:
     return part.bundle.key, part.section.start, part.items_at, part.count, block
 
 
+# -- strips
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Small sections of a bundle that lie near each other, to be read with one request and decoded at once.
+
+    Each is whole, stored as it is, and a part of another queue; they are columns, so that a section costs next to nothing
+    before somebody reads it.
+
+    Attributes:
+        bundle: The bundle.
+        at: Number of the section that was asked for first.
+        queues: Whose each is.
+        rows: ``PART``, one a section, in the order in which they lie.
+        keys: Under which each is found.
+    """
+
+    bundle: Bundle
+    at: int
+    queues: Sequence[MessageQueue]
+    rows: npt.NDArray[np.void]
+    keys: Sequence[Key]
+
+    def __len__(self) -> int:
+        """Number of sections."""
+        return len(self.keys)
+
+    @property
+    def start(self) -> int:
+        """Position of the first in the bundle."""
+        return int(self.rows["start"][0])
+
+    @property
+    def end(self) -> int:
+        """Position behind the items of the last."""
+        last = self.rows[-1]
+        return int(last["start"]) + int(last["stored_bytes"]) + int(last["items"]) * ITEM_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that they take once they are here, about."""
+        items = int(self.rows["items"].sum(dtype=np.int64))
+        return run_bytes(self.end - self.start, items) + RUN_BYTES * len(self)
+
+    def nearest(self, count: int) -> Strip:
+        """So many of them (> 0): the one that was asked for first and those around it."""
+        low = min(max(self.at - count // 2, 0), len(self) - count)
+        return self.some(range(low, low + count), at=self.at - low)
+
+    def some(self, numbers: Sequence[int], at: int = 0) -> Strip:
+        """These of them, in order; ``at`` is the number among them of the one that was asked for first."""
+        queues = [self.queues[number] for number in numbers]
+        keys = [self.keys[number] for number in numbers]
+        return Strip(self.bundle, at, queues, self.rows[list(numbers)], keys)
+
+
+class Sheet:
+    """A strip that is here: its records, checked, in columns for all of its sections. Its owner holds a lock around it.
+
+    A run of a section is made when somebody reads it.
+
+    Attributes:
+        strip: Where it is from; without what could not be decoded with the others.
+        size_bytes: Memory that it takes, about.
+        unread: Number of sections that nobody has had yet.
+    """
+
+    def __init__(
+        self, strip: Strip, data: memoryview, lows: Sequence[int], found: PartColumns
+    ) -> None:
+        """Put what was decoded in its place.
+
+        Args:
+            strip: The sections.
+            data: What was read of the bundle.
+            lows: Position of each one's records in it.
+            found: What they say.
+        """
+        self.strip, self.unread, self.size_bytes = strip, len(strip), strip.size_bytes
+        self._data, self._found = data.toreadonly(), found
+        rows = strip.rows
+        columns = (
+            rows[name].tolist() for name in ("log_bytes", "queue_offset", "count", "log_offset")
+        )
+        self._bounds = list(zip(lows, *columns, strict=True))
+        self._numbers = {key: number for number, key in enumerate(strip.keys)}
+        self._runs: dict[int, Run] = {}
+        self._number_of: dict[int, int] = {}  # by identity of the run
+        self._spent: set[int] = set()
+
+    def run(self, key: Key) -> Run:
+        """The run of a section, which somebody reads now."""
+        number = self._numbers[key]
+        run = self._runs.get(number)
+        if run is None:
+            self.unread -= number not in self._spent
+            run = self._runs[number] = self._make(number)
+            self._number_of[id(run)] = number
+        return run
+
+    def _make(self, number: int) -> Run:
+        low, log_bytes, base, count, log_offset = self._bounds[number]
+        first, end = self._found.firsts[number : number + 2]
+        positions, ends, tag_codes, times, physical = self._found.columns[:, first:end]
+        data = self._data[low : low + log_bytes]
+        records = RecordBatch(
+            queue=self.strip.queues[number],
+            base_offset=base,
+            data=data,
+            positions=positions,
+            sizes=self._found.sizes[first:end],
+            tag_codes=tag_codes,
+            store_timestamps_ms=times,
+            physical_offsets=physical,
+        )
+        batch = TierBatch(records, LogOffset(log_offset))
+        stop = QueueOffset(base + count)
+        return Run(base, stop, batch, data, positions.data, ends.data, has_holes=False)
+
+    def spend(self, run: Run) -> bool:
+        """Every reader of a run's queue is past it; whether that is so of all sections."""
+        number = self._number_of.pop(id(run), None)
+        if number is not None:
+            del self._runs[number]
+            self._spent.add(number)
+        return len(self._spent) == len(self.strip)
+
+    def unread_places(self) -> list[tuple[MessageQueue, int]]:
+        """Of each section that nobody has had: its queue, and the log offset at which it begins."""
+        had = self._runs.keys() | self._spent
+        return [
+            (self.strip.queues[number], bounds[-1])
+            for number, bounds in enumerate(self._bounds)
+            if number not in had
+        ]
+
+
+def decode_strip(
+    strip: Strip, data: memoryview, where: str
+) -> list[tuple[Run | Sheet, Sequence[Key]]]:
+    """What came of sections that were read with one request.
+
+    Args:
+        strip: The sections.
+        data: What was read.
+        where: Prefix of the broker, for messages.
+
+    Returns:
+        Things, and the keys of the sections that each has; without those that fail their check, or are damaged.
+    """
+    rows = strip.rows
+    lows = (rows["start"] - strip.start).tolist()
+    highs = (
+        rows["start"] - strip.start + rows["stored_bytes"] + rows["items"] * ITEM_BYTES
+    ).tolist()
+    checks = zip(lows, highs, rows["crc"].tolist(), strict=True)
+    is_sound = [crc32(data[low:high]) == crc for low, high, crc in checks]
+    if not all(is_sound):
+        strip = strip.some([number for number, sound in enumerate(is_sound) if sound])
+        lows = [low for low, sound in zip(lows, is_sound, strict=True) if sound]
+    if not len(strip):
+        return []
+    at = np.array(lows)
+    placed = PlacedParts(strip.queues, strip.rows, at, at + strip.rows["stored_bytes"])
+    found = decode_parts(placed, data)
+    if found is not None:
+        return [(Sheet(strip, data, lows, found), strip.keys)]
+    return list(_decode_one_by_one(strip, data, lows, where))  # one of them is unusual
+
+
+def _decode_one_by_one(
+    strip: Strip, data: memoryview, lows: Sequence[int], where: str
+) -> Iterator[tuple[Run, Sequence[Key]]]:
+    parts = Parts(strip.rows, [strip.bundle] * len(strip))
+    for part, queue, key, low in zip(parts, strip.queues, strip.keys, lows, strict=True):
+        at = low + part.section.items_at
+        with suppress(DataError):
+            raw = data[at : at + part.count * ITEM_BYTES]
+            items = decode_items(part, part.queue_offset, raw, where=where)
+            _starts(part, items)  # else slices would be cut that hold other bytes
+            records = bytes(data[low : low + part.log_bytes])
+            batch = decode_records(queue, part, items, records, part.log_offset, where=where)
+            yield Run.of(batch), (key,)
+
+
 # -- cache
+
+Thing: TypeAlias = Run | PartLayout | Sheet
 
 
 class Shelf(IntEnum):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fetcher.filters.face import Filter
+    from fetcher.filters.message_filter import Filter
     from tiered.format.record import Record
     from tiered.local.face import RecordBatch
     from tiered.model import MessageQueue
@@ -328,20 +328,48 @@ class Scan:
             DataError: A record that the filter has to look into is damaged.
         """
         assert batch.base_offset == self.at
-        wanted = self._wanted
-        items = np.flatnonzero(batch.sizes > 0) if wanted is None else wanted.select(batch)
-        count = self._fitting(batch, items)
-        self.is_full = count < len(items) or self._count + count >= self._limits.count_max
-        end = batch.count
-        if self.is_full:
-            end = int(items[count - 1]) + 1 if count else int(items[0])
-        if count:
-            self.pieces.append(Taken(batch, items[:count], side))
-            self._count += count
-        self._note_holes(batch, end)
+        if not self._take_whole(batch, side):
+            self._take_some(batch, side)
+
+    def _take_whole(self, batch: RecordBatch, side: Side) -> bool:
+        """Take all of it as it is; whether it is all wanted, fits, and has records one behind the other and no holes.
+
+        So it nearly always is without a filter. Arrays are this short that their bytes are compared sooner than they are.
+        """
+        limits, count = self._limits, batch.count
+        if self._wanted is not None or not 0 < count <= limits.count_max - self._count:
+            return False
+        positions, ends = batch.positions, batch.positions + batch.sizes
+        size_bytes = int(ends[-1]) - int(positions[0])
+        has_room = self.size_bytes + size_bytes <= limits.bytes_max
+        if not has_room and (self._count or count > 1):
+            return False
+        if ends[:-1].tobytes() != positions[1:].tobytes() or int(batch.sizes.min()) <= 0:
+            return False
+        self.pieces.append(Taken(batch, _numbers(count), side))
+        self.size_bytes += size_bytes
+        self._pass(batch, count, count)
+        return True
+
+    def _pass(self, batch: RecordBatch, end: int, count: int) -> None:
+        """So many items were looked at, and so many taken."""
+        self._count += count
+        self.is_full = self._count >= self._limits.count_max or end < batch.count
         self._items_left -= end
         self._bytes_left -= memoryview(batch.data).nbytes
         self.at = QueueOffset(batch.base_offset + end)
+
+    def _take_some(self, batch: RecordBatch, side: Side) -> None:
+        wanted = self._wanted
+        items = np.flatnonzero(batch.sizes > 0) if wanted is None else wanted.select(batch)
+        count = self._fitting(batch, items)
+        end = batch.count
+        if count < len(items) or self._count + count >= self._limits.count_max:
+            end = int(items[count - 1]) + 1 if count else int(items[0])
+        if count:
+            self.pieces.append(Taken(batch, items[:count], side))
+        self._note_holes(batch, end)
+        self._pass(batch, end, count)
 
     def _fitting(self, batch: RecordBatch, items: npt.NDArray[np.int64]) -> int:
         """How many items fit; at least one if nothing was taken yet."""
@@ -370,6 +398,15 @@ class Scan:
 def _reason(code: int) -> str:
     known = {int(reason) for reason in HoleReason}
     return f"hole: {HoleReason(code).name.lower()}" if code in known else "hole"
+
+
+_NUMBERS = np.arange(4096)
+_NUMBERS.flags.writeable = False
+
+
+def _numbers(count: int) -> npt.NDArray[np.int64]:
+    """0, 1, and so on. NumPy gives the interpreter's lock away to count even to 32, and may wait long to get it back."""
+    return _NUMBERS[:count] if count <= len(_NUMBERS) else np.arange(count)
 
 
 # -- keys

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from backends.base import ByteRange
-    from fetcher.settings import TransferLimits
+    from fetcher.limits import TransferLimits
 
 
 # -- limits

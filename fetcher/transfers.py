@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 from backends.base import ByteRange, get_into, reads_into
 from backends.errors import ShortReadError
 from backends.wrapping import WrappingStore
-from fetcher.memory import BYTES_MIN
+from fetcher.buffers import BYTES_MIN
+from fetcher.limits import TransferLimits
 from fetcher.requests import Asked, BusyError, DeadlineError
-from fetcher.settings import TransferLimits
 from fetcher.transfer_state import TransferState
 from tiered.errors import ClosedError, StoreUnavailableError
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backends.base import ObjectStore
-    from fetcher.memory import Memory
+    from fetcher.buffers import Memory
     from fetcher.requests import Attempt, Data, Request
     from fetcher.transfer_state import Effects
     from tiered.clock import Clock

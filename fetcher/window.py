@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from weakref import ref
 
@@ -29,19 +30,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fetcher.requests import plan_merge
-from fetcher.runs import INDEX, PART_BYTES, Run
+from fetcher.runs import INDEX, PART_BYTES, Key, Run, Strip
+from tiered.format.bundle import BLOCK_BYTES
+from tiered.format.items import ITEM_BYTES
+from tiered.log.parts import PART
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from weakref import ReferenceType
 
-    from fetcher.runs import Cached, Key, PartLayout
-    from fetcher.settings import FetchSettings, WindowLimits
-    from tiered.log.cursor import History
+    from fetcher.limits import FetchSettings, WindowLimits
+    from fetcher.runs import Cached, Thing
+    from tiered.log.cursor import History, LifeView
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
-    from tiered.log.view import LifeView
     from tiered.model import MessageQueue
 
 
@@ -105,6 +108,18 @@ class Beside(Protocol):
         """What comes along with a part."""
         ...
 
+    def strip(self, part: Part, is_known: Callable[[Key], bool]) -> Strip | None:
+        """What comes along with a plain part and is plain as well; None: nothing."""
+        ...
+
+    def stream(self, queue: MessageQueue) -> Stream | None:
+        """The reader of a queue, if it is one of this sweep that has not done."""
+        ...
+
+    def leave(self, stream: Stream) -> bool:
+        """A reader has done; whether all have."""
+        ...
+
     def leave_out(self, key: str) -> None:
         """Ask for nothing of a bundle together any more: something of it is damaged."""
         ...
@@ -122,6 +137,7 @@ class Stream:
         view: The life that it read last.
         state: The journal's state in which that was the newest view of it; None: to be looked up.
         held: Where the run is cached that it was last served from; it does not keep it in memory.
+        run: That run; likewise.
         here: Log offset behind the last batch.
         asked: Log offset up to which read-ahead has been asked for.
         next_offset: Queue offset at which reading in order goes on; -1 before the first batch, and after a leap.
@@ -142,7 +158,8 @@ class Stream:
     window: int = 0
     view: LifeView | None = None
     state: object = None
-    held: ReferenceType[Cached[Run | PartLayout]] | None = None
+    held: ReferenceType[Cached[Thing]] | None = None
+    run: ReferenceType[Run] | None = None
     here: int = 0
     asked: int = 0
     next_offset: int = -1
@@ -160,7 +177,7 @@ class Stream:
     def look(self, view: LifeView) -> None:
         """Go on with a view; what was read of another one says nothing of it."""
         if self.view is not view:
-            self.view, self.held, self.state = view, None, None
+            self.view, self.held, self.run, self.state = view, None, None, None
             self.asked = 0
 
     @property
@@ -193,22 +210,24 @@ class Stream:
     def at_hand(self, start: int) -> Run | None:
         """What it was served from last, if that is still here and holds ``start`` as well."""
         entry = self.entry
-        run = entry.value if entry is not None and entry.is_here else None
-        return run if isinstance(run, Run) and run.base <= start < run.end else None
+        run = self.run() if self.run is not None and entry is not None and entry.is_here else None
+        return run if run is not None and run.base <= start < run.end else None
 
-    def leave(self) -> Cached[Run | PartLayout] | None:
+    def leave(self) -> tuple[Cached[Thing], Run] | None:
         """What it was served from last, from which it goes away, if anybody else still has it."""
-        entry, self.held = self.entry, None
-        return entry
+        entry = self.entry
+        run = None if self.run is None else self.run()
+        self.held = self.run = None
+        return None if entry is None or run is None else (entry, run)
 
     @property
-    def entry(self) -> Cached[Run | PartLayout] | None:
-        """What it was last served from, if anybody else still has it."""
+    def entry(self) -> Cached[Thing] | None:
+        """Where what it was last served from is cached, if anybody else still has it."""
         return None if self.held is None else self.held()
 
-    def serve(self, run: Run, entry: Cached[Run | PartLayout] | None) -> Run:
+    def serve(self, run: Run, entry: Cached[Thing] | None) -> Run:
         """Serve it from a run from now on, as long as that is cached; what has been dropped is not kept for it."""
-        self.held = None if entry is None else ref(entry)
+        self.held, self.run = (None, None) if entry is None else (ref(entry), ref(run))
         return run
 
     def deliver(self, batch: TierBatch, now_s: float) -> int:
@@ -227,23 +246,44 @@ class Stream:
 
     def aim(self, share: int) -> int:
         """How many bytes to read ahead, of no more than ``share``: of what it will surely read as many as may be."""
-        view, position = self.view, self.position
-        if view is None or self.until <= position:
+        view = self.view
+        if view is None or self.until <= self.position:
             return max(min(self.window, share), 1)
+        return max(min(self._sure_end(view) - self._reached(view), self._sure_most(share)), 1)
+
+    def ahead_now(self, share: int) -> int:
+        """How many bytes to read ahead now, of no more than ``share``; 0: none, enough is here or on its way."""
+        view, position = self.view, self.position
+        if view is None or self.next_offset < 0:
+            return 0
+        if self.until < 0:
+            window = max(min(self.window, share), 1)
+            return window if wants_more(window, self.asked - self.here, self.limits) else 0
+        if self.until <= position:
+            return 0
+        here, most = self._reached(view), self._sure_most(share)
+        left, unread = self._sure_end(view) - here, self.asked - here
+        if left >= most:
+            return most if wants_more(most, unread, self.limits) else 0
+        # The end is near: a share of what is left, and then a share of the rest, would be a wait for each.
+        return max(left, 1) if unread < left else 0
+
+    def _sure_most(self, share: int) -> int:
+        return max(min(self.sure_max, share // 2, self.ahead_max or share), 1)
+
+    def _reached(self, view: LifeView) -> int:
+        """Log offset at which it stands. Records need not be alike: where nothing was read, or too much, by their number."""
+        if self.next_offset >= 0 and self.here < self._sure_end(view):
+            return self.here
+        return view.about(QueueOffset(self.position))
+
+    def _sure_end(self, view: LifeView) -> int:
+        """Log offset behind what it says that it will read, about."""
         known_until, known_view, end = self._end
         if known_until != self.until or known_view is not view:
             end = view.about(QueueOffset(self.until))
             self._end = self.until, view, end
-        sure = end - self.here
-        if (
-            self.next_offset < 0 or sure <= 0
-        ):  # records need not be alike: what is left by their number
-            sure = end - view.about(QueueOffset(position))
-        return max(min(sure, self.sure_max, share // 2, self.ahead_max or share), 1)
-
-    def wants_more(self, window: int) -> bool:
-        """Whether it is time to read ahead, with a window of so many bytes."""
-        return wants_more(window, self.asked - self.here, self.limits)
+        return end
 
     def lose(self, log_offset: int) -> None:
         """What was read ahead for it, from a log offset on, was dropped unread; what lies behind it was not its loss."""
@@ -256,6 +296,9 @@ class Stream:
 
 IDLE_SECONDS = 60.0
 """A stream that was not read for so long is forgotten; it begins again with the smallest window."""
+
+SURE_SHARE = 2
+"""How much further is read ahead, at most, of what a reader says that it will read: nothing of that is in vain."""
 
 Name = tuple[str, "MessageQueue", "History | None"]
 """Group, queue and history (None: whichever is the present one)."""
@@ -296,7 +339,7 @@ class Readers:
             group, queue, _ = name
             stream = self._announced.pop(name, None) or Stream(group, queue, self._limits)
             self._streams[name] = stream
-            stream.used_s, stream.sure_max = now_s, self._limits.bytes_max
+            stream.used_s, stream.sure_max = now_s, SURE_SHARE * self._limits.bytes_max
             self._together.setdefault(name[1:], {})[stream] = None
         return stream
 
@@ -340,6 +383,8 @@ class Readers:
 # -- sweeps
 
 KIB = 1024
+_CRC_BYTES: Final = 4
+"""Of a plain section, behind its items: one for each block."""
 
 SECTION_BYTES_MAX: Final = 1024 * KIB
 """Of a section that comes along with others; a larger one is worth a request of its own."""
@@ -374,8 +419,12 @@ class _Row:
 
     starts: list[int]
     ends: list[int]
+    queue_ends: list[int]
     members: list[int]
     parts: list[int]
+    keys: list[Key]
+    rows: npt.NDArray[np.void]
+    is_plain: list[bool]
 
 
 class Sweep:
@@ -384,6 +433,7 @@ class Sweep:
     def __init__(self, members: Sequence[Member], settings: FetchSettings) -> None:
         """Look up where the sections lie, in columns."""
         self._members = members
+        self._streams = {member.stream.queue: member.stream for member in members}
         self._gap_bytes = settings.transfers.coalesce_gap_bytes
         self._bundles = _by_bundle(members, settings)
         share = settings.cache_bytes // (CACHE_SHARE * max(len(self._bundles), 1))
@@ -397,21 +447,58 @@ class Sweep:
             part: It is asked for.
             is_known: Whether a thing is here or on its way.
         """
+        found = self._find(part)
+        if found is None:
+            return []
+        row, at = found
+        numbers = self._together(row, at, is_known, is_plain=False)
+        numbers.remove(at)
+        return [(self._members[row.members[n]].stream, self._part(row, n)) for n in numbers]
+
+    def strip(self, part: Part, is_known: Callable[[Key], bool]) -> Strip | None:
+        """See ``Beside``; ``part`` is asked for, and is one of the strip."""
+        found = self._find(part)
+        if found is None or not found[0].is_plain[found[1]]:
+            return None
+        row, at = found
+        numbers = self._together(row, at, is_known, is_plain=True)
+        if len(numbers) == 1:
+            return None
+        queues = [self._members[row.members[n]].stream.queue for n in numbers]
+        keys = [row.keys[n] for n in numbers]
+        return Strip(part.bundle, numbers.index(at), queues, row.rows[numbers], keys)
+
+    def stream(self, queue: MessageQueue) -> Stream | None:
+        """See ``Beside``."""
+        return self._streams.get(queue)
+
+    def leave(self, stream: Stream) -> bool:
+        """See ``Beside``."""
+        if self._streams.get(stream.queue) is stream:
+            del self._streams[stream.queue]
+        return not self._streams
+
+    def _find(self, part: Part) -> tuple[_Row, int] | None:
         row = self._bundles.get(part.bundle.key)
         if row is None:
-            return []
+            return None
         at = bisect_left(row.starts, part.section.start)
         if at == len(row.starts) or row.starts[at] != part.section.start:
-            return []
+            return None
+        return row, at
+
+    def _together(
+        self, row: _Row, at: int, is_known: Callable[[Key], bool], *, is_plain: bool
+    ) -> list[int]:
+        """Numbers of the sections that one request brings with that at ``at``, itself included, in order."""
         places = [(row.starts[at], row.ends[at], at, None)]
-        before = self._wanted(row, range(at - 1, -1, -1), is_known)
-        behind = self._wanted(row, range(at + 1, len(row.starts)), is_known)
+        before = self._wanted(row, range(at - 1, -1, -1), is_known, is_plain=is_plain)
+        behind = self._wanted(row, range(at + 1, len(row.starts)), is_known, is_plain=is_plain)
         places = [*reversed(before), *places, *behind]
         bounds = plan_merge(
             places, len(before), gap_bytes=self._gap_bytes, bytes_max=self.run_bytes
         )
-        numbers = [place[2] for place in places[bounds.low : bounds.high] if place[2] != at]
-        return [(self._members[row.members[n]].stream, self._part(row, n)) for n in numbers]
+        return [place[2] for place in places[bounds.low : bounds.high]]
 
     def leave_out(self, key: str) -> None:
         """Ask for nothing of a bundle together any more: something of it is damaged."""
@@ -421,9 +508,9 @@ class Sweep:
         return self._members[row.members[number]].view.part(row.parts[number])
 
     def _wanted(
-        self, row: _Row, numbers: range, is_known: Callable[[Key], bool]
+        self, row: _Row, numbers: range, is_known: Callable[[Key], bool], *, is_plain: bool
     ) -> list[tuple[int, int, int, None]]:
-        """Sections that are wanted, as far as one request may reach."""
+        """Sections that are wanted, as far as one request may reach; only plain ones, or all."""
         found: list[tuple[int, int, int, None]] = []
         left = self.run_bytes
         for number in numbers:
@@ -431,20 +518,17 @@ class Sweep:
             left -= size
             if left < 0:
                 break
+            if is_plain and not row.is_plain[number]:
+                continue
             if self._is_wanted(row, number, is_known):
                 found.append((row.starts[number], row.ends[number], number, None))
         return found
 
     def _is_wanted(self, row: _Row, number: int, is_known: Callable[[Key], bool]) -> bool:
-        member, index = self._members[row.members[number]], row.parts[number]
-        stream, parts = member.stream, member.view.parts
-        if stream.view is not member.view:  # it reads something newer
+        stream, view, _, _ = self._members[row.members[number]]
+        if stream.view is not view:  # it reads something newer
             return False
-        one = parts.rows[index]
-        if int(one["queue_offset"]) + int(one["count"]) <= stream.position:
-            return False
-        bundle, start = parts.bundles[index], row.starts[number]
-        return not is_known((bundle.key, start, int(one["items_at"]), int(one["count"]), INDEX))
+        return row.queue_ends[number] > stream.position and not is_known(row.keys[number])
 
 
 def _small(member: Member, settings: FetchSettings) -> npt.NDArray[np.int64]:
@@ -464,30 +548,58 @@ def _small(member: Member, settings: FetchSettings) -> npt.NDArray[np.int64]:
 def _by_bundle(members: Sequence[Member], settings: FetchSettings) -> dict[str, _Row]:
     """The small sections that will be read, by bundle."""
     names: dict[str, int] = {}
-    columns: list[list[npt.NDArray[np.int64]]] = [[], [], [], [], []]
+    bundles: list[int] = []
+    of, index, rows = [], [], []
     for number, member in enumerate(members):
         parts, chosen = member.view.parts, _small(member, settings)
-        bundles = [names.setdefault(parts.bundles[at].key, len(names)) for at in chosen.tolist()]
-        start = parts.column("start")[chosen]
-        size = parts.column("size_bytes")[chosen]
-        for column, values in zip(
-            columns,
-            (
-                np.array(bundles, np.int64),
-                start,
-                start + size,
-                np.full(len(chosen), number),
-                chosen,
-            ),
-            strict=True,
-        ):
-            column.append(values)
+        held = parts.bundles
+        bundles += [names.setdefault(held[at].key, len(names)) for at in chosen.tolist()]
+        of.append(np.full(len(chosen), number))
+        index.append(chosen)
+        rows.append(parts.rows[chosen].view(np.uint8))
     if not names:
         return {}
-    bundle, start, end, of, index = (np.concatenate(column) for column in columns)
-    order = np.lexsort((start, bundle))
-    cuts = np.searchsorted(bundle[order], np.arange(len(names) + 1))
+    bundle, row = np.array(bundles), np.concatenate(rows).view(PART)
+    order = np.lexsort((row["start"], bundle))
+    cuts = np.searchsorted(bundle[order], np.arange(len(names) + 1)).tolist()
+    member_of, part_of = np.concatenate(of), np.concatenate(index)
     return {
-        key: _Row(*(column[order[low:high]].tolist() for column in (start, end, of, index)))
-        for key, low, high in zip(names, cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+        key: _row(key, row[some], member_of[some], part_of[some], settings)
+        for key, some in zip(names, (order[low:high] for low, high in pairwise(cuts)), strict=True)
     }
+
+
+def _row(
+    bundle: str,
+    rows: npt.NDArray[np.void],
+    members: npt.NDArray[np.int64],
+    parts: npt.NDArray[np.int64],
+    settings: FetchSettings,
+) -> _Row:
+    starts, items_at, counts = (rows[name].tolist() for name in ("start", "items_at", "count"))
+    columns = zip(repeat(bundle), starts, items_at, counts, repeat(INDEX), strict=False)
+    return _Row(
+        starts,
+        (rows["start"] + rows["size_bytes"]).tolist(),
+        (rows["queue_offset"] + rows["count"]).tolist(),
+        members.tolist(),
+        parts.tolist(),
+        list(columns),
+        rows,
+        _are_plain(rows, settings.block_bytes).tolist(),
+    )
+
+
+def _are_plain(rows: npt.NDArray[np.void], block_bytes: int) -> npt.NDArray[np.bool_]:
+    """Of parts: all of a section, small enough for one block, stored as it is, and of a size that agrees with that."""
+    records, items = rows["records_bytes"].astype(np.int64), rows["items"].astype(np.int64)
+    blocks = -(-records // BLOCK_BYTES) - (-(items * ITEM_BYTES) // BLOCK_BYTES)
+    are_plain: npt.NDArray[np.bool_] = (
+        (rows["stored_bytes"] == records)
+        & (rows["gone"] == 0)
+        & (rows["log_bytes"] == records)
+        & (rows["count"] == items)
+        & (records <= block_bytes)
+        & (rows["size_bytes"] == records + items * ITEM_BYTES + _CRC_BYTES * blocks)
+    )
+    return are_plain

@@ -44,6 +44,7 @@ class Module:
     code: int
     classes: tuple[str, ...]
     long_functions: tuple[str, ...]
+    pointing: tuple[str, ...]
     imports: frozenset[str]
     locked: bool
 
@@ -81,6 +82,7 @@ def read(path: Path) -> Module:
         code,
         tuple(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)),
         tuple(long_functions(tree)),
+        tuple(pointing(tree)),
         frozenset(imported(tree)),
         any(
             word in text for word in ("Lock()", "Condition(", "threading.", "recover", "Semaphore")
@@ -125,6 +127,15 @@ def long_functions(tree: ast.AST) -> Iterator[str]:
             length = node.end_lineno - node.lineno + 1
             if length > LONGEST_FUNCTION:
                 yield f"{node.name} ({length})"
+
+
+def pointing(tree: ast.AST) -> Iterator[str]:
+    """What has a docstring that says where to look, and nothing else."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            said = " ".join((ast.get_docstring(node) or "").split())
+            if said.startswith(("See ``", "See the ")) and ". " not in said:
+                yield node.name
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -233,6 +244,12 @@ def table(house: list[Module]) -> list[tuple[str, str, str, list[str]]]:
             [],
         ),
         ("functions over 70 lines", f"{len(long)}", "0", long),
+        (
+            'docstrings that only say "See …"',
+            f"{sum(len(module.pointing) for module in house)}",
+            "0",
+            [f"{module.name}: {name}" for module in house for name in module.pointing],
+        ),
         ("modules in import circles", f"{len(circles(house))}", "0", circles(house)),
     ]
 

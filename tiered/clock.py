@@ -29,15 +29,12 @@ class SystemClock:
     """The machine's clock."""
 
     def now_ms(self) -> TimestampMs:
-        """See ``Clock``."""
         return TimestampMs(time.time_ns() // 1_000_000)
 
     def monotonic_s(self) -> float:
-        """See ``Clock``."""
         return time.monotonic()
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """See ``Clock``."""
         return event.wait(timeout_s)
 
 
@@ -61,17 +58,14 @@ class ManualClock:
             self._now_ms += round(seconds * 1000)
 
     def now_ms(self) -> TimestampMs:
-        """See ``Clock``."""
         with self._lock:
             return TimestampMs(self._now_ms)
 
     def monotonic_s(self) -> float:
-        """See ``Clock``."""
         with self._lock:
             return self._monotonic_s
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """See ``Clock``."""
         if not event.is_set():
             self.advance(timeout_s)
         return event.is_set()

@@ -80,7 +80,6 @@ class ExpiredError(InvalidError):
     """
 
     def __init__(self, what: str, next_offset: int, *, where: str = "") -> None:
-        """See ``TieredStoreError``."""
         super().__init__(what, where=where, do=f"read on from offset {next_offset}")
         self.next_offset = next_offset
 

@@ -13,6 +13,7 @@ Layout, relative to the URL of the tier::
         timer/                                        of timers: a journal, a lease and bundles of their own (docs/timers.md)
         meta/mount/<name>/                            of mounts: a journal and a lease of their own (docs/formats/mount.md)
         meta/handover/<time_ms>-<generation>-<writer>-<sequence>   what a broker knew that is gone (docs/formats/metadata.md)
+        meta/handover/….recalled                                   it is back
         quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
         index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
 
@@ -21,7 +22,7 @@ Beside the brokers, ``mounts/<member>/lease`` is the sign of life of a member of
 Offsets and times have 20 decimal digits, a level one, other numbers 10. Keys of bundles begin with the time at which they
 were begun, so that one listing shows what is new; those of one queue with their first queue offset.
 ``writer`` is a random 8-hex-digit id of the process and ``sequence``
-counts the objects that it has begun, so no two tries ever share a key.
+counts the objects that it has begun, so no two tries ever share a key; of a guest beside a writer it has up to 20 digits.
 
 Names (cluster, broker, topic) are escaped: letters, digits, ``_ - % |`` stand for themselves, any other byte of the
 UTF-8 form is ``~`` and two hex digits. Where the store takes names for one that differ only in case (a folder of macOS or
@@ -31,20 +32,27 @@ escaped name of over 240 bytes is cut into several key segments, each but the la
 plus ``/…``, which one server would store and never list: every leaf lies in a folder in which only leaves lie, and
 ``lease`` cannot be a folder.
 
-Limits: with a topic of 255 bytes that must all be escaped a key has 867 bytes behind the broker's prefix, so a prefix of up
-to ``PREFIX_BYTES_MAX`` bytes (with the path of the tier's URL) keeps every key within the 1,024 that all servers bear.
+Limits: with a topic of 255 bytes that must all be escaped a key has up to 877 bytes behind the broker's prefix, so a prefix
+of up to ``PREFIX_BYTES_MAX`` bytes (with the path of the tier's URL) keeps every key within the 1,024 that all servers bear.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
 
 from tiered.model import MessageQueue, QueueOffset
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
 OFFSET_DIGITS = 20
 NUMBER_DIGITS = 10
-PREFIX_BYTES_MAX = 155
+GUEST_TURN = 10**NUMBER_DIGITS
+"""A writer counts its objects below it; from it on count those who write beside a reigning writer."""
+PREFIX_BYTES_MAX = 145
 LEVEL_MAX = 9
 LEASE = "lease"
 JOURNAL = "journal/"
@@ -62,6 +70,7 @@ MEMBERS = "mounts/"
 DATA_ROOTS = (BUNDLE, TOPIC, QUEUE, INDEX, QUARANTINE)
 """Where the objects lie that a writer makes; it makes none before its journal has an entry."""
 _CHECKPOINT = ".checkpoint"
+_RECALLED = ".recalled"
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%|")
 _CAPITALS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _SEGMENT_BYTES_MAX = 240
@@ -77,10 +86,35 @@ class ObjectId:
     writer: str
     sequence: int
 
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """Of two objects with the same messages the later one has the greater: a lost journal is rebuilt by it.
+
+        Generation; how many objects the writer had begun; and the turn of a guest (``guest_sequences``) behind these.
+        """
+        turn, begun = divmod(self.sequence, GUEST_TURN)
+        return self.generation, begun if turn else begun + 1, turn
+
     def __str__(self) -> str:
         return (
             f"{self.generation:0{NUMBER_DIGITS}d}-{self.writer}-{self.sequence:0{NUMBER_DIGITS}d}"
         )
+
+
+def guest_sequences(named: Iterable[ObjectId], generation: int) -> Iterator[int]:
+    """Sequence numbers for who rewrites objects of a tier without reigning over it.
+
+    What it makes is later than all that it takes the place of, by whomever; and earlier than whatever the reigning writer
+    begins from now on, since a writer that takes messages back writes others in their place.
+
+    Args:
+        named: What the journal names of the queues.
+        generation: Of the reign.
+    """
+    ages = [one.age for one in named if one.generation == generation]
+    begun = max((begun for _, begun, _ in ages), default=0)
+    turn = max((turn for _, _, turn in ages), default=0)
+    return count((turn + 1) * GUEST_TURN + begun, GUEST_TURN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +255,25 @@ def parse_member_key(key: str) -> str | None:
 def handover_key(prefix: str, time_ms: int, made: ObjectId) -> str:
     """Key of what a broker knew when it was decommissioned at ``time_ms``."""
     return f"{prefix}{HANDOVER}{_time(time_ms)}-{made}"
+
+
+def recall_key(prefix: str, time_ms: int, made: ObjectId) -> str:
+    """Key of the note that the broker is back, so that nothing older below ``HANDOVER`` counts any more."""
+    return handover_key(prefix, time_ms, made) + _RECALLED
+
+
+def parse_handover_key(prefix: str, key: str) -> tuple[int, ObjectId, bool] | None:
+    """Time, maker, and whether the broker is back; None when the key is of another kind or another prefix. Strict."""
+    said = key.removesuffix(_RECALLED)
+    try:
+        time_ms, generation, writer, sequence = said.removeprefix(prefix + HANDOVER).split("-")
+        made = ObjectId(int(generation), writer, int(sequence))
+        is_whole = handover_key(prefix, int(time_ms), made) == said
+    except ValueError:
+        return None
+    if not is_whole or len(writer) != 8 or not _HEX.issuperset(writer):  # noqa: PLR2004 (the id's fixed width)
+        return None
+    return int(time_ms), made, said != key
 
 
 def queue_prefix(prefix: str, queue: MessageQueue, *, escapes_case: bool = False) -> str:

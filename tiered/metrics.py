@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -136,6 +136,35 @@ METRICS: tuple[Metric, ...] = (
         _C,
         "Open segments that were rolled on request (`--seal`).",
     ),
+    Metric("tiered_compaction_passes_total", _C, "Passes of `attach --compact` over queues."),
+    Metric(
+        "tiered_compaction_failures_total",
+        _C,
+        "Rounds of compaction that ended with an error; the log says why, and each is tried again.",
+    ),
+    Metric("tiered_compaction_seconds_total", _C, "Time that rounds of compaction took."),
+    Metric(
+        "tiered_compaction_gone_messages_total",
+        _C,
+        "Messages that newer ones of their key have replaced.",
+    ),
+    Metric("tiered_compaction_rewritten_bytes_total", _C, "Bytes of records written again."),
+    Metric("tiered_compaction_keys", _G, "Distinct keys that the last round looked at."),
+    Metric(
+        "tiered_compaction_map_use_ratio",
+        _G,
+        "Keys of the last round's largest queue per what the map holds; above 1 a queue is read several times.",
+    ),
+    Metric(
+        "tiered_compaction_dirty_ratio",
+        _G,
+        "The greatest share of a queue that is new, after the last round; above --dirty-ratio it waits to be compacted.",
+    ),
+    Metric(
+        "tiered_compaction_last_timestamp_seconds",
+        _G,
+        "When the last round ended well, Unix time; 0: none did.",
+    ),
     Metric("tiered_merged_bundles_total", _C, "Bundles made by merging."),
     Metric("tiered_merged_parts_total", _C, "Parts that were gathered into these."),
     Metric(
@@ -165,6 +194,16 @@ METRICS: tuple[Metric, ...] = (
         "Messages in the tier whose keys are neither indexed nor collected.",
     ),
     Metric("tiered_index_failures_total", _C, "Tries of the key index that failed."),
+    Metric(
+        "tiered_timers_up", _G, "Of attach --timers: 1 while timers are taken, 0 while it fails."
+    ),
+    Metric(
+        "tiered_timers_oldest_seconds",
+        _G,
+        "Age of the oldest record of the timer topics that is neither in the tier nor known to stay with the broker. Alert.",
+    ),
+    Metric("tiered_timers_waiting_records", _G, "How many such records there are."),
+    Metric("tiered_timers_taken_total", _C, "Timers taken into the tier."),
     Metric(
         "tiered_gaps_total",
         _C,
@@ -267,6 +306,88 @@ MOUNT_METRICS: tuple[Metric, ...] = (
     ),
 )
 """Of a mount; what it asks of the object store has the names that it has everywhere."""
+
+BROKER = "broker"
+"""The label that tells a fleet's mounts apart."""
+
+_OF_A_MEMBER: tuple[Metric, ...] = (
+    Metric("tiered_fleet_members", _G, "Members of the fleet that live, as this one sees it."),
+    Metric("tiered_fleet_brokers", _G, "Brokers that are this member's to mount."),
+    Metric(
+        "tiered_fleet_failed_brokers",
+        _G,
+        "Those of them that could not be mounted, or ended by themselves; they are tried again. The log says why.",
+    ),
+    Metric(
+        "tiered_fleet_living_brokers",
+        _G,
+        "Those of them that were not decommissioned, and are left alone.",
+    ),
+)
+
+FLEET_METRICS: tuple[Metric, ...] = (
+    *_OF_A_MEMBER,
+    *(
+        metric
+        if metric.name == "tiered_resident_bytes"
+        else replace(metric, labels=(*metric.labels, BROKER))
+        for metric in MOUNT_METRICS
+    ),
+)
+"""Of a member of a fleet: those of a mount, each with its broker (`cluster/broker`), and some of its own."""
+
+
+TIMER_METRICS: tuple[Metric, ...] = (
+    Metric("tiered_timer_up", _G, "1 while timers are handed over, 0 while tier or target fail."),
+    Metric(
+        "tiered_timer_pending_messages",
+        _G,
+        "Items of hourly files that are not handed over, delete marks among them.",
+    ),
+    Metric("tiered_timer_pending_hours", _G, "Hours that have such."),
+    Metric(
+        "tiered_timer_next_due_seconds",
+        _G,
+        "Until the first hour that has such begins; below 0: it has begun. Alert when it is far below.",
+    ),
+    Metric(
+        "tiered_timer_waiting_messages",
+        _G,
+        "Messages that the target's own wheel holds: they are handed over, and not due yet.",
+    ),
+    Metric(
+        "tiered_timer_lateness_seconds",
+        _G,
+        "By how much the latest message was delivered late by the target's own wheel, since the start.",
+    ),
+    Metric("tiered_timer_handed_messages_total", _C, "Messages handed over."),
+    Metric(
+        "tiered_timer_found_messages_total",
+        _C,
+        "Messages of an interrupted batch that the target had already.",
+    ),
+    Metric("tiered_timer_refused_messages_total", _C, "Messages that the target refuses for good."),
+    Metric(
+        "tiered_timer_missing_messages_total", _C, "Messages that the file of their hour has lost."
+    ),
+    Metric(
+        "tiered_timer_dropped_messages_total",
+        _C,
+        "Delete marks, and messages that were taken back.",
+    ),
+    Metric("tiered_timer_retries_total", _C, "Batches that had to be given again."),
+    Metric(
+        "tiered_timer_delivered_messages_total",
+        _C,
+        "Messages that the target's own wheel delivered.",
+    ),
+    *(
+        metric
+        for metric in MOUNT_METRICS
+        if metric.name.startswith(("tiered_request", "tiered_transfer"))
+    ),
+)
+"""Of ``tiered timer run``."""
 
 
 def render(samples: Iterable[Sample], metrics: Iterable[Metric] = METRICS) -> str:

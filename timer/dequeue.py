@@ -10,20 +10,25 @@ one second); those whose offsets the journal says are cancelled.
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, overload
 
 import numpy as np
 
+from tiered.format.block import parse_records
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap
 from tiered.log.timers import HOUR_MS, TimerHour, hour_queue
 from tiered.model import QueueOffset
-from timer.records import read_rows
+from timer.records import MARK, names_of, raw_properties, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+
+    from typing_extensions import Buffer
 
     from backends.base import ObjectStore
     from tiered.local.face import RecordBatch
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from timer.records import Flags, Longs
 
 SPOOL_BYTES: Final = 64 * 1024 * 1024
+_NAMED: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,57 @@ class DueMessage:
     record: bytes
 
 
+class DueBlock(Sequence[DueMessage]):
+    """Messages one behind the other, by columns; as a sequence, one by one.
+
+    Attributes:
+        dues: int64[n], due times.
+        offsets: int64[n], queue offsets in the file.
+        data: Their records.
+        sizes: int64[n], bytes of each.
+        positions: int64[n], where each begins.
+    """
+
+    __slots__ = ("data", "dues", "offsets", "positions", "sizes")
+
+    def __init__(self, dues: Longs, offsets: Longs, sizes: Longs, data: bytes) -> None:
+        self.dues, self.offsets, self.sizes, self.data = dues, offsets, sizes, data
+        self.positions: Longs = np.cumsum(sizes) - sizes
+
+    @classmethod
+    def of(cls, messages: Sequence[DueMessage]) -> DueBlock:
+        """Of messages in any form."""
+        if isinstance(messages, cls):
+            return messages
+        columns = (
+            [m.due_ms for m in messages],
+            [m.offset for m in messages],
+            [len(m.record) for m in messages],
+        )
+        dues, offsets, sizes = (np.array(column, np.int64) for column in columns)
+        return cls(dues, offsets, sizes, b"".join(m.record for m in messages))
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.dues)
+
+    @overload
+    def __getitem__(self, at: int) -> DueMessage: ...
+    @overload
+    def __getitem__(self, at: slice) -> DueBlock: ...
+    def __getitem__(self, at: int | slice) -> DueMessage | DueBlock:
+        """One, or some that follow each other."""
+        if isinstance(at, slice):
+            low, high, _ = at.indices(len(self))
+            sizes = self.sizes[low:high]
+            begin = int(self.positions[low]) if low < high else 0
+            data = self.data[begin : begin + int(sizes.sum())]
+            return DueBlock(self.dues[low:high], self.offsets[low:high], sizes, data)
+        begin = int(self.positions[at])
+        record = self.data[begin : begin + int(self.sizes[at])]
+        return DueMessage(int(self.dues[at]), int(self.offsets[at]), record)
+
+
 class DueItems:
     """A stretch of an hourly file in due order. For one thread; ``close`` it.
 
@@ -59,7 +116,7 @@ class DueItems:
     """
 
     def __init__(
-        self, dues: Longs, offsets: Longs, *, sizes: Longs, places: Longs, spool: IO[bytes]
+        self, dues: Longs, offsets: Longs, *, sizes: Longs, places: Longs, spool: Spool
     ) -> None:
         """Sort them; the arguments are columns in any order, ``places`` where each record begins in ``spool``."""
         order = np.lexsort((offsets, dues))
@@ -72,18 +129,62 @@ class DueItems:
         """Number of items, dropped ones too."""
         return len(self.dues)
 
-    def messages(self, low: int, high: int) -> list[DueMessage]:
+    def messages(self, low: int, high: int) -> DueBlock:
         """Those that are not dropped among ``[low, high)``."""
-        found = []
-        for at in (low + np.flatnonzero(~self.dropped[low:high])).tolist():
-            self._spool.seek(self._places[at])
-            record = self._spool.read(self.sizes[at])
-            found.append(DueMessage(int(self.dues[at]), int(self.offsets[at]), record))
-        return found
+        return self.some(low + np.flatnonzero(~self.dropped[low:high]))
+
+    def some(self, at: Longs) -> DueBlock:
+        """Those at some places, dropped or not."""
+        sizes = self.sizes[at]
+        data = self._spool.take(self._places[at], sizes)
+        return DueBlock(self.dues[at], self.offsets[at], sizes, data)
+
+    def drop(self, offsets: Sequence[int]) -> None:
+        """Do not hand over the items with these queue offsets."""
+        self.dropped |= np.isin(self.offsets, offsets)
 
     def close(self) -> None:
         """Give the records up."""
         self._spool.close()
+
+
+class Spool:
+    """Bytes put aside: in memory, beyond ``SPOOL_BYTES`` in a temporary file."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def put(self, data: Buffer) -> int:
+        """Put bytes behind the others; where they begin."""
+        view, begin = memoryview(data).cast("B"), self._end
+        self._end += view.nbytes
+        if self._file is None and self._end > SPOOL_BYTES:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (``close`` closes it)
+            self._file.write(self._memory)
+            self._memory = bytearray()
+        if self._file is None:
+            self._memory += view
+        else:
+            self._file.write(view)
+        return begin
+
+    def take(self, places: Longs, sizes: Longs) -> bytes:
+        """Pieces, one behind the other."""
+        pairs = zip(places.tolist(), sizes.tolist(), strict=True)
+        if self._file is None:
+            view = memoryview(self._memory)
+            return b"".join([view[place : place + size] for place, size in pairs])
+        self._file.flush()
+        number = self._file.fileno()
+        return b"".join([os.pread(number, size, place) for place, size in pairs])
+
+    def close(self) -> None:
+        """Give them up."""
+        self._memory = bytearray()
+        if self._file is not None:
+            self._file.close()
 
 
 class TimerReader:
@@ -125,18 +226,31 @@ class TimerReader:
         """
         state = self.state if state is None else state
         facts = state.timers.hours[hour]
-        spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 (DueItems closes it)
-        kept = _Kept(spool)
-        names = _Marks() if facts.marks else None
+        kept = _Kept()
+        marks = _Marks() if facts.marks else None
         for batch in self._batches(state, hour, low, high):
             kept.add(batch)
-            if names is not None:
-                names.add(batch)
+            if marks is not None:
+                marks.add(batch)
         items = kept.items()
-        items.dropped |= np.isin(items.offsets, facts.cancels)
-        if names is not None:
-            items.dropped |= np.isin(items.offsets, names.dropped())
+        items.drop(facts.cancels)
+        if marks is not None:
+            marks.drop(items)
         return items
+
+    def refused(self, hour: int) -> Iterator[DueMessage]:
+        """What the target refused for good of an hour, as long as its file is there.
+
+        Raises:
+            DataError: It is damaged.
+            BackendError: It could not be read.
+        """
+        for offset in refused_in(self.state, hour):
+            items = self.load(hour, offset, offset + 1)
+            try:
+                yield from items.some(np.arange(len(items)))
+            finally:
+                items.close()
 
     def pending(self, hour: int) -> Iterator[DueMessage]:
         """What is still to be handed over of an hour: the rest of the sweep under way, then what came behind it.
@@ -165,10 +279,11 @@ class TimerReader:
                     yield row
 
     def _row(self, hour: int, facts: TimerHour, life: QueueLife) -> HourRow:
+        parts = sum(1 for part in life.parts() if part.queue_end > facts.done)
         if not facts.marks and facts.done == life.min_offset == facts.end:
             count = life.commit_offset - facts.done - len(facts.cancels)
             size = life.parts().log_bytes
-            return HourRow(hour, count, size, facts.due_min_ms, facts.due_max_ms)
+            return HourRow(hour, count, size, facts.due_min_ms, facts.due_max_ms, parts)
         count, size, dues = 0, 0, []
         for items, first in self._pending(hour):
             kept = ~items.dropped[first:]
@@ -176,13 +291,14 @@ class TimerReader:
             size += int(items.sizes[first:][kept].sum())
             dues += items.dues[first:][kept].tolist()
             items.close()
-        return HourRow(hour, count, size, min(dues, default=0), max(dues, default=0))
+        return HourRow(hour, count, size, min(dues, default=0), max(dues, default=0), parts)
 
     def _pending(self, hour: int) -> Iterator[tuple[DueItems, int]]:
         facts, life = self.state.timers.hours[hour], self.state.life(hour_queue(hour))
         high = life.commit_offset if life else 0
         if facts.done < facts.end:
-            yield self.load(hour, facts.done, facts.end), facts.rank
+            items = self.load(hour, facts.done, facts.end)
+            yield items, first_left(facts, items)
         if facts.end < high:
             yield self.load(hour, facts.end, high), 0
 
@@ -203,6 +319,23 @@ class TimerReader:
             at = found.records.end_offset
 
 
+def first_left(facts: TimerHour, items: DueItems) -> int:
+    """The first item of the sweep under way that may not be handed over.
+
+    The journal counts those that are. Where the file has lost some since, those behind them have moved up, by as many as it
+    has lost at most.
+    """
+    return max(0, facts.rank - (facts.end - facts.done - len(items)))
+
+
+def refused_in(state: TierState, hour: int) -> list[int]:
+    """Queue offsets of what the target refused of an hour, and its file has still."""
+    facts, life = state.timers.hours.get(hour), state.life(hour_queue(hour))
+    if facts is None or life is None:
+        return []
+    return [offset for offset in facts.refused if life.min_offset <= offset < life.commit_offset]
+
+
 @dataclass(frozen=True, slots=True)
 class HourRow:
     """What is still to be handed over of an hour.
@@ -213,6 +346,7 @@ class HourRow:
         size_bytes: Of their records.
         due_min_ms: Smallest due time.
         due_max_ms: Greatest.
+        parts: In how many parts of the file they lie.
     """
 
     hour: int
@@ -220,6 +354,7 @@ class HourRow:
     size_bytes: int
     due_min_ms: int
     due_max_ms: int
+    parts: int
 
     @property
     def hour_ms(self) -> int:
@@ -230,18 +365,16 @@ class HourRow:
 class _Kept:
     """Records put aside, and where."""
 
-    def __init__(self, spool: IO[bytes]) -> None:
-        self._spool = spool
+    def __init__(self) -> None:
+        self._spool = Spool()
         self._columns: list[tuple[Longs, Longs, Longs, Longs]] = []
-        self._at = 0
 
     def add(self, batch: RecordBatch) -> None:
         real = np.flatnonzero(batch.sizes > 0)
         offsets = batch.base_offset + real
         sizes = batch.sizes[real].astype(np.int64)
-        places = batch.positions[real] + self._at
+        places = batch.positions[real] + self._spool.put(batch.data)
         self._columns.append((batch.tag_codes[real].astype(np.int64), offsets, sizes, places))
-        self._at += self._spool.write(memoryview(batch.data).cast("B"))
 
     def items(self) -> DueItems:
         none = np.empty(0, np.int64)
@@ -251,29 +384,35 @@ class _Kept:
 
 
 class _Marks:
-    """Finds what delete marks name."""
+    """Finds what delete marks name. Kept are the marks alone: what they may name is due when they are, and read again."""
 
     def __init__(self) -> None:
         self._marks: dict[tuple[int, bytes], int] = {}
-        self._rows: list[tuple[int, Sequence[tuple[int, bytes]]]] = []
         self._own: list[int] = []
 
     def add(self, batch: RecordBatch) -> None:
+        if MARK not in bytes(batch.data):
+            return
         rows = read_rows(batch, batch.tag_codes)
         base = int(batch.base_offset)
-        for at, is_mark in enumerate(rows.marks.tolist()):
-            if is_mark:
-                self._marks[int(rows.dues[at]), rows.keys[at]] = base + at
-                self._own.append(base + at)
-            else:
-                self._rows.append((base + at, rows.names(at)))
+        for at in np.flatnonzero(rows.marks).tolist():
+            self._marks[int(rows.dues[at]), rows.keys[at]] = base + at
+            self._own.append(base + at)
 
-    def dropped(self) -> list[int]:
-        """Queue offsets of the marks, and of messages in front of a mark that names them."""
-        marks = self._marks
-        hit = [
-            offset
-            for offset, names in self._rows
-            if any(marks.get(name, -1) > offset for name in names)
-        ]
-        return self._own + hit
+    def drop(self, items: DueItems) -> None:
+        """Drop the marks, and messages in front of a mark that names them."""
+        items.drop(self._own)
+        dues = np.unique(np.array([due for due, _ in self._marks], np.int64))
+        named = np.flatnonzero(np.isin(items.dues, dues) & ~items.dropped)
+        for low in range(0, len(named), _NAMED):
+            some = named[low : low + _NAMED]
+            block = items.some(some)
+            for at, offset, names in zip(some.tolist(), block.offsets, _names(block), strict=True):
+                items.dropped[at] = any(self._marks.get(name, -1) > offset for name in names)
+
+
+def _names(block: DueBlock) -> Iterator[Sequence[tuple[int, bytes]]]:
+    """By which delete marks may name each message."""
+    records = parse_records(block.data, block.positions, block.sizes.astype(np.int32))
+    for due, raw in zip(block.dues.tolist(), raw_properties(records), strict=True):
+        yield names_of(due, raw)

@@ -37,7 +37,8 @@ class Counts:
 
     Attributes:
         delivered: The broker has delivered them.
-        near: Pending, due before the near window ends: they stay with the broker.
+        near: Pending, due before the near window ends: they stay with the broker. (But for a delete mark of a message that
+            may have been far once, and so may have been taken.)
         rolled: Another record of the same message stands for them.
         cancelled: Taken back, with their delete marks.
         known: Taken before.
@@ -82,9 +83,8 @@ class _Names:
 
     lowest: dict[Name, int] = field(default_factory=dict)  # of rolled messages, their lowest number
     marks: dict[Name, list[int]] = field(default_factory=dict)  # offsets of delete marks
-    hits: set[int] = field(
-        default_factory=set
-    )  # of them those whose message is in the same reading
+    hits: set[int] = field(default_factory=set)  # those whose message comes with this reading
+    wanted: set[int] = field(default_factory=set)  # those whose message was taken before
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +164,11 @@ class Enqueue:
                 name = int(rows.dues[at]), rows.keys[at]
                 if name in found.lowest:
                     found.lowest[name] = min(found.lowest[name], int(rows.rolls[at]))
-                if found.marks and not self._was_taken(base + at, name[0]):
+                if found.marks:
+                    is_known = self._is_known(base + at, name[0], int(rows.rolls[at]))
+                    which = found.wanted if is_known else found.hits
                     for either in rows.names(at):
-                        found.hits.update(m for m in found.marks.get(either, ()) if m > base + at)
+                        which.update(m for m in found.marks.get(either, ()) if m > base + at)
 
     def _chosen(self, rows: TimerRows, names: _Names) -> ChosenTimers:
         counts, base, taken = Counts(), int(rows.batch.base_offset), []
@@ -197,18 +199,30 @@ class Enqueue:
         is_mark, roll = bool(rows.marks[at]), int(rows.rolls[at])
         if not is_mark and roll > names.lowest.get(name, roll):
             return "rolled"
-        if self._was_taken(offset, due) or (roll and not is_mark and self._was_seen(offset, due)):
+        if self._is_known(offset, due, 0 if is_mark else roll):
             return "known"
-        if is_mark and offset in names.hits:
+        if is_mark and offset in names.hits and offset not in names.wanted:
             return "cancelled"
         if not is_mark and names.marks and self._is_taken_back(rows, at, offset, names):
             return "cancelled"
-        if due < self.due_from:
+        if due < self.due_from and not (is_mark and self._was_far(offset, due)):
             return "near"
         return "marks" if is_mark else "taken"
 
     def _is_taken_back(self, rows: TimerRows, at: int, offset: int, names: _Names) -> bool:
         return any(mark > offset for n in rows.names(at) for mark in names.marks.get(n, ()))
+
+    def _is_known(self, offset: int, due: int, roll: int) -> bool:
+        return self._was_taken(offset, due) or bool(roll and self._was_seen(offset, due))
+
+    def _was_far(self, offset: int, due: int) -> bool:
+        """Whether what is due then was far when something in front of the offset was looked at, so that it may be taken."""
+        low = self.known.start
+        for end, due_from in self.known.ranges:
+            if low < offset and due >= due_from:
+                return True
+            low = end
+        return False
 
     def _was_taken(self, offset: int, due: int) -> bool:
         return due >= self.known.due_from(offset)

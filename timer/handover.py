@@ -12,47 +12,83 @@ file meanwhile is the next sweep. Hours that are late (nobody ran) come first, i
 
 Exactly once: an entry is behind the batch that it speaks of, so a run that ends between them leaves one batch of which
 nobody knows whether the target has it. The next run asks the target which of that batch it has (``Target.has``); a target
-that cannot tell gets it again. A sweep's order is made of the file alone, so both runs mean the same batch.
+that cannot tell gets it again. A sweep's order is made of the file alone, and each entry says how large the batch behind it
+is, so both runs mean the same one: a target may take it in any order, and nothing behind it is asked for. Where the file has
+lost messages since, nobody knows which those were that the entry counts: the target is asked for all that may be left.
 
 Two runs: each takes the next run number by an entry; an entry of an earlier run is refused by replay, and its run ends with
-``FencedError``. The lease keeps polite ones apart; a run that has not been able to renew it gives nothing more away. A run
-that was paused in the middle of a batch may still finish that batch when it wakes.
+``FencedError``. The lease keeps polite ones apart; a run that has not been able to renew it gives nothing more away until it
+is renewed, which shows that nobody had it meanwhile. A run that was paused in the middle of a batch may still finish that
+batch when it wakes.
 
 Never early: nothing here waits for due times. The target delivers, by its own clock.
 
 Retries and errors: a batch whose outcome is unknown is asked about, and given again, after a pause; a message that the
-target refuses for good is counted, named in the log, and stays in its file.
+target refuses for good is named in the log and in the journal, and stays in its file, which is kept for it. An hour whose
+file is damaged is left alone, and those behind it go on; what a file has lost for good (a gap) holds up nothing. Both are
+counted and told.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tiered.crashpoints import reached
-from tiered.errors import FencedError, StoreUnavailableError
-from tiered.log.timers import HOUR_MS, HandedRow, handed_action, hour_queue, run_action
+from tiered.errors import DataError, FencedError, StoreUnavailableError
+from tiered.journal.append import CHECKPOINT_ENTRIES
+from tiered.log.timers import (
+    ALL_LEFT,
+    HOUR_MS,
+    FactsCopy,
+    HandedRow,
+    handed_action,
+    hour_queue,
+    run_action,
+)
+from timer.dequeue import first_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tiered.clock import Clock
-    from tiered.journal.writer import JournalWriter
+    from tiered.journal.append import JournalWriter
     from tiered.log.parts import TierState
     from tiered.log.timers import TimerHour
     from timer.dequeue import DueItems, DueMessage, TimerReader
 
+_LOG = logging.getLogger("tiered.timer")
 BATCH = 4096
 """Messages between two entries, at most."""
 BATCH_BYTES = 8 * 1024 * 1024
+_ASKED_MAX = 1 << 16
+_ASKED_BYTES_MAX = 64 * 1024 * 1024
+"""Where all that is left of a sweep may have been given (after a rebuild), so much is held and asked for in one go."""
+
+
+def require_ours(is_ours: Callable[[], bool]) -> None:
+    """Give nothing away while another run may have begun.
+
+    Raises:
+        StoreUnavailableError: It may. Whoever keeps the lease finds out; as soon as it is renewed, calling again goes on.
+    """
+    if not is_ours():
+        raise StoreUnavailableError(
+            "our lease could not be renewed in time: another run may have begun",
+            do="it is tried again when the tier answers",
+        )
 
 
 class Target(Protocol):
     """Where timers are given to."""
 
     def mark(self) -> Mapping[str, Any]:
-        """Which target this is, and how far it is; stands in the journal."""
+        """Which target this is, and how far it is; stands in the journal.
+
+        Of a target that is several servers ``parties`` are their names: none gets anything before an entry names it.
+        """
         ...
 
     def has(self, messages: Sequence[DueMessage], mark: Mapping[str, Any]) -> Sequence[bool]:
@@ -63,11 +99,11 @@ class Target(Protocol):
         """
         ...
 
-    def give(self, messages: Sequence[DueMessage]) -> int:
+    def give(self, messages: Sequence[DueMessage]) -> Sequence[int]:
         """Take messages, in due order; they are safe there when this returns.
 
         Returns:
-            How many it refused for good.
+            Queue offsets, in the hour's file, of those that it refused for good.
 
         Raises:
             StoreUnavailableError: It did not take them all; which ones nobody knows.
@@ -84,6 +120,8 @@ class HandCounters:
         dropped: Delete marks, and messages that were taken back.
         found: Messages that the target had already, from a batch of which nobody knew.
         refused: Messages that the target refuses for good.
+        missing: Messages that their file has lost.
+        damaged: Hours whose file cannot be read.
         entries: Journal entries.
         retries: Batches that had to be given again.
     """
@@ -92,6 +130,8 @@ class HandCounters:
     dropped: int = 0
     found: int = 0
     refused: int = 0
+    missing: int = 0
+    damaged: int = 0
     entries: int = 0
     retries: int = 0
 
@@ -103,7 +143,19 @@ class _Sweep:
     end: int
     rank: int
     items: DueItems
-    is_unsure: bool
+    unsure: (
+        tuple[int, int] | None
+    )  # messages and bytes, at most, of a batch that may have been given
+    noted: int = 0  # what the journal says of ``rank``: it never goes back
+
+    def rank_at(self, high: int) -> int:
+        """What is noted when the items below ``high`` are handed over: behind the last, all that the file should have."""
+        return self.end - self.done if high >= len(self.items) else max(self.noted, high)
+
+    @property
+    def is_unsure_beyond(self) -> bool:
+        """More than a batch may have been given."""
+        return self.unsure is not None and self.unsure[0] > _ASKED_MAX
 
 
 @dataclass(slots=True)
@@ -130,7 +182,10 @@ class HandOver:
     counters: HandCounters = field(default_factory=HandCounters)
     run: int = 0
     _hours: deque[int] = field(default_factory=deque)
+    _looked: int = 0  # the journal's entry when ``_hours`` was made
     _sweep: _Sweep | None = None
+    _copy: FactsCopy | None = None
+    _damaged: dict[int, int] = field(default_factory=dict)  # hours, and where their file ended
     _since: Mapping[str, Any] = field(
         default_factory=dict
     )  # the target's mark before what is unsure
@@ -156,19 +211,19 @@ class HandOver:
             FencedError: Another run has begun.
             BackendError: It could not be read.
         """
-        before = self.journal.number
         self.journal.catch_up()
         self._check(self.journal.state)
-        if self.journal.number != before:
+        if self.journal.number != self._looked:
             self._look()
 
     def step(self) -> int:
         """Give one batch; how many items of a sweep that was, 0 when nothing is to be given now.
 
         Raises:
-            FencedError: Another run has begun, or our lease may be another's.
+            FencedError: Another run has begun.
             DataError: A file is damaged.
-            StoreUnavailableError: The tier, or the target, does not answer; calling again goes on.
+            StoreUnavailableError: The tier, or the target, does not answer, or our lease may be another's; calling again
+                goes on.
             BackendError: Likewise.
         """
         sweep = self._sweep = self._sweep or self._next_sweep()
@@ -178,53 +233,83 @@ class HandOver:
         messages = sweep.items.messages(sweep.rank, high)
         dropped = high - sweep.rank - len(messages)
         unknown = self._not_there(sweep, messages)
-        is_behind = sweep.is_unsure and not unknown
-        if unknown:
-            self._give(sweep, unknown)
-        self._since = self._since if is_behind else self.target.mark()
-        self._say(HandedRow(sweep.hour, sweep.done, sweep.end, high))
+        refused = self._give(sweep, unknown) if unknown else ()
+        is_unsure = sweep.is_unsure_beyond and high < len(sweep.items)  # what follows as well
+        since = self._since if is_unsure else self._marked()
+        rank = sweep.rank_at(high)
+        self._say(HandedRow(sweep.hour, sweep.done, sweep.end, rank, refused), since)
         reached("timers-handed")
         self.counters.dropped += dropped
         self.counters.found += len(messages) - len(unknown)
-        stepped, sweep.rank, sweep.is_unsure = high - sweep.rank, high, is_behind
-        if high == len(sweep.items):
+        self.counters.refused += len(refused)
+        self.counters.handed += len(unknown) - len(refused)
+        stepped, sweep.rank = max(1, high - sweep.rank), high
+        sweep.unsure = sweep.unsure if is_unsure else None
+        if high >= len(sweep.items):
+            self._tell_missing(sweep)
             self.close()
         return stepped
 
-    def _not_there(self, sweep: _Sweep, messages: list[DueMessage]) -> list[DueMessage]:
+    def _not_there(self, sweep: _Sweep, messages: Sequence[DueMessage]) -> Sequence[DueMessage]:
         """What of a batch is to be given: all of it, unless an earlier try may have given some."""
-        if not sweep.is_unsure or not messages:
+        if sweep.unsure is None or not messages:
             return messages
         has = self.target.has(messages, self._since)
         return [one for one, known in zip(messages, has, strict=True) if not known]
 
-    def _give(self, sweep: _Sweep, messages: Sequence[DueMessage]) -> None:
-        sweep.is_unsure = True  # until the entry says otherwise
-        if not self.is_ours():
-            raise FencedError(
-                "our lease could not be renewed in time: another run may have begun",
-                do="run it again",
+    def _tell_missing(self, sweep: _Sweep) -> None:
+        missing = sweep.end - sweep.done - len(sweep.items)
+        if missing:
+            self.counters.missing += missing
+            _LOG.error(
+                "the file of hour %d has lost %d of %d messages; the others are handed over",
+                *(sweep.hour, missing, sweep.end - sweep.done),
             )
+
+    def _give(self, sweep: _Sweep, messages: Sequence[DueMessage]) -> tuple[int, ...]:
+        require_ours(self.is_ours)
+        sweep.unsure = sweep.unsure or (self.batch, BATCH_BYTES)  # until the entry says otherwise
+        self._note_parties(sweep)
         reached("timers-giving")
         try:
-            refused = self.target.give(messages)
+            refused = tuple(self.target.give(messages))
         except StoreUnavailableError:
             self.counters.retries += 1
             raise
-        self.counters.refused += refused
-        self.counters.handed += len(messages) - refused
         reached("timers-given")
+        return refused
+
+    def _note_parties(self, sweep: _Sweep) -> None:
+        """Have it noted who may get something of this batch, so that the next run knows whom to ask."""
+        known, now = set(self._since.get("parties", ())), set(self.target.mark().get("parties", ()))
+        if not now <= known:
+            since = {**self._since, "parties": sorted(known | now)}
+            rank = sweep.rank_at(sweep.rank)
+            self._say(HandedRow(sweep.hour, sweep.done, sweep.end, rank), since)
 
     def _high(self, sweep: _Sweep) -> int:
-        """Where the next batch ends: the same for every run that begins at the same rank."""
-        most = min(sweep.rank + self.batch, len(sweep.items))
+        """Where the next batch ends; one that may have been given ends where it did then."""
+        count_max, bytes_max = sweep.unsure or (self.batch, BATCH_BYTES)
+        if sweep.is_unsure_beyond:
+            count_max, bytes_max = _ASKED_MAX, _ASKED_BYTES_MAX
+        most = min(sweep.rank + count_max, len(sweep.items))
+        if most <= sweep.rank:
+            return sweep.rank  # nothing is left of what the file has
         sizes = sweep.items.sizes[sweep.rank : most].cumsum()
-        fits = int(sizes.searchsorted(BATCH_BYTES, side="right"))
-        return min(most, sweep.rank + max(1, fits))
+        fits = int(sizes.searchsorted(bytes_max, side="right"))
+        high = min(most, sweep.rank + max(1, fits))
+        if sweep.is_unsure_beyond:  # what is told apart by number only has to be asked for together
+            dues = sweep.items.dues
+            high = int(dues.searchsorted(dues[high - 1], side="right"))
+        return high
 
-    def _say(self, row: HandedRow) -> None:
-        action = handed_action(self.run, [row], self._since)
-        self.journal.append([action], check=self._check)
+    def _marked(self) -> Mapping[str, Any]:
+        return {**self.target.mark(), "batch": [self.batch, BATCH_BYTES]}
+
+    def _say(self, row: HandedRow, since: Mapping[str, Any]) -> None:
+        """Append an entry. Only then ``since`` holds: until then what is unsure lies behind the mark before."""
+        self.journal.append([handed_action(self.run, [row], since)], check=self._check)
+        self._since = since
         self.counters.entries += 1
         self.journal.write_checkpoint()
 
@@ -242,13 +327,37 @@ class HandOver:
             facts, commit = self._facts(hour)
             if facts.done < facts.end:
                 self._since = self.journal.state.timers.run.target
-                return self._open(hour, is_unsure=True)
+                items = self.reader.load(hour, facts.done, facts.end, self.journal.state)
+                if first_left(facts, items) < facts.rank:
+                    parties = {"parties": of} if (of := self._since.get("parties")) else {}
+                    self._since = {**parties, "batch": [*ALL_LEFT]}  # of no moment: of all it has
+                count_max, bytes_max = self._since.get("batch") or (BATCH, BATCH_BYTES)
+                return self._open(hour, items, (int(count_max), int(bytes_max)))
             if hour * HOUR_MS - self.near_ms > self.clock.now_ms():
                 return None
-            self._since = self.target.mark()
-            self._say(HandedRow(hour, facts.end, commit, 0))
-            return self._open(hour, is_unsure=False)
+            items_or_none = self._loaded(hour, facts.end, commit)
+            if items_or_none is not None:
+                self._declare(hour, facts.end, commit, items_or_none)
+                return self._open(hour, items_or_none, None)
         return None
+
+    def _loaded(self, hour: int, low: int, high: int) -> DueItems | None:
+        """What a sweep is to take, before it is declared; None: it is damaged, and the hour is left alone until it grows."""
+        try:
+            return self.reader.load(hour, low, high, self.journal.state)
+        except DataError as error:
+            self.counters.damaged += hour not in self._damaged
+            self._damaged[hour] = high
+            self._hours.popleft()
+            _LOG.error("hour %d is not handed over, its file is damaged: %s", hour, error)
+            return None
+
+    def _declare(self, hour: int, low: int, high: int, items: DueItems) -> None:
+        try:
+            self._say(HandedRow(hour, low, high, 0), self._marked())
+        except BaseException:
+            items.close()
+            raise
 
     def _first(self) -> int | None:
         """The hour that is next; None: nothing is left."""
@@ -268,21 +377,26 @@ class HandOver:
 
     def _look(self) -> None:
         """Find the hours that have something to hand over: a sweep that was left behind first, then by time."""
-        facts = self.journal.state.timers.hours
-        found = [hour for hour in facts if facts[hour].done < self._facts(hour)[1]]
+        self._looked, facts = self.journal.number, self.journal.state.timers.hours
+        found = [
+            hour
+            for hour in facts
+            if facts[hour].done < self._facts(hour)[1] != self._damaged.get(hour)
+        ]
         self._hours = deque(sorted(found, key=lambda h: (facts[h].done == facts[h].end, h)))
 
-    def _open(self, hour: int, *, is_unsure: bool) -> _Sweep:
-        state = self.journal.state
-        facts = state.timers.hours[hour]
-        items = self.reader.load(hour, facts.done, facts.end, state)
-        if len(items) != facts.end - facts.done:
+    def _open(self, hour: int, items: DueItems, unsure: tuple[int, int] | None) -> _Sweep:
+        """A sweep that is declared: what is cancelled from now on comes too late, and the copy of what is known is there."""
+        facts, tier = self.journal.state.timers.hours[hour], self.reader.tier
+        items.drop(facts.cancels)
+        self._copy = self._copy or FactsCopy(tier.store, tier.prefix)
+        try:
+            self._copy.keep(self.journal.state.timers, self.journal.number)
+        except BaseException:
             items.close()
-            raise StoreUnavailableError(
-                f"the file of hour {hour} has {len(items)} of {facts.end - facts.done} messages",
-                do="run `tiered verify --timers` to see what is missing",
-            )
-        return _Sweep(hour, facts.done, facts.end, facts.rank, items, is_unsure)
+            raise
+        rank = first_left(facts, items)
+        return _Sweep(hour, facts.done, facts.end, rank, items, unsure, facts.rank)
 
     @property
     def next_ms(self) -> int | None:
@@ -295,3 +409,19 @@ class HandOver:
         if self._sweep is not None:
             self._sweep.items.close()
         self._sweep = None
+
+
+def expected_requests(hours: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
+    """What handing over takes, as the tier's store bills it: requests that write or list, and requests that read.
+
+    Args:
+        hours: Of each hour with pending messages their number, their bytes, and in how many parts they lie.
+    """
+    writes = reads = entries = 0
+    for messages, size_bytes, parts in hours:
+        batches = max(-(-messages // BATCH), -(-size_bytes // BATCH_BYTES))
+        entries += 1 + batches  # the sweep is declared, and each batch noted
+        writes += 1  # the copy of what is known
+        reads += parts
+    reads += bool(writes)  # the copy that was there
+    return writes + 2 * entries + entries // CHECKPOINT_ENTRIES, reads

@@ -12,7 +12,8 @@ the broker's own ``config/timercheck`` and ``config/delayOffset.json`` say how f
 A broker that starts on the directory is not told what this wheel has delivered: it would deliver again. (Its timer log is
 not written here.)
 
-Never early: a message is delivered when the store's clock has reached its due time. A clock that is set back delays
+Never early: what is noted as due (``TIMER_OUT_MS``) is the second before the time that was asked for, and a message is
+delivered when the store's clock says that this second is over, as a broker's wheel does. A clock that is set back delays
 what is due, one that is set forward delivers what it calls due.
 """
 
@@ -22,48 +23,61 @@ import contextlib
 import json
 import logging
 import os
+import threading
 from collections import Counter
-from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from tiered.errors import InvalidError
-from tiered.format import properties as names
-from tiered.format.record import Record, decode_record
+from tiered.errors import DataError, InvalidError
+from tiered.format.block import parse_records
 from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
 from tiered.local.layout import read_timer_progress, read_topics
+from tiered.local.queue_reader import cut_records
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.timers import TimerSource
 from tiered.model import MessageQueue, QueueOffset
-from tiered.store.message_store import MessageStore
-from tiered.store.special import message_of
+from tiered.store.embedded import MessageStore
+from tiered.store.restored import ReadyRecords
+from timer.dequeue import DueBlock
 from timer.enqueue import Enqueue, ImportProgress
-from timer.records import number_of, read_rows, value_of
-from timer.wheel import TimingWheel
+from timer.records import MARK, changed_properties, number_of, raw_properties, read_rows, value_of
+from timer.wheel import SLOT_MS, TimingWheel
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from typing_extensions import Buffer
 
     from tiered.clock import Clock
+    from tiered.format.block import RecordBlock
     from tiered.local.layout import TimerProgress
-    from tiered.store.messages import Message
-    from tiered.store.options import StoreOptions
+    from tiered.store.encoding import QueueKey
+    from tiered.store.store_options import StoreOptions
     from timer.dequeue import DueMessage
-    from timer.records import TimerRows
+    from timer.records import Longs, TimerRows
     from timer.wheel import Fired
 
 STATE_FILE: Final = "config/tieredWheel.json"
 SAVE_S: Final = 1.0
 WHEEL: Final = MessageQueue(WHEEL_TOPIC, 0)
-_BATCH: Final = 512
+_BATCH: Final = 4096
+_BRIDGED: Final = 8
+"""So far apart two records of a queue are still read in one go."""
+_SOURCE: Final = 1 << 48
+"""More than a queue offset."""
 _LAG_MS: Final = 60_000
 """A broker's files are not older than that."""
 _READ_BYTES: Final = 8 << 20
 _DUE: Final = b"TIMER_OUT_MS\x01"
 _KEY: Final = b"UNIQ_KEY\x01"
+_TOPIC: Final = b"REAL_TOPIC\x01"
+_QUEUE: Final = b"REAL_QID\x01"
+_CRC: Final = (b"__CRC32#\x01",)
+_NOT_KEPT: Final = (b"DELAY\x01", b"TIMER_ROLL_TIMES\x01", *_CRC)
 _DELIVERED: Final = b"TIMER_DEQUEUE_MS\x01"
 _LOG = logging.getLogger("tiered.timer")
 
@@ -71,7 +85,7 @@ Name = tuple[int, bytes]
 
 
 class LocalTarget:
-    """See the module. For one thread; ``close`` it.
+    """See the module. ``tick`` may be called while another thread gives; otherwise for one thread. ``close`` it.
 
     Attributes:
         store: The store.
@@ -143,14 +157,23 @@ class LocalTarget:
         self._number: dict[MessageQueue, int] = {}
         self._read_ms = max(state.read_ms, last_ms)  # nothing that is due later was delivered
         self._saved_s = clock.monotonic_s()
+        self._lock = threading.Lock()
+        """Held while something goes into the wheel or leaves it: what ``_save`` notes of the store's ends has to be true of
+        the wheel, or a crash would lose what is due before the noted time and was given meanwhile."""
+        self._is_torn = False  # something left the wheel, and may not have been delivered
+        waiting: dict[MessageQueue, list[tuple[int, int]]] = {}
         for due, queue, offset in pending:
-            self.wheel.add(due, self._source(queue), offset)
+            waiting.setdefault(queue, []).append((due, offset))
+        for queue, rows in waiting.items():
+            dues, offsets = np.array(rows, np.int64).T
+            self.wheel.add(dues, self._source(queue), offsets)
         state.write(store.root)
 
     def close(self) -> None:
         """Note how far it is, and close the store."""
         try:
-            self._save()
+            with self._lock:
+                self._save()
         finally:
             self.store.close()
 
@@ -165,118 +188,143 @@ class LocalTarget:
         is_ours = mark.get("id") == self._state.mark
         low = mark.get("offset", 0) if is_ours else 0
         self.store.wait_listed()
-        known = Counter(map(_name_of, self._records(WHEEL, low, self.store.queue_end(WHEEL))))
+        known: Counter[Name] = Counter()
+        for at in range(low, self.store.queue_end(WHEEL), _BATCH):
+            block = self.store.reader.block(WHEEL, at, at + _BATCH)
+            known.update(map(_name_of, raw_properties(block)))
         found = []
-        for message in messages:
-            name = _name_of(_timed(message))
+        block = _parsed(DueBlock.of(messages))
+        for due, raw in zip(
+            DueBlock.of(messages).dues.tolist(), raw_properties(block), strict=True
+        ):
+            name = due, value_of(raw, _KEY)
             found.append(known[name] > 0)
             known[name] -= 1
         return found
 
-    def give(self, messages: Sequence[DueMessage]) -> int:
+    def give(self, messages: Sequence[DueMessage]) -> list[int]:
         """See ``timer.handover.Target``. On the disk when this returns."""
-        refused = 0
-        records = [(message.due_ms, _timed(message)) for message in messages]
-        made = [message_of(replace(record, queue_id=0)) for _, record in records]
+        due, refused = DueBlock.of(messages), list[int]()
+        if not len(due):
+            return refused
         try:
-            self._put([due for due, _ in records], made)
+            self._put(due)
         except InvalidError:
-            for (due, record), message in zip(records, made, strict=True):
-                refused += self._put_one(due, record, message)
+            refused = [
+                one.offset for at, one in enumerate(due) if not self._put_one(due[at : at + 1])
+            ]
         self.store.flush()
         return refused
 
-    def _put(self, dues: Sequence[int], made: Sequence[Message]) -> None:
-        places = self.store.append_batch(made)
-        number = self._source(WHEEL)
-        for due, place in zip(dues, places, strict=True):
-            self.wheel.add(due, number, place.queue_offset)
+    def _put(self, due: DueBlock) -> None:
+        block = _parsed(due)
+        raws = zip(raw_properties(block), due.dues.tolist(), strict=True)
+        made = [changed_properties(raw, _NOT_KEPT, {_DUE: b"%d" % ms}) for raw, ms in raws]
+        queues = [(WHEEL.topic, WHEEL.queue_id)] * len(due)
+        ready = ReadyRecords(block, queues, made, self.store.options)
+        with self._lock:
+            offsets = np.array(self.store.append_records(ready).queue_offsets, np.int64)
+            self.wheel.add(due.dues, self._source(WHEEL), offsets)
 
-    def _put_one(self, due: int, record: Record, message: Message) -> int:
+    def _put_one(self, due: DueBlock) -> bool:
         try:
-            self._put([due], [message])
+            self._put(due)
         except InvalidError as error:
             self.refused += 1
-            _LOG.error("a timer that the store refuses (%s): %s", _name_of(record)[1], error)
-            return 1
-        return 0
+            key = value_of(raw_properties(_parsed(due))[0], _KEY)
+            _LOG.error(
+                "a timer that the store refuses (%s): %s", key.decode("utf-8", "replace"), error
+            )
+            return False
+        return True
 
     # -- delivering -----------------------------------------------------------------------------
 
     @property
     def next_ms(self) -> int | None:
         """When something may be due; None: nothing is there."""
-        return self.wheel.next_ms
+        next_ms = self.wheel.next_ms
+        return None if next_ms is None else next_ms + SLOT_MS
 
     def tick(self) -> int:
         """Deliver what is due; how many messages. Notes now and then how far it is."""
+        with self._lock:
+            return self._tick()
+
+    def _tick(self) -> int:
         now_ms = self._clock.now_ms()
-        fired = self.wheel.fire(now_ms)
-        count = 0
-        if fired:
+        over_ms = now_ms - SLOT_MS  # the second that was noted has to be over
+        fired = self.wheel.fire(over_ms)
+        before, low = self.delivered, 0
+        self._is_torn = True
+        if len(fired):
             self.store.wait_listed()
-        for at in range(0, len(fired), _BATCH):
-            count += self._deliver(fired[at : at + _BATCH], now_ms)
-        self._read_ms = max(self._read_ms, now_ms)
+        while low < len(fired):
+            high = _batch_end(fired.dues, low)
+            self._deliver(fired.part(low, high), now_ms)
+            low = high
+        self._is_torn = False
+        self._read_ms = max(self._read_ms, over_ms)
+        count = self.delivered - before
         if count and self._clock.monotonic_s() - self._saved_s >= SAVE_S:
             self._save()
         return count
 
-    def _deliver(self, fired: Sequence[Fired], now_ms: int) -> int:
-        records = self._read(fired)
-        found = [(one.due_ms, records.get((one.source, one.offset))) for one in fired]
+    def _deliver(self, fired: Fired, now_ms: int) -> None:
+        """Put messages into their real topics, but those that a delete mark among them takes back."""
+        due = self._read(fired)
+        raws = raw_properties(_parsed(due))
+        dues = due.dues.tolist()
         marks = {
-            (due, record.properties[names.TIMER_DEL_UNIQKEY])
-            for due, record in found
-            if record is not None and names.TIMER_DEL_UNIQKEY in record.properties
+            (ms, mark) for ms, raw in zip(dues, raws, strict=True) if (mark := value_of(raw, MARK))
         }
-        kept = [
-            _real(record, due, now_ms)
-            for due, record in found
-            if record is not None
-            and names.TIMER_DEL_UNIQKEY not in record.properties
-            and (due, record.properties.get(names.UNIQ_KEY)) not in marks
-        ]
+        if marks:
+            kept = [
+                at
+                for at, (ms, raw) in enumerate(zip(dues, raws, strict=True))
+                if not value_of(raw, MARK) and (ms, value_of(raw, _KEY)) not in marks
+            ]
+            due = DueBlock.of([due[at] for at in kept])
+        if not len(due):
+            return
         try:
-            self.store.append_batch(kept)
+            self._put_real(due, now_ms)
         except InvalidError:
-            kept = [message for message in kept if self._deliver_one(message)]
-        self.delivered += len(kept)
-        if kept:
-            self.late_ms_max = max(self.late_ms_max, now_ms - fired[0].due_ms)
-        return len(kept)
+            for at in range(len(due)):
+                self._put_one_real(due[at : at + 1], now_ms)
+        self.late_ms_max = max(self.late_ms_max, now_ms - SLOT_MS - int(due.dues[0]))
 
-    def _deliver_one(self, message: Message) -> bool:
+    def _put_real(self, due: DueBlock, now_ms: int) -> None:
+        block, now = _parsed(due), b"%d" % now_ms
+        queues, made = [], []
+        for raw, ms in zip(raw_properties(block), due.dues.tolist(), strict=True):
+            queues.append(_real_queue(value_of(raw, _TOPIC), value_of(raw, _QUEUE)))
+            made.append(changed_properties(raw, _CRC, {_DUE: b"%d" % ms, _DELIVERED: now}))
+        self.store.append_records(ReadyRecords(block, queues, made, self.store.options))
+        self.delivered += len(due)
+
+    def _put_one_real(self, due: DueBlock, now_ms: int) -> None:
         try:
-            self.store.append(message)
+            self._put_real(due, now_ms)
         except InvalidError as error:
             self.refused += 1
-            _LOG.error("a timer cannot be delivered to %s: %s", message.topic, error)
-            return False
-        return True
+            _LOG.error("a timer cannot be delivered: %s", error)
 
-    def _read(self, fired: Sequence[Fired]) -> dict[tuple[int, int], Record]:
+    def _read(self, fired: Fired) -> DueBlock:
         """The records of what fired: mostly they lie side by side, since they were handed over in due order."""
-        found: dict[tuple[int, int], Record] = {}
-        places = sorted({(one.source, one.offset) for one in fired})
-        begin = 0
-        for at, (source, offset) in enumerate(places, 1):
-            if at == len(places) or places[at] != (source, offset + 1):
-                low = places[begin][1]
-                for record in self._records(self._sources[source], low, offset + 1):
-                    found[source, record.queue_offset] = record
-                begin = at
-        return found
-
-    def _records(self, queue: MessageQueue, low: int, high: int) -> Iterator[Record]:
-        at = low
-        while at < high:
-            most = min(_BATCH, high - at)
-            got = self.store.reader.get(queue, at, count_max=most, bytes_max=_READ_BYTES)
-            yield from got.records
-            if got.next_offset <= at:
-                return
-            at = got.next_offset
+        codes: list[Longs] = [np.empty(0, np.int64)]
+        sizes: list[Longs] = [np.empty(0, np.int64)]
+        pieces: list[Buffer] = []
+        for source in np.unique(fired.sources).tolist():
+            wanted = np.unique(fired.offsets[fired.sources == source])
+            for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > _BRIDGED) + 1):
+                low, high = int(run[0]), int(run[-1]) + 1
+                block = self.store.reader.block(self._sources[source], low, high)
+                found = np.flatnonzero(np.isin(block.queue_offsets, run))
+                codes.append(source * _SOURCE + block.queue_offsets[found])
+                sizes.append(block.sizes[found].astype(np.int64))
+                pieces.append(cut_records(block, found)[0])
+        return _matched(fired, np.concatenate(codes), np.concatenate(sizes), b"".join(pieces))
 
     def _source(self, queue: MessageQueue) -> int:
         number = self._number.get(queue)
@@ -286,9 +334,13 @@ class LocalTarget:
         return number
 
     def _save(self) -> None:
-        """Note how far it is, unless the clock was set back and something waits that is due before what was delivered."""
+        """Note how far it is.
+
+        Not so when a delivery was cut short: the next who opens the store finds by its log what is missing. Nor when the
+        clock was set back and something waits that is due before what was delivered.
+        """
         first = self.wheel.first_due_ms
-        if self._read_ms < 0 or (first is not None and first <= self._read_ms):
+        if self._is_torn or self._read_ms < 0 or (first is not None and first <= self._read_ms):
             return
         self.store.wait_listed()
         self.store.flush()
@@ -360,8 +412,7 @@ def _pending(
     try:
         local.refresh()
         for queue, bounds in sorted(local.queues().items()):
-            ours = ImportProgress(state.read_ms + 1, state.end(queue))
-            done = ours if state.read_ms >= 0 else _broker_progress(queue, progress)
+            done = _progress(state, progress, queue)
             source = Enqueue(queue, bounds, done, TimerSource(bounds.min, bounds.end), 0)
             for chosen in source.choose(local):
                 yield from _left(queue, chosen.rows, chosen.indices.tolist(), since)
@@ -403,34 +454,73 @@ def _delivered_since(directory: str, state: _State, clock: Clock) -> Counter[Nam
     return found
 
 
+def delivered_so_far(directory: str) -> Callable[[MessageQueue], ImportProgress]:
+    """How far who delivers from a store is with each of its queues: our wheel, where it has noted a time, else the broker.
+
+    Raises:
+        InvalidError: A file may not be read.
+    """
+    state, progress = _State.read(directory), read_timer_progress(directory)
+    return partial(_progress, state, progress)
+
+
+def _progress(state: _State | None, progress: TimerProgress, queue: MessageQueue) -> ImportProgress:
+    if state is None or state.read_ms < 0:
+        return _broker_progress(queue, progress)
+    return ImportProgress(state.read_ms + 1, state.end(queue))
+
+
 def _broker_progress(queue: MessageQueue, found: TimerProgress) -> ImportProgress:
     if queue.topic == SCHEDULE_TOPIC:
         return ImportProgress(delivered=found.delayed.get(queue.queue_id + 1, 0))
     return ImportProgress(found.wheel.read_ms, found.wheel.queue_offset)
 
 
-def _timed(message: DueMessage) -> Record:
-    """The record as the wheel's topic keeps it."""
-    record = decode_record(message.record, 0)
-    said = dict(record.properties)
-    for name in (names.DELAY, names.TIMER_ROLL_TIMES, "__CRC32#"):
-        said.pop(name, None)
-    said[names.TIMER_OUT_MS] = str(message.due_ms)
-    return replace(record, topic=WHEEL_TOPIC, properties_raw=names.join_properties(said))
+def _parsed(due: DueBlock) -> RecordBlock:
+    """The records' fields.
+
+    Raises:
+        DataError: One is damaged.
+    """
+    block = parse_records(due.data, due.positions, due.sizes.astype(np.int32))
+    if not block.is_sound:
+        raise DataError("a timer's record is damaged", do="run `tiered verify --timers`")
+    return block
 
 
-def _name_of(record: Record) -> Name:
-    raw = record.properties_raw
+def _matched(fired: Fired, codes: Longs, sizes: Longs, data: bytes) -> DueBlock:
+    """The records in the order in which they fired; what is not there any more is told."""
+    order = np.argsort(codes)
+    wanted = fired.sources * _SOURCE + fired.offsets
+    at = np.searchsorted(codes[order], wanted)
+    is_there = at < len(codes)
+    is_there[is_there] = codes[order[at[is_there]]] == wanted[is_there]
+    if not is_there.all():
+        lost = int(np.count_nonzero(~is_there))
+        _LOG.error("%d timers cannot be read from the store any more, and are not delivered", lost)
+    chosen = order[at[is_there]]
+    dues, offsets = fired.dues[is_there], fired.offsets[is_there]
+    if not (np.diff(chosen) == 1).all():
+        view, starts = memoryview(data), (np.cumsum(sizes) - sizes)[chosen].tolist()
+        ends = np.cumsum(sizes)[chosen].tolist()
+        data = b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
+    elif len(chosen):
+        begin = int(sizes[: chosen[0]].sum())
+        data = data[begin : begin + int(sizes[chosen].sum())]
+    return DueBlock(dues, offsets, sizes[chosen], data)
+
+
+def _batch_end(dues: Longs, low: int) -> int:
+    """Where a batch ends that begins at ``low``: what is due at one time, as a message and its mark, is not divided."""
+    high = min(low + _BATCH, len(dues))
+    alike = int(np.searchsorted(dues, dues[high - 1], side="right"))
+    return min(alike, low + 16 * _BATCH)
+
+
+def _name_of(raw: bytes) -> Name:
     return number_of(value_of(raw, _DUE), -1), value_of(raw, _KEY)
 
 
-def _real(record: Record, due_ms: int, now_ms: int) -> Message:
-    """The message as it is delivered: to its real topic, with the properties that a broker leaves and adds."""
-    said = dict(record.properties)
-    said.pop("__CRC32#", None)
-    said[names.TIMER_OUT_MS] = str(due_ms)
-    said[names.TIMER_DEQUEUE_MS] = str(now_ms)
-    topic, queue_id = said.get(names.REAL_TOPIC, ""), said.get(names.REAL_QUEUE_ID, "0")
-    place = number_of(queue_id.encode(), 0)
-    real = replace(record, topic=topic, queue_id=place, properties_raw=names.join_properties(said))
-    return message_of(real)
+@lru_cache(maxsize=4096)
+def _real_queue(topic: bytes, queue_id: bytes) -> QueueKey:
+    return topic.decode("utf-8", "replace"), number_of(queue_id, 0)

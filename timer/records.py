@@ -20,7 +20,7 @@ from tiered.format.record import RecordFault
 from tiered.local.catalog import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from tiered.format.block import RecordBlock
     from tiered.local.face import RecordBatch
@@ -38,7 +38,8 @@ DELAYS_MS: Final = tuple(
 _DUE: Final = b"TIMER_OUT_MS\x01"
 _ROLLS: Final = b"TIMER_ROLL_TIMES\x01"
 _KEY: Final = b"UNIQ_KEY\x01"
-_MARK: Final = b"TIMER_DEL_UNIQKEY\x01"
+MARK: Final = b"TIMER_DEL_UNIQKEY\x01"
+"""The property that makes a record a delete mark."""
 _LEVEL: Final = b"DELAY\x01"
 _TOPIC: Final = b"REAL_TOPIC\x01"
 _DIGITS_MAX: Final = 16
@@ -69,10 +70,8 @@ class TimerRows:
         return len(self.dues)
 
     def names(self, at: int) -> tuple[tuple[int, bytes], ...]:
-        """By which a delete mark may name the message: due time, and unique id without and with the real topic."""
-        due, key = int(self.dues[at]), self.keys[at]
-        topic = value_of(self.properties(at), _TOPIC)
-        return (due, key), (due, topic + b"+" + key)
+        """See ``names_of``; of a message that is no delete mark."""
+        return names_of(int(self.dues[at]), self.properties(at))
 
     def properties(self, at: int) -> bytes:
         """As stored."""
@@ -81,12 +80,55 @@ class TimerRows:
         return bytes(view[start : start + int(self.block.properties_sizes[at])])
 
 
+def names_of(due: int, properties: bytes) -> tuple[tuple[int, bytes], ...]:
+    """By which a delete mark may name a message: due time, and unique id without and with the real topic."""
+    key, topic = value_of(properties, _KEY), value_of(properties, _TOPIC)
+    return (due, key), (due, topic + b"+" + key)
+
+
 def value_of(properties: bytes, name: bytes) -> bytes:
     """The value of a property, given its name with 0x01 behind; empty: there is none. Of several the last counts."""
     at = properties.rfind(name)
     while at > 0 and properties[at - 1] != 2:  # noqa: PLR2004 (ends the pair before)
         at = properties.rfind(name, 0, at)
     return properties[at + len(name) :].partition(b"\x02")[0] if at >= 0 else b""
+
+
+def raw_properties(block: RecordBlock) -> list[bytes]:
+    """The properties of each record, as stored; empty of a damaged one."""
+    view = memoryview(block.buffer).cast("B")
+    starts = block.properties_positions
+    ends = (starts + block.properties_sizes).tolist()
+    return [bytes(view[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
+
+
+def changed_properties(raw: bytes, drop: Sequence[bytes], said: Mapping[bytes, bytes]) -> bytes:
+    """Properties without some, and with others said anew; the rest, and the order, stay.
+
+    Args:
+        raw: As stored.
+        drop: Names, each with 0x01 behind.
+        said: Values by name, likewise.
+    """
+    if raw.endswith(b"\x02") and not any(name in raw for name in drop):
+        more = b""
+        for name, value in said.items():
+            pair, count = name + value + b"\x02", raw.count(name)
+            if not count:
+                more += pair
+            elif count > 1 or not (raw.startswith(pair) or b"\x02" + pair in raw):
+                break
+        else:
+            return raw + more
+    found: dict[bytes, bytes] = {}
+    for pair in raw.split(b"\x02"):
+        name, _, value = pair.partition(b"\x01")
+        if name and value:
+            found[name + b"\x01"] = value
+    for name in drop:
+        found.pop(name, None)
+    found.update(said)
+    return b"".join(name + value + b"\x02" for name, value in found.items())
 
 
 def number_of(text: bytes, otherwise: int) -> int:
@@ -103,18 +145,15 @@ def read_rows(batch: RecordBatch, known: Longs | None = None) -> TimerRows:
     """
     sizes = np.maximum(batch.sizes, 0)
     block = parse_records(batch.data, batch.positions, sizes)
-    view = memoryview(batch.data).cast("B")
-    starts = block.properties_positions.tolist()
-    ends = (block.properties_positions + block.properties_sizes).tolist()
     sound = ((block.faults == RecordFault.OK) & (batch.sizes > 0)).tolist()
     if known is not None:
         due_of = _known(known.tolist())
     else:
         due_of = _due_scheduled(batch) if batch.queue.topic == SCHEDULE_TOPIC else _due_in_wheel
     dues, rolls, keys, marks = [], [], [], []
-    for at, (start, end, is_sound) in enumerate(zip(starts, ends, sound, strict=True)):
-        raw = bytes(view[start:end]) if is_sound else b""
-        mark = value_of(raw, _MARK)
+    for at, (one, is_sound) in enumerate(zip(raw_properties(block), sound, strict=True)):
+        raw = one if is_sound else b""
+        mark = value_of(raw, MARK)
         due = due_of(at, raw)
         dues.append(due if 0 <= due <= DUE_MS_MAX else -1)
         rolls.append(number_of(value_of(raw, _ROLLS), 0))

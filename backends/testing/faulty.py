@@ -60,7 +60,7 @@ READS = frozenset({"get", "head", "list"})
 
 
 class Fault(enum.Enum):
-    """See the module's table."""
+    """What goes wrong with a request; the module's table says when."""
 
     UNAVAILABLE = enum.auto()
     FULL = enum.auto()
@@ -172,42 +172,35 @@ class FaultyStore(WrappingStore):
         return len(landing)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore`` and the module's table."""
         body = b"".join(as_pieces(data))  # now: what lands late must not see later changes
         self._write("put", key, lambda: self._inner.put_if_absent(key, body))
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore`` and the module's table."""
         self._write("delete", key, lambda: self._inner.delete(key))
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        """See ``ObjectStore`` and the module's table."""
         return self._write(
             "compare_and_set", key, lambda: self._inner.compare_and_set(key, data, expected)
         )
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore`` and the module's table."""
         fault = self._fail_read("get", key)
         return self._damaged(fault, key, self._inner.get(key, byte_range))
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore`` and the module's table."""
         return [self.get(key, byte_range) for byte_range in byte_ranges]
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore`` and the module's table."""
         fault = self._fail_read("get", key)
         data, version = self._inner.get_versioned(key)
         return self._damaged(fault, key, data), version
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore`` and the module's table."""
         self._fail_read("head", key)
         return self._inner.head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore`` and the module's table. CUT ends a listing in its middle."""
+        """CUT ends a listing in its middle."""
         fault = self._fail_read("list", prefix)
         found = self._inner.list(prefix, start_after=start_after)
         if fault is not Fault.CUT:
@@ -287,31 +280,27 @@ class CaseFoldingStore(WrappingStore):
         self._learn(info.key for info in inner.list(""))
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore``."""
         with self._lock:
             stored = self._stored(key)
             self._inner.put_if_absent(stored, data)
             self._learn([stored])
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         return self._inner.get(self._stored(key), byte_range)
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``."""
         return self._inner.get_ranges(self._stored(key), byte_ranges)
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        """See ``ObjectStore``."""
         return self._inner.get_versioned(self._stored(key))
 
     def head(self, key: str) -> ObjectInfo:
-        """See ``ObjectStore``. Under the name that was asked for."""
+        """Under the name that was asked for."""
         found = self._inner.head(self._stored(key))
         return type(found)(key, found.size_bytes, found.modified_ms, found.version)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See ``ObjectStore``. The prefix's folder as it was asked for, what is in it as it is stored."""
+        """The prefix's folder as it was asked for, what is in it as it is stored."""
         folder, slash, _ = prefix.rpartition("/")
         stored = self._stored(folder) if folder else ""
         for found in self._inner.list(stored + slash):
@@ -320,14 +309,13 @@ class CaseFoldingStore(WrappingStore):
                 yield type(found)(key, found.size_bytes, found.modified_ms, found.version)
 
     def delete(self, key: str) -> None:
-        """See ``ObjectStore``. Folders that became empty are gone, and their spelling with them."""
+        """Folders that became empty are gone, and their spelling with them."""
         with self._lock:
             self._inner.delete(self._stored(key))
             self._spelled.clear()
             self._learn(info.key for info in self._inner.list(""))
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
-        """See ``ObjectStore``."""
         with self._lock:
             stored = self._stored(key)
             version = self._inner.compare_and_set(stored, data, expected)

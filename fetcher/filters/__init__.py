@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from fetcher.filters.face import Filter, FilterError, Properties
+from fetcher.filters.message_filter import Filter, FilterError, Properties
 from fetcher.filters.tags import TagFilter, compile_tags
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def compile_filter(expression: str, kind: Kind = "TAG", *, strict: bool = True) 
             (``a = 5 b = 6`` is ``a = 5`` there), and tags of which none is named (`` || ``). False: as RocketMQ does.
 
     Raises:
-        FilterError: The expression is not valid, or exceeds a limit of ``fetcher.filters.sql``.
+        FilterError: The expression is not valid, or exceeds a limit of ``fetcher.filters.sql92``.
         InvalidError: The library that parses SQL92 expressions is not installed.
         ValueError: There is no such kind.
     """
@@ -41,6 +41,6 @@ def compile_filter(expression: str, kind: Kind = "TAG", *, strict: bool = True) 
 
 
 def _compile_sql(expression: str, *, strict: bool) -> Filter:
-    from fetcher.filters.sql import compile_sql  # noqa: PLC0415 - its parser is loaded by those who use it
+    from fetcher.filters.sql92 import compile_sql  # noqa: PLC0415 - its parser is loaded by those who use it
 
     return compile_sql(expression, strict=strict)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tiered.errors import DataError
 from tiered.format.block import parse_records
-from tiered.format.message import split_batch
+from tiered.format.message_forms import split_batch
 from tiered.format.properties import NAME_END, PAIR_END, java_text
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fetcher.filters.face import Properties
+    from fetcher.filters.message_filter import Properties
     from tiered.format.block import RecordBlock
     from tiered.local.face import RecordBatch
 

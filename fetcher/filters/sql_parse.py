@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from lark import Lark, TextSlice, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
-from fetcher.filters.face import FilterError
+from fetcher.filters.message_filter import FilterError
 from fetcher.filters.sql_build import Builder, SqlPart, shorten
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fetcher.filters.batch import lookup, select_items
-from fetcher.filters.face import EXPRESSION_CHARS_MAX, FilterError, Properties
+from fetcher.filters.message_filter import EXPRESSION_CHARS_MAX, FilterError, Properties
 from tiered.format.properties import TAGS, tag_hash
 
 if TYPE_CHECKING:

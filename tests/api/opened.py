@@ -37,8 +37,8 @@ class Made:
         builder: Adds to it.
     """
 
-    def __init__(self) -> None:
-        self.url = f"memory://api-{next(_NAMES)}"
+    def __init__(self, url: str | None = None) -> None:
+        self.url = url or f"memory://api-{next(_NAMES)}"
         with patch("support.tiers.PREFIX", Place("c", "b").prefix):
             self.builder = TierBuilder(open_store(self.url))
 

@@ -140,7 +140,7 @@ def test_batches_of_a_tier_make_one_table():
 
 
 def inner(count: int) -> bytes:
-    from tiered.format.message import InnerMessage, encode_inner_messages
+    from tiered.format.message_forms import InnerMessage, encode_inner_messages
 
     return encode_inner_messages(
         [InnerMessage(0, b"inner %d" % n, b"TAGS\x01a\x02") for n in range(count)]

@@ -12,7 +12,7 @@ from support.keyed import KeyedTier, Mail
 from support.opening import opened_over
 from support.tiers import PREFIX
 
-from fetcher.settings import MEMORY_BYTES_MIN, FetchSettings
+from fetcher.limits import MEMORY_BYTES_MIN, FetchSettings
 from tiered.errors import InvalidError
 from tiered.index.lookup import IndexReader, Wish
 from tiered.model import MessageQueue

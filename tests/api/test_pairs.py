@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered.api import property_arrays as pairs
-from tiered.api.property_arrays import Pairs
+import tiered.api.arrow as pairs
+from tiered.api.arrow import Pairs
 from tiered.format.properties import CLIENT_ONLY, parse_properties
 
 NAME = st.sampled_from(["TAGS", "KEYS", "a", "ü", "MIN_OFFSET"]) | st.text("xy", max_size=3)

@@ -13,14 +13,14 @@ from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from tiered.api.broker_place import Place
+from tiered.archive.audit import verify_archive
 from tiered.archive.job import Workshop, local_engine, run_job
-from tiered.archive.verify import verify_archive
 from tiered.clock import ManualClock
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
+    from tiered.archive.audit import Report
     from tiered.archive.job import Result
-    from tiered.archive.verify import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,11 @@ def rows(at: Workshop, prefix: str = "data/") -> list[dict[str, Any]]:
     for key in keys(at, prefix):
         found += pq.read_table(io.BytesIO(at.archive.get(key))).to_pylist()
     return found
+
+
+def is_shared(key: str) -> bool:
+    """Whether several pieces lie in a file, by its key."""
+    return key.rpartition("/")[2].count("-") == 1
 
 
 def bodies(at: Workshop) -> dict[int, bytes]:

@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from tiered.archive.columns import schema
 from tiered.archive.machine import ArchiveMachine, archive_action
-from tiered.archive.model import LOG, Archived, ArchiveLane, ParquetFile
+from tiered.archive.model import DAY_MS, LOG, Archived, ArchiveLane, ParquetFile, folder_key
 from tiered.archive.parquet import FileWriter
-from tiered.archive.paths import DAY_MS, folder_key
 from tiered.clock import SystemClock
-from tiered.journal.writer import JournalWriter
+from tiered.journal.append import JournalWriter
 
 if TYPE_CHECKING:
     import random
@@ -79,18 +78,15 @@ def _write(
     writer = FileWriter()
     for start in range(0, len(ids), min(BATCH_ROWS, group_rows)):
         some = ids[start : start + min(BATCH_ROWS, group_rows)]
-        writer.add(batch_of(lane, low + start, some, rng))
+        writer.add(batch_of(lane, low + start, some, rng), lane, low)
         if group_rows < BATCH_ROWS:
-            writer._write_group(writer._waiting_rows)  # smaller groups than the writer's own
-    written = writer.finish({"tiered.schema": "1"})
-    day = written.store_min_ms // DAY_MS
-    key = f"{folder_key(lane.topic, day)}0-{low:020d}-{written.high:020d}.parquet"
+            writer._write_group()  # smaller groups than the writer's own
+    written = writer.finish({})
+    ((_, _, proof),) = written.pieces
+    day = proof.store_min_ms // DAY_MS
+    key = f"{folder_key(lane.topic, day)}0-{low:020d}-{proof.high:020d}.parquet"
     archive.put_if_absent(key, written.data)
-    size = len(memoryview(written.data))
-    counts = (written.rows, size, written.crc, written.store_min_ms, written.store_max_ms)
-    return ParquetFile(
-        key, written.low, written.high, *counts, written.body_crc_sum, written.body_bytes
-    )
+    return ParquetFile(key, *proof[:3], len(written.data), written.crc, *proof[3:])
 
 
 def batch_of(lane: ArchiveLane, low: int, ids: list[str], rng: random.Random) -> pa.RecordBatch:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from tests.e2e.harness import here
 from tiered.clock import SystemClock
 from tiered.model import TimestampMs
-from tiered.store.message_store import MessageStore
-from tiered.store.messages import Message
-from tiered.store.options import StoreOptions
+from tiered.store.embedded import MessageStore
+from tiered.store.new_message import NewMessage
+from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ _BUSY = (1, 1, 1, 1, 1, 2, 4, 7, 9, 10, 11, 12, 12, 11, 10, 10, 11, 13, 15, 16, 
 class Sent:
     """A message, and the time at which it is stored."""
 
-    message: Message
+    message: NewMessage
     store_ms: int
 
     @property
@@ -117,7 +117,7 @@ def _sent(
     number = body["order"]
     assert isinstance(number, int)
     latency_ms = min(int(rng.lognormvariate(1.5, 1.2)), 5_000)
-    message = Message(
+    message = NewMessage(
         topic=topic,
         queue_id=number % _QUEUES,
         body=json.dumps(body).encode(),

@@ -16,7 +16,7 @@ from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tests.archive.questions import ANSWERS, PAGE, QUESTIONS, WORDS, for_spark, rows_of
 from tests.e2e.harness import environment, here
-from tiered.archive.query.duck import ask
+from tiered.archive.duck import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,20 +14,20 @@ from zlib_ng import zlib_ng
 
 from backends.local import LocalFolderStore
 from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
-from tests.archive.jobs import archive, check, keys, rows, workshop
-from tiered.archive.body.layout import BodyColumns, BodyLayout
-from tiered.archive.body.wishes import BodyWishes, read_wishes
+from tests.archive.jobs import archive, check, is_shared, keys, rows, workshop
+from tiered.archive import duck
+from tiered.archive.audit import read_log, verify_archive
+from tiered.archive.bodies import BodyColumns, BodyLayout
+from tiered.archive.body_formats import BodyWishes, read_wishes
+from tiered.archive.checked_ranges import with_sums
 from tiered.archive.columns import topic_schema
 from tiered.archive.job import Workshop, local_engine, log_writer, run_job
 from tiered.archive.machine import ArchiveMachine, archive_action, columns_action
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
-from tiered.archive.query import duck
-from tiered.archive.ranges import with_sums
-from tiered.archive.spark import task_of, task_text
-from tiered.archive.verify import read_log, verify_archive
+from tiered.archive.spark import work_of, work_text
 from tiered.errors import InvalidError
-from tiered.format.message import InnerMessage, encode_inner_messages
+from tiered.format.message_forms import InnerMessage, encode_inner_messages
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tiered.archive.job import Outcome
-    from tiered.archive.merging import Work
+    from tiered.archive.plan import Work
 
 ONE = b'{"id": 1, "name": "a", "items": [{"sku": "x", "n": 2}]}'
 TWO = b'{"id": 2, "name": "b", "extra": true}'
@@ -280,12 +280,13 @@ def test_a_worker_gets_the_layout() -> None:
 
     def engine(tasks: Iterable[Work]) -> Iterator[Outcome]:
         seen.extend(tasks)
-        return local_engine(at, 1)([task_of(task_text(task)) for task in seen])
+        return local_engine(at, 1)([work_of(work_text(work)) for work in seen])
 
     run_job(at, engine)
-    (task,) = seen
+    (work,) = seen
+    (task,) = work.tasks
     assert task.layout.has_records
-    assert task_of(task_text(task)) == task
+    assert work_of(work_text(work)) == work
     assert values(at)[0]["value_id"] == 1
     assert BodyLayout.of(json.loads(json.dumps(task.layout.document()))) == task.layout
 
@@ -307,9 +308,9 @@ def test_damage_in_a_decoded_column_is_found() -> None:
     at = replace(workshop(tier.store), wishes=wishes("json"))
     archive(at)
     ((lane, (one,)),) = read_log(at).lanes.items()
-    table = pq.read_table(io.BytesIO(at.archive.get(one.files[0].key)))
+    file = pq.ParquetFile(io.BytesIO(at.archive.get(one.files[0].key)))
+    table, kept = file.read(), file.metadata.metadata
     spot = table.schema.get_field_index("value_id")
-    kept = table.schema.metadata
     table = table.set_column(spot, "value_id", [[99]]).replace_schema_metadata(kept)
     sink = io.BytesIO()
     pq.write_table(table, sink)
@@ -318,8 +319,8 @@ def test_damage_in_a_decoded_column_is_found() -> None:
     log = log_writer(forged)
     log.append([columns_action(lane.topic, 0, read_log(at).bodies[lane.topic][0])])
     forged.archive.put_if_absent(one.files[0].key, data)
-    file = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
-    log.append([archive_action(lane, replace(one, files=(file,)), 0)])
+    forgery = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
+    log.append([archive_action(lane, replace(one, files=(forgery,)), 0)])
     found = [found.what for found in verify_archive(forged).findings]
     assert found[-1] == "rows differ from the tier behind offset 0"
 
@@ -334,7 +335,7 @@ def test_merged_files_keep_their_columns() -> None:
     log = log_writer(at)
     merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
     found = {
-        row["queue_offset"]: row for key in keys(at) if "/merged-" in key for row in rows(at, key)
+        row["queue_offset"]: row for key in keys(at) if is_shared(key) for row in rows(at, key)
     }
     assert [found[n]["value_id"] for n in sorted(found)] == [1, None, 1, None, 2]
     assert [found[n].get("value_name") for n in sorted(found)] == [None, None, None, None, "b"]

@@ -16,12 +16,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
-from tiered.archive.body.avro import AvroDecoder, avro_columns
-from tiered.archive.body.decode import NO_FIT, NO_OBJECT, Decoder, decode_bodies
-from tiered.archive.body.layout import BodyColumns
-from tiered.archive.body.proto import ProtoDecoder, proto_columns
-from tiered.archive.body.schema import columns_of_schema, columns_text, infer_columns, parse_columns
-from tiered.archive.body.wishes import RAW, body_fields, open_decoder, read_wishes
+from tiered.archive.bodies import (
+    BodyColumns,
+    columns_of_schema,
+    columns_text,
+    infer_columns,
+    parse_columns,
+)
+from tiered.archive.body_formats import (
+    NO_FIT,
+    NO_OBJECT,
+    RAW,
+    AvroDecoder,
+    Decoder,
+    ProtoDecoder,
+    avro_columns,
+    body_fields,
+    decode_bodies,
+    open_decoder,
+    proto_columns,
+    read_wishes,
+)
 from tiered.errors import InternalError, InvalidError
 
 EVERY = (

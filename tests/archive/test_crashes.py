@@ -28,20 +28,6 @@ MATRIX = {
 }
 
 
-PACKING = {"before packing": "archive-rewriting:2", "after packing": "archive-rewritten:2"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", PACKING.values(), ids=PACKING.keys())
-def test_killed_while_packing(
-    point: str, sealed: Callable[[str], Sealed], archive_url: str
-) -> None:
-    tier = sealed("s04-batch-compress")
-    ran = program("archive", tier.url, "--to", archive_url, env={VARIABLE: point})
-    assert ran.code == EXIT_CODE
-    check(tier, archive_url)
-
-
 @pytest.mark.parametrize("point", MATRIX.values(), ids=MATRIX.keys())
 def test_killed(point: str, sealed: Callable[[str], Sealed], archive_url: str) -> None:
     tier = sealed("s04-batch-compress")

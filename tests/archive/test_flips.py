@@ -18,20 +18,19 @@ from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, check, workshop
 from tests.archive.made import make_archive
 from tiered.archive import parquet
+from tiered.archive.audit import verify_archive
+from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema
+from tiered.archive.duck import ask
 from tiered.archive.job import first_error, local_engine, log_writer, run_job
+from tiered.archive.lookup import build, lookup, read_index
 from tiered.archive.merging import plan_merge
-from tiered.archive.query.duck import ask
-from tiered.archive.query.key_index import build, read_index
-from tiered.archive.query.lookup import lookup
-from tiered.archive.ranges import ObjectFile
 from tiered.archive.selection import Selection
-from tiered.archive.source.readers import ArchiveReader
-from tiered.archive.source.report import file_uris
 from tiered.archive.tables import explain, read_archive
-from tiered.archive.verify import verify_archive
 from tiered.errors import DataError, InternalError
 from tiered.model import MessageQueue
+from tiered.spark.frames import file_uris
+from tiered.spark.source import ArchiveReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,16 +128,15 @@ def test_a_flipped_bit_is_a_finding_and_stops_a_merge(at: Workshop) -> None:
     log = log_writer(at)
     plan = plan_merge(log.state, takes=lambda _lane: True, small_bytes=1 << 30)
     assert plan == []
-    from tiered.archive.merging import MERGED, together, write_together
-    from tiered.archive.merging import _File as File
+    from tiered.archive.merging import Together, write_together
     from tiered.archive.moves import pieces_of
 
     pieces = list(pieces_of(log.state.lanes))
-    one = together(MERGED, [File(0, (), pieces)])
+    one = Together.of(pieces)
     for _ in flipped_bits(only_file(at.archive), seed=1):
         assert verify_archive(at).findings
         with pytest.raises(DataError, match="not what the archive's log says"):
-            write_together(at.archive, at.archive, one)
+            write_together(at.archive, one)
     check(at)
 
 

@@ -12,14 +12,13 @@ from support.tiers import TierBuilder
 
 from backends.errors import StoreFullError
 from backends.memory import MemoryStore
-from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, check, workshop
 from tests.archive.spark_processes import SPARK
 from tests.e2e.harness import here, program
 from tiered.archive import spark
 from tiered.archive.job import first_error
 from tiered.archive.model import LOG
-from tiered.archive.plan import Task
+from tiered.archive.plan import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -123,7 +122,7 @@ def test_what_is_archived_before_there_is_no_room_stays(tmp_path: Path) -> None:
 
 
 def test_a_worker_of_spark_says_that_there_is_no_room(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As an error that ends the job, like that of a thread."""
 
@@ -131,9 +130,8 @@ def test_a_worker_of_spark_says_that_there_is_no_room(
         raise StoreFullError("no room")
 
     monkeypatch.setattr(spark, "do_work", no_room)
-    monkeypatch.setattr(spark, "work_of", lambda _text: Task)
-    urls = f"file://{tmp_path}/tier", "prefix", f"file://{tmp_path}/parquet"
-    outcome = spark.outcome_of(spark.do_task(spark.SparkOrder(*urls, S3Options()), ""))
+    monkeypatch.setattr(spark, "work_of", lambda _text: Work)
+    outcome = spark.outcome_of(spark.do_task(MemoryStore("tier"), MemoryStore("archive"), "", ""))
     assert isinstance(outcome, StoreFullError)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.tiers import QUEUE, TierBuilder
@@ -19,21 +21,23 @@ from tests.archive.jobs import (
     with_other_messages_behind,
     workshop,
 )
-from tiered.archive import parquet
-from tiered.archive.job import first_error, local_engine, log_writer, run_job
+from tiered.archive import job, parquet, spark
+from tiered.archive.audit import read_log
+from tiered.archive.job import first_error, local_engine, log_writer, rolling, run_job
 from tiered.archive.machine import archive_action
+from tiered.archive.plan import Work
 from tiered.archive.tables import read_archive
-from tiered.archive.task import archive_segment
-from tiered.archive.verify import read_log
+from tiered.archive.task import do_work
 from tiered.errors import DataError, InternalError, InvalidError
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
+    from backends.base import ByteRange, ObjectInfo
     from tiered.archive.job import Outcome
     from tiered.archive.plan import Task
 
@@ -190,7 +194,7 @@ def test_replay_refuses_what_overlaps_or_is_not_whole() -> None:
     (task,) = (result := archive(at)).plan.tasks
     assert result.segments == 1
     log = log_writer(at)
-    done = archive_segment(at.tier, at.place.prefix, at.archive, task)
+    (done,) = do_work(at.tier, at.place.prefix, at.archive, Work((task,)))
     other = replace(task.lane, queue_id=7)
     late = (archive_action(task.lane, done, 0), archive_action(other, replace(done, end=9), 0))
     log.append([*late, archive_action(other, done, 1)])
@@ -261,3 +265,102 @@ def test_somebody_else_s_files_are_no_trace_of_an_archive() -> None:
     at = workshop(sealed([b"a"]).store)
     at.archive.put_if_absent("data/notes.txt", b"mine")
     assert archive(at).rows == 1
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Stands for work."""
+
+    number: int
+
+
+def test_a_slow_task_holds_up_no_others_and_no_more_is_taken_than_the_window_holds() -> None:
+    taken: list[int] = []
+    slow = threading.Event()
+
+    def works() -> Iterator[Any]:
+        for number in range(100):
+            taken.append(number)
+            yield Numbered(number)
+
+    def do(some: Sequence[Any]) -> list[Any]:
+        if some[0].number == 0:
+            assert slow.wait(60)
+        return [(one.number,) for one in some]
+
+    found = rolling(works(), do, count=3, window=2)
+    first = [next(found) for _ in range(60)]
+    done = {work.number for work, _ in first}
+    assert (len(done), done & {0, 1, 2}) == (60, set()), "the first three are not done"
+    assert len(taken) <= 63 + 3 * 2 * 2
+    slow.set()
+    rest = [*first, *found]
+    assert sorted(work.number for work, _ in rest) == list(range(100))
+    assert all(made == (work.number,) for work, made in rest)
+
+
+@pytest.mark.parametrize("how", ["an error that is no outcome", "the caller wants no more"])
+def test_what_is_under_way_is_given_up(how: str) -> None:
+    given_up: list[bool] = []
+    begun = threading.Semaphore(0)
+
+    def do(some: Sequence[Any]) -> list[Any]:
+        begun.release()
+        if how.startswith("an error") and some[0].number == 7:
+            raise KeyError(7)
+        return [() for _ in some]
+
+    works = (Numbered(number) for number in range(10_000))
+    found = rolling(works, do, count=1, window=2, give_up=lambda: given_up.append(True))  # type: ignore[arg-type]
+    if how.startswith("an error"):
+        with pytest.raises(KeyError):
+            list(found)
+    else:
+        next(found)
+        found.close()  # type: ignore[attr-defined]
+    assert given_up == [True]
+    count = 0
+    while begun.acquire(blocking=False):
+        count += 1
+    assert count < 100, "no more was begun"
+
+
+def test_the_same_work_done_twice_at_once_is_the_same() -> None:
+    """As by a task that Spark tries again, or a second one beside a slow one."""
+    at = workshop(sealed([b"a", None, b"b"], [b"c"]).store)
+    given = (at.tier, at.archive, at.place.prefix)
+
+    def engine(works: Iterable[Work]) -> Iterator[Outcome]:
+        for work in works:
+            texts = [spark.work_text(work)] * 8
+            with ThreadPoolExecutor(4) as pool:
+                said = set(pool.map(lambda text: spark.do_task(*given, text), texts))
+            assert len(said) == 1
+            yield work, spark.outcome_of(said.pop())
+
+    assert run_job(at, engine).rows == 3
+    assert check(at).rows == 3
+    assert len(rows(at)) == 3, "one object each"
+
+
+class Counting(WrappingStore):
+    """How often it was asked for something."""
+
+    asked = 0
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        self.asked += 1
+        return self._inner.list(prefix, start_after=start_after)
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        self.asked += 1
+        return self._inner.get(key, byte_range)
+
+
+def test_a_long_run_leaves_a_log_that_few_requests_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "COMMIT_FILES", 1)
+    at = workshop(sealed(*([b"%d" % number] for number in range(31))).store)
+    assert archive(at).entries == 31
+    again = Counting(at.archive)
+    assert len(read_archive(again).lanes) == 1
+    assert again.asked <= 20

@@ -11,9 +11,8 @@ from backends.memory import MemoryStore
 from tests.archive.made import make_archive
 from tests.archive.test_lookup import Counting
 from tests.e2e.harness import here
-from tiered.archive.query import key_index
-from tiered.archive.query.key_index import PREFIX, build, groups_with, read_index
-from tiered.archive.query.lookup import lookup
+from tiered.archive import lookup as key_filters
+from tiered.archive.lookup import PREFIX, build, groups_with, lookup, read_index
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.errors import DataError
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
-    from tiered.archive.query.lookup import FoundRow
+    from tiered.archive.lookup import FoundRow
 
 FILES, GROUPS, ROWS = 6, 3, 300
 
@@ -95,7 +94,7 @@ def test_later_files_are_covered_by_another_object(
     assert build(archive, read_archive(archive)).objects == 0
     (old,) = list(archive.list(PREFIX))
     archive.delete(old.key)
-    monkeypatch.setattr(key_index, "OBJECT_BYTES", 1)
+    monkeypatch.setattr(key_filters, "OBJECT_BYTES", 1)
     assert build(archive, read_archive(archive)).objects == FILES
     index = read_index(archive)
     assert sorted(key for part in index for key in part.files) == [
@@ -110,7 +109,7 @@ def test_later_files_are_covered_by_another_object(
 def test_a_file_without_filters_may_have_everything(
     archive: MemoryStore, made: tuple[MemoryStore, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_index, "filters_of", lambda _group: [None, None])
+    monkeypatch.setattr(key_filters, "filters_of", lambda _group: [None, None])
     build(archive, read_archive(archive))
     (part,) = read_index(archive)
     assert part.classes == ()
@@ -141,7 +140,7 @@ def test_a_damaged_row_is_named(archive: MemoryStore) -> None:
     key = next(
         text
         for text in map(str, range(99))
-        if key_index.block_number(key_index.text_hash(text), blocks) == 0
+        if key_filters.block_number(key_filters.text_hash(text), blocks) == 0
     )
     damaged(archive, start + 32 * filters // 2)
     with pytest.raises(DataError, match="a row of the key index"):
@@ -158,8 +157,10 @@ def test_heads_that_lie_are_refused(archive: MemoryStore) -> None:
         b'{"format": 1, "classes": [], "files": [["a", [[0]]]]}',
         b'{"format": 1, "classes": [[99, 1, 9999999]], "files": [["a", [[0]]]]}',
     ):  # fmt: skip
-        head = key_index.zstandard.ZstdCompressor().compress(text)
-        footer = key_index._FOOTER.pack(len(head), key_index.zlib_ng.crc32(head), key_index._MAGIC)
+        head = key_filters.zstandard.ZstdCompressor().compress(text)
+        footer = key_filters._FOOTER.pack(
+            len(head), key_filters.zlib_ng.crc32(head), key_filters._MAGIC
+        )
         archive.delete(info.key)
         archive.put_if_absent(info.key, data[:100] + head + footer)
         with pytest.raises(DataError, match="key index"):

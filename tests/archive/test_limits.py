@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from support.bundles import made_part
 from support.tiers import QUEUE, TierBuilder
 
@@ -22,7 +23,6 @@ from tiered.api.broker_place import Place, choose_place
 from tiered.archive import spark
 from tiered.archive.job import (
     Watch,
-    archived_of,
     local_engine,
     log_writer,
     plan_job,
@@ -30,8 +30,7 @@ from tiered.archive.job import (
     spark_ahead,
 )
 from tiered.archive.machine import ArchiveState
-from tiered.archive.merging import Pack, plan_packs
-from tiered.archive.plan import NO_LIMITS, Limits, Plan, limited, plan_archive
+from tiered.archive.plan import NO_LIMITS, Limits, Plan, Work, limited, plan_archive, plan_works
 from tiered.cli.archive import progressed
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
@@ -80,10 +79,9 @@ def test_small_segments_of_a_topic_are_packed_and_large_ones_are_not() -> None:
     tasks = list(plan(3, 2).tasks)
     tasks[1] = replace(tasks[1], parts=Parts.of([made_part(0, 0, COUNT, 5000)]))
     other = replace(tasks[0], lane=replace(tasks[0].lane, topic="other"))
-    found = plan_packs([*tasks, other], 4000)
-    assert [type(work) for work in found] == [Pack, type(other), type(other)]
-    assert found[0] == Pack((tasks[0], *tasks[2:]))
-    assert plan_packs(tasks, 0) == tasks
+    found = plan_works([*tasks, other], 4000)
+    assert found == [Work((tasks[0], *tasks[2:])), Work((tasks[1],)), Work((other,))]
+    assert plan_works(tasks, 0) == [Work((task,)) for task in tasks]
 
 
 def test_nothing_is_begun_when_the_time_is_over() -> None:
@@ -131,9 +129,9 @@ def test_a_watch_counts_and_knows_how_long_the_rest_takes() -> None:
     assert watch.seconds_left is None
     tasks = archive_tasks(at)
     watch.segments_all, watch.bytes_all = 2, sum(task.size_bytes for task in tasks)
-    for number, (_, outcome) in enumerate(watch.over(local_engine(at, 1))(tasks), 1):
+    for number, (_, outcome) in enumerate(watch.over(local_engine(at, 1))(plan_works(tasks, 0)), 1):
         assert not isinstance(outcome, Exception)
-        assert len(archived_of(outcome)) == 1
+        assert len(outcome) == 1
         clock.advance(10)
         assert watch.segments == watch.rows == number
         left_s = watch.seconds_left
@@ -143,7 +141,7 @@ def test_a_watch_counts_and_knows_how_long_the_rest_takes() -> None:
 def archive_tasks(at: Any) -> Any:
     seen: list[Any] = []
     run_job(at, lambda works: iter(seen.extend(works) or ()))
-    return seen
+    return [task for work in seen for task in work.tasks]
 
 
 def test_packed_segments_are_read_as_if_they_were_not() -> None:
@@ -179,6 +177,24 @@ def test_damage_of_one_segment_leaves_the_others_of_its_pack() -> None:
     assert (rest.segments, check(at).rows) == (1, 3)
 
 
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20])
+def test_an_object_that_the_tier_lost_is_named_and_holds_up_no_others(small_bytes: int) -> None:
+    made = three_sealed()
+    at = workshop(made.store)
+    part = made.journal.state.queues[QUEUE][0].segments[1].parts[0]
+    key = at.place.prefix + part.log.key
+    lost = made.store.get(key)
+    made.store.delete(key)
+    result = run_job(at, local_engine(at, 1), small_bytes=small_bytes)
+    assert (result.segments, result.rows, result.not_begun) == (2, 2, 0)
+    ((task, error),) = result.failed
+    assert (task.start, type(error)) == (1, DataError)
+    assert part.log.key in str(error)
+    made.store.put_if_absent(key, lost)
+    rest = run_job(at, local_engine(at, 1), small_bytes=small_bytes)
+    assert (rest.failed, rest.segments, check(at).rows) == ([], 1, 3)
+
+
 def test_another_job_takes_a_part_of_a_pack_between_work_and_commit() -> None:
     at = workshop(three_sealed().store)
     rival = replace(at, rng=type(at.rng)(5))
@@ -205,11 +221,12 @@ def test_a_pack_is_work_for_spark_as_well(
     tier, options = sealed("s04-batch-compress"), S3Options()
     with contextlib.closing(open_store(tier.url, options)) as store:
         at = replace(workshop(store), place=choose_place(store, None, None))
-        pack = next(work for work in plan_packs(archive_tasks(at)) if isinstance(work, Pack))
-        order = spark.SparkOrder(tier.url, at.place.prefix, archive_url, options)
+        pack = next(work for work in plan_works(archive_tasks(at)) if len(work.tasks) > 1)
         assert spark.work_of(spark.work_text(pack)) == pack
-        outcome = spark.outcome_of(spark.do_task(order, spark.work_text(pack)))
-    assert isinstance(outcome, list)
+        with contextlib.closing(open_store(archive_url, options)) as target:
+            text = spark.do_task(store, target, at.place.prefix, spark.work_text(pack))
+        outcome = spark.outcome_of(text)
+    assert isinstance(outcome, tuple)
     assert [(one.start, one.end) for one in outcome] == [(t.start, t.end) for t in pack.tasks]
     (file,) = files(archive_url)
     assert {one.files[0].key.rpartition("/")[2] for one in outcome} == {file.name}

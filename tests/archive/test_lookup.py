@@ -18,11 +18,11 @@ from backends.wrapping import WrappingStore
 from tests.archive.made import make_archive
 from tests.archive.shop import DAY_MS, HOUR_MS
 from tests.e2e.harness import here
-from tiered.archive import bloom
-from tiered.archive.bloom import filters_of
-from tiered.archive.query import lookup as module
-from tiered.archive.query.lookup import lookup
-from tiered.archive.ranges import ObjectFile
+from tiered.archive import lookup as module
+from tiered.archive import parquet
+from tiered.archive.checked_ranges import ObjectFile
+from tiered.archive.lookup import lookup
+from tiered.archive.parquet import filters_of
 from tiered.archive.selection import Selection
 from tiered.archive.tables import open_parquet
 from tiered.errors import InvalidError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
     from tests.archive.shop import Shop
-    from tiered.archive.query.lookup import FoundRow
+    from tiered.archive.lookup import FoundRow
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_a_file_without_filters_is_read(
     monkeypatch: pytest.MonkeyPatch, made: tuple[Counting, list[str]]
 ) -> None:
     store, ids = made
-    monkeypatch.setattr(bloom, "_bits_of", lambda _chunk: None)
+    monkeypatch.setattr(parquet, "_bits_of", lambda _chunk: None)
     found = lookup(store, Selection(key=ids[7]))
     assert found.rows["queue_offset"].to_pylist() == [7]
     assert found.groups_read == FILES * GROUPS
@@ -179,9 +179,9 @@ def test_foreign_shapes_of_filters_are_not_asked() -> None:
     chunk = Chunk()
     for length, bits in ((47, (1015, 32)), (32, None), (16, None), (65, (1001, 64)), (0, None)):
         chunk.bloom_filter_length = length
-        assert bloom._bits_of(chunk) == bits
+        assert parquet._bits_of(chunk) == bits
     chunk.bloom_filter_length = 40_000  # 32,768 and much more than a header
-    assert bloom._bits_of(chunk) is None
+    assert parquet._bits_of(chunk) is None
 
 
 def test_the_blocks_are_where_the_filters_say(made: tuple[Counting, list[str]]) -> None:
@@ -190,7 +190,7 @@ def test_the_blocks_are_where_the_filters_say(made: tuple[Counting, list[str]]) 
     data = store.get(key)
     file = open_parquet(ObjectFile(store, key, len(data)))
     group = file.metadata.row_group(0)
-    for name, place in zip(bloom.COLUMNS, filters_of(group), strict=True):
+    for name, place in zip(parquet.COLUMNS, filters_of(group), strict=True):
         assert place
         (chunk,) = [
             group.column(n)

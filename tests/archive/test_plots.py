@@ -109,6 +109,7 @@ def test_odd_archives(plots: ModuleType, tmp_path: Path, monkeypatch: pytest.Mon
     some = plots.measure(at.archive, ["*[0-6]"])
     assert sum(one["messages"] for one in some["topics"].values()) == 14
     monkeypatch.setattr(plots, "TOPICS_SHOWN", 5)
+    plots.plt.close("all")  # other tests of this process draw, too
     monkeypatch.setattr(plots.plt, "close", lambda _figure: None)
     plots.draw(some, tmp_path)
     titles = [plots.plt.figure(number).axes[0].get_title() for number in plots.plt.get_fignums()]

@@ -19,15 +19,15 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, with_other_messages_behind, workshop
+from tests.archive.jobs import archive, check, is_shared, with_other_messages_behind, workshop
 from tests.archive.test_body import wishes
 from tests.e2e.harness import here
 from tiered.archive import publish as module
-from tiered.archive.body.layout import BodyColumns, BodyLayout
+from tiered.archive.bodies import BodyColumns, BodyLayout
 from tiered.archive.columns import schema
 from tiered.archive.job import log_writer
 from tiered.archive.merging import merge, plan_merge
-from tiered.archive.publish import Destination, Published, publish, table_name
+from tiered.archive.publish import Destination, Published, expire_snapshots, publish, table_name
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue
 
@@ -95,6 +95,31 @@ def test_rows_once_and_again_is_nothing(at: Workshop, catalog: str) -> None:
     assert table.current_snapshot().summary.operation.value == "append"
 
 
+def test_old_snapshots_go_before_what_they_name(at: Workshop, catalog: str) -> None:
+    published(at, catalog)
+    log = log_writer(at)
+    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    published(at, catalog)
+    place = Destination(catalog, "lake")
+    (old, present) = table_of(catalog, QUEUE.topic).snapshots()
+    assert list(expire_snapshots(at.archive, place, S3Options(), old.timestamp_ms)) == []
+    late = present.timestamp_ms + 1
+    found = dict(expire_snapshots(at.archive, place, S3Options(), late))
+    assert found == {f"lake.{table_name(QUEUE.topic)}": 1}
+    table = table_of(catalog, QUEUE.topic)
+    assert [one.snapshot_id for one in table.snapshots()] == [present.snapshot_id]
+    assert bodies(catalog) == [b"a", b"a", b"b", b"b"]
+    assert dict(expire_snapshots(at.archive, place, S3Options(), late)) == {}
+
+
+def test_names_are_mapped_to_the_ids_in_files(at: Workshop, catalog: str) -> None:
+    published(at, catalog)
+    table = table_of(catalog, QUEUE.topic)
+    ids = {field.name: field.field_id for field in table.schema().fields}
+    mapped = {field.names[0]: field.field_id for field in table.name_mapping()}
+    assert mapped == ids
+
+
 def test_a_table_says_how_rows_of_its_files_are_sorted_and_they_are(
     at: Workshop, catalog: str
 ) -> None:
@@ -126,7 +151,7 @@ def test_merged_files_take_the_place_of_the_old_in_one_snapshot(at: Workshop, ca
     table = table_of(catalog, QUEUE.topic)
     assert len(table.snapshots()) == 2
     (file,) = [task.file.file_path for task in table.scan().plan_files()]
-    assert "/merged-" in file
+    assert is_shared(file)
     assert published(at, catalog)[0].added == 0
 
 
@@ -226,7 +251,8 @@ def test_columns_have_their_ids_in_files_and_tables_whichever_run_brought_them(
         assert {row["value_id"] for row in found} == {None, 7}
         assert [row["value_tags"] for row in found if row["value_inner"]] == [["x"]] * (2 - number)
         assert any(row["record"] for row in found)
-        assert table.name_mapping() is None, "nothing is found by its name"
+        mapped = {one.names[0]: one.field_id for one in table.name_mapping()}
+        assert mapped.items() <= ids.items(), "whoever goes by names finds the same"
 
 
 FIELD_IDS = """
@@ -362,13 +388,22 @@ def test_names_of_tables() -> None:
 def test_the_command(sealed: Callable[[str], Sealed], archive_url: str, catalog: str) -> None:
     tier = sealed("s04-batch-compress")
     words = ("archive", tier.url, "--to", archive_url, "--publish", f"iceberg:{catalog}#lake")
-    said = here(*words, "--json").good().document["published"]
-    assert sum(one["added"] for one in said) == len(said) > 1
+    said = here(*words, "--pack-below", "0", "--json").good().document["published"]
+    assert sum(one["added"] for one in said) > len(said) > 1
     for topic, messages in tier.dump.messages.items():
         found = table_of(catalog, topic).scan()
         assert found.count() == len(messages)
-    again = here(*words, "--merge", "--json").good().document["published"]
+    again = here(*words, "--json").good().document["published"]
     assert [one["added"] for one in again] == [0] * len(said)
+    merged = here(*words, "--merge", "--json").good().document["published"]
+    assert any(one["removed"] > one["added"] > 0 for one in merged)
+    clean = ("--clean", "--grace", "0s", "--apply", "-", "--json")
+    cleaned = here(*words, *clean).good().document
+    assert cleaned["applied"]["deleted"] == sum(one["removed"] for one in merged)
+    assert set(cleaned["expired_snapshots"].values()) == {1}
+    for topic, messages in tier.dump.messages.items():
+        table = table_of(catalog, topic)
+        assert (len(table.snapshots()), table.scan().count()) == (1, len(messages))
     ran = here("archive", tier.url, "--to", archive_url, "--publish", "delta:x")
     assert (ran.code, "write iceberg:" in ran.err) == (2, True)
     nowhere = here(*words[:4], "--publish", "iceberg:sqlite:////no/such/folder/x.db", "--json")

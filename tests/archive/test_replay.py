@@ -19,10 +19,23 @@ from tiered.archive.machine import (
     forget_action,
 )
 from tiered.archive.model import ArchiveLane
-from tiered.archive.moves import MovedPiece, NewFile, Replaced, Shared, Stretches, merge_action
+from tiered.archive.moves import (
+    MovedPiece,
+    NewFile,
+    Packed,
+    Places,
+    Replaced,
+    Shared,
+    Stretches,
+    _deflated,
+    merge_action,
+)
+from tiered.errors import DataError
 from tiered.journal.entry import Entry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tiered.journal.entry import Action
 
 LANE = ArchiveLane("c", "b", "t", 0, 0)
@@ -43,7 +56,9 @@ def large() -> ArchiveState:
     """A queue of many segments, and many files that were replaced; as replay has it in the middle."""
     gone = ((f"old-{n}", (n, Replaced(f"old-{n}", 1, 2))) for n in range(REPLACED))
     (stretches,) = state(1, range(SEGMENTS)).lanes.values()
-    known = ArchiveState({LANE: Stretches(stretches)}, gone=Shared(gone), gone_count=REPLACED)
+    places = Places({LANE: Stretches(stretches)}, {})
+    assert len(places.names(LANE)) == SEGMENTS, "the first merge of a topic has looked at all of it"
+    known = ArchiveState(places.lanes, gone=Shared(gone), gone_count=REPLACED, named=places.named)
     return after(known, clean_action([]))
 
 
@@ -142,3 +157,48 @@ def test_shared_stretches_are_a_sorted_tuple(seed: int) -> None:
         assert [one.start for one in shared.around(low, high)] == [COUNT * n for n in near]
     assert shared == tuple(map(archived, sorted(plain)))
     assert len(shared) == len(plain)
+
+
+def test_what_a_checkpoint_has_is_packed_until_somebody_looks() -> None:
+    (found,) = state(1, range(1000)).lanes.values()
+    plain = Stretches(found)
+    packed = Stretches.of(Packed.of(json.loads(json.dumps(one.row()))) for one in plain.packed())
+    tracemalloc.start()
+    try:
+        again = Stretches.of(Packed.of(one.row()) for one in packed.packed())
+        assert (again.columns() == plain.columns()).all()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1000 * 400, "no stretch was made an object, of two KiB each"
+    assert packed == plain == tuple(found)
+    new = archived(1000)
+    grown = packed.with_one(new).without([found[5].start]).with_changed(replace(found[700], bad=1))
+    assert grown == (*found[:5], *found[6:700], replace(found[700], bad=1), *found[701:], new)
+    kept = [one for one in grown.packed() if any(one is other for other in packed.packed())]
+    assert len(kept) == len(list(packed.packed())) - 3, "what did not change is not packed anew"
+    assert packed.around(found[3].start, found[5].start) == list(found[3:5])
+    assert len(grown) == 1000
+
+
+@pytest.mark.parametrize("harm", ["cut", "two things", "overlap", "empty", "large"])
+def test_a_checkpoint_that_makes_no_sense_is_refused(harm: str) -> None:
+    (found,) = state(1, range(6)).lanes.values()
+    one, two = Packed.pack(found[:3]), Packed.pack(found[3:])
+    if harm == "two things":
+        with pytest.raises(DataError, match="two things"):
+            tuple(Stretches.of([Packed(two.columns, one.text)]))
+        return
+    wrong: dict[str, Callable[[], object]] = {
+        "cut": lambda: Packed.of([one.row()[0][:-8], one.text]),
+        "overlap": lambda: Stretches.of([two, one]),
+        "large": lambda: Packed.of([_deflated(bytes(64 << 20)), one.text]),
+        "empty": lambda: Packed.of([_deflated(bytes(40)), one.text]),
+    }
+    with pytest.raises(ValueError, match=r"cut|overlap|empty|many"):
+        wrong[harm]()
+
+
+def test_stretches_that_cannot_be_unpacked_are_no_checkpoint() -> None:
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        Packed.of(["AAAA", ""])

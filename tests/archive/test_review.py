@@ -9,22 +9,22 @@ import pytest
 from support.tiers import QUEUE, TierBuilder
 
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, with_other_messages_behind, workshop
+from tests.archive.jobs import archive, check, is_shared, with_other_messages_behind, workshop
 from tests.archive.test_merge import built, merged, named, seen
 from tests.e2e.harness import here
+from tiered.archive.audit import read_log
 from tiered.archive.clean import apply_clean, plan_clean
+from tiered.archive.duck import ask
 from tiered.archive.evidence import Evidence
-from tiered.archive.job import Result, archived_of, local_engine, log_writer, plan_job
+from tiered.archive.job import Result, local_engine, log_writer, plan_job
+from tiered.archive.lookup import build, lookup
 from tiered.archive.machine import archive_action, job_action
-from tiered.archive.query.duck import ask
-from tiered.archive.query.key_index import build
-from tiered.archive.query.lookup import lookup
+from tiered.archive.plan import plan_works
 from tiered.archive.selection import Selection
-from tiered.archive.spark_sql import ask_spark
 from tiered.archive.tables import read_archive
-from tiered.archive.verify import read_log
 from tiered.errors import DataError, InvalidError
 from tiered.log.parts import Parts
+from tiered.spark.frames import ask_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_replaced_files_stay_while_one_that_took_their_place_is_not_there(harm: 
     at.clock.advance(2)  # type: ignore[attr-defined]
     plan = planned(at)
     assert (plan["deletion_count"], plan["refusals"]) == (6, [])
-    (key,) = (key for key in named(at) if "/merged-" in key)
+    (key,) = (key for key in named(at) if is_shared(key))
     data = at.archive.get(key)
     at.archive.delete(key)
     if harm == "cut":
@@ -108,15 +108,15 @@ def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too
     log = log_writer(slow)
     plan = plan_job(slow, log.state)
     log.append([job_action(Result(plan, log.writer, "local", 0).record(0))])  # as a run begins
-    done = list(local_engine(slow, 1)(plan.tasks))
+    done = list(local_engine(slow, 1)(plan_works(plan.tasks, 0)))
     with_other_messages_behind(tier, b"new c", b"new d", b"open")
 
     def overtaken(who: Workshop, state: Any) -> Any:
         """The slow job's entry comes between this one's planning and its first entry."""
         found = plan_job(who, state)
-        for task, outcome in done:
+        for work, outcome in done:
             assert not isinstance(outcome, Exception)
-            (archived,) = archived_of(outcome)
+            (task,), (archived,) = work.tasks, outcome
             log.append([archive_action(task.lane, archived, task.tails)])
         done.clear()
         return found
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_damage_to_whoever_reads_it(harm: str) -> None:
     at = workshop(built().store)
     archive(at)
     merged(at)
-    (key,) = (key for key in named(at) if "/merged-" in key)
+    (key,) = (key for key in named(at) if is_shared(key))
     data = at.archive.get(key)
     at.archive.delete(key)
     if harm == "cut":
@@ -166,7 +166,7 @@ def test_a_damaged_file_is_damage_to_spark_s_sql_too(monkeypatch: pytest.MonkeyP
         def sql(self, _question: str) -> None:
             raise Py4JError(failure)
 
-    monkeypatch.setattr("tiered.archive.spark_sql.register", lambda *_words, **_more: [])
+    monkeypatch.setattr("tiered.spark.frames.make_views", lambda *_words, **_more: [])
     at = workshop(built().store)
     archive(at)
     options = S3Options()

@@ -19,11 +19,11 @@ from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_ja
 from tests.e2e.harness import here
 from tiered.api.broker_place import choose_place
 from tiered.archive import spark
-from tiered.archive.datasource import register as register_sources
 from tiered.archive.job import Workshop, run_job
-from tiered.archive.spark_sql import ask_spark, register
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError
+from tiered.spark.frames import ask_spark, make_views
+from tiered.spark.source import register as register_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.archive.conftest import Sealed
     from tests.archive.shop import Shop
-    from tiered.archive.plan import Task
+    from tiered.archive.plan import Work
 
 
 def job(tier: str, archive: str, session: Any) -> Any:
@@ -41,9 +41,7 @@ def job(tier: str, archive: str, session: Any) -> Any:
     source, target = open_store(tier, options), open_store(archive, options)
     place = choose_place(source, None, None)
     at = Workshop(source, place, target, target, SystemClock(), random.Random(1))
-    engine = spark.spark_engine(
-        session, spark.SparkOrder(tier, place.prefix, archive, options), wave=64
-    )
+    engine = spark.spark_engine(session, spark.SparkOrder(tier, place.prefix, archive, options))
     try:
         return run_job(at, engine)
     finally:
@@ -85,7 +83,7 @@ def test_spark_reads_what_java_found(
     here("archive", tier.url, "--to", url).good()
     archive = open_store(url, options)
     try:
-        assert set(register(session, archive, url, options)) == set(tier.dump.messages)
+        assert set(make_views(session, archive, url, options)) == set(tier.dump.messages)
         for topic, messages in tier.dump.messages.items():
             table = ask_spark(session, archive, f"SELECT * FROM `{topic}`", url, options)
             rows = sorted(rows_of(table), key=lambda row: (row["queue_id"], row["queue_offset"]))
@@ -178,16 +176,16 @@ def java_rows(tier: Sealed) -> list[dict[str, Any]]:
 
 def test_tasks_and_outcomes_travel_as_text(sealed: Callable[[str], Sealed]) -> None:
     tier = sealed("s04-batch-compress")
-    seen: list[Task] = []
+    seen: list[Work] = []
     store = open_store(tier.url, S3Options())
     place = choose_place(store, None, None)
     target = open_store("memory://", S3Options())
     at = Workshop(store, place, target, target, SystemClock(), random.Random(1))
     run_job(at, lambda tasks: iter(seen.extend(tasks) or ()))
     assert seen
-    assert [spark.task_of(spark.task_text(task)) for task in seen] == seen
-    order = spark.SparkOrder(tier.url, place.prefix + "x", "memory://", S3Options())
-    assert isinstance(spark.outcome_of(spark.do_task(order, spark.work_text(seen[0]))), Exception)
+    assert [spark.work_of(spark.work_text(work)) for work in seen] == seen
+    said = spark.do_task(store, target, place.prefix + "x", spark.work_text(seen[0]))
+    assert isinstance(spark.outcome_of(said), Exception)
     error = spark.outcome_of('{"kind": "data", "said": ["damaged", "here", "mend it"]}')
     assert isinstance(error, DataError)
     assert str(error) == "damaged (here); mend it"

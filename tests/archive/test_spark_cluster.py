@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.archive.conftest import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
-STREAM = (sys.executable, str(Path(__file__).parent / "stream_job.py"))
+STREAM = (sys.executable, str(Path(__file__).parents[1] / "spark" / "stream_job.py"))
 
 
 @contextlib.contextmanager

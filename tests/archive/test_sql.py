@@ -22,9 +22,9 @@ from backends.wrapping import WrappingStore
 from tests.archive.jobs import archive, keys, workshop
 from tests.archive.made import make_archive
 from tests.e2e.harness import here
-from tiered.archive.query import duck
-from tiered.archive.query.duck import ask
-from tiered.archive.query.key_index import build
+from tiered.archive import duck
+from tiered.archive.duck import ask
+from tiered.archive.lookup import build
 from tiered.archive.selection import MAX, MIN
 from tiered.archive.tables import read_archive
 from tiered.cli.sql import plain

@@ -26,7 +26,7 @@ from backends.errors import (
     UnsupportedError,
 )
 from backends.memory import MemoryStore
-from backends.probe import probe
+from backends.registry import probe
 from backends.testing.contract import ObjectStoreContract
 from backends.testing.faulty import (
     READS,

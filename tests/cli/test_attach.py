@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tiered.attach.index_settings import IndexSettings
-from tiered.attach.metrics_server import MetricsServer
 from tiered.attach.observe import is_well
+from tiered.attach.settings import IndexSettings
 from tiered.attach.writer import Attachment, AttachSettings
+from tiered.cli.serve import MetricsServer
 from tiered.cli.values import topic_filter
 from tiered.index.indexer import Indexer
 

@@ -23,7 +23,9 @@ def frame(header: object, body: bytes) -> bytes:
     return struct.pack(">II", 4 + len(head) + len(body), len(head)) + head + body
 
 
-ANSWER = frame({"code": 0, "flag": 1}, b'{"table":{"commitLogMaxOffset":"8796093339269"}}')
+ANSWER = frame(
+    {"code": 0, "flag": 1, "opaque": 1}, b'{"table":{"commitLogMaxOffset":"8796093339269"}}'
+)
 
 
 @contextmanager

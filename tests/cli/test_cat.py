@@ -42,7 +42,9 @@ def test_json_is_what_java_reads(
 def test_bodies_are_what_clients_get(
     name: str, topic: str, tiered: CommandLine, dumped: Dump, request: pytest.FixtureRequest
 ):
-    bodies = [base64.b64decode(message["body_base64"]) for message in dumped(name, topic)]
+    bodies = [
+        base64.b64decode(message_forms["body_base64"]) for message_forms in dumped(name, topic)
+    ]
     url = url_of(request, name)
     assert tiered.good("cat", url, topic, "--format", "body").out == b"".join(bodies)
     third = tiered.good("cat", url, topic, "--format", "body", "--queue", "0", "--offset", "3")
@@ -106,7 +108,7 @@ def test_count_holds_for_every_format(
 
 def test_from_and_until_are_half_open(tiered: CommandLine, basic_tier: str, dumped: Dump):
     orders = dumped("s01-basic", "orders")
-    times = sorted(message["store_timestamp_ms"] for message in orders)
+    times = sorted(message_forms["store_timestamp_ms"] for message_forms in orders)
     low, high = times[100], times[900]
     ran = tiered.good("cat", basic_tier, "orders", "--from", str(low), "--until", str(high))
     expected = [m for m in orders if low <= m["store_timestamp_ms"] < high]
@@ -125,14 +127,16 @@ def test_tags(
 ):
     name, topic = place
     messages = dumped(name, topic)
-    tags = sorted({message["tags"] for message in messages if message["tags"]})[:2]
-    wanted = [message for message in messages if message["tags"] in tags]
+    tags = sorted({message_forms["tags"] for message_forms in messages if message_forms["tags"]})[
+        :2
+    ]
+    wanted = [message_forms for message_forms in messages if message_forms["tags"] in tags]
     assert len(wanted) > 0
     arguments = ("cat", url_of(request, name), topic, "--format", form)
     out = tiered.good(*arguments, "--tag", " || ".join(tags)).out
     if form == "json":
         assert [json.loads(line)["msg_id"] for line in out.splitlines()] == [
-            message["msg_id"] for message in wanted
+            message_forms["msg_id"] for message_forms in wanted
         ]
     elif form == "raw":
         assert len(out) == sum({m["physical_offset"]: m["size"] for m in wanted}.values())
@@ -195,9 +199,9 @@ def test_an_unpackable_body_is_damage_and_nothing_of_its_block_is_printed(
 ):
     """The record is sound and its body is no zstd: the fault shows only while decoding."""
     from tiered.errors import DataError
-    from tiered.format import message
+    from tiered.format import message_forms
 
-    real, calls = message.decompress_body, []
+    real, calls = message_forms.decompress_body, []
 
     def fails_late(body: bytes, sys_flag: int) -> bytes:
         calls.append(1)
@@ -205,7 +209,7 @@ def test_an_unpackable_body_is_damage_and_nothing_of_its_block_is_printed(
             raise DataError("the body is no zstd frame")
         return real(body, sys_flag)
 
-    monkeypatch.setattr(message, "decompress_body", fails_late)
+    monkeypatch.setattr(message_forms, "decompress_body", fails_late)
     ran = tiered("cat", packed_tier, "packed-zstd")
     assert (ran.code, ran.out) == (5, b"")
     assert "packed-zstd/0 from queue offset 0" in ran.error

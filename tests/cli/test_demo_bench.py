@@ -23,13 +23,14 @@ def test_demo_is_well_and_can_be_repeated(tiered: CommandLine, tmp_path: Path):
         assert found["is_well"]
         assert found["made"]["messages"] == found["tiered"]["messages"] == 300
         assert found["verified"]["compared_messages"] == 300
+        assert (found["timers"]["taken"], found["timers"]["delivered"]) == (51, 50)
 
 
 def test_what_demo_says_can_be_run(tiered: CommandLine, tmp_path: Path):
     text = tiered.good("demo", "--dir", tmp_path / "demo", "--messages", "100").text
     assert text.startswith("1. Made a store of 100 messages")
     tried = [line.split()[1:] for line in text.splitlines() if line.startswith("  tiered ")]
-    assert [words[0] for words in tried] == ["status", "cat", "verify"]
+    assert [words[0] for words in tried] == ["status", "cat", "verify", "timer"]
     for words in tried:
         assert tiered.good(*shlex.split(" ".join(words))).out
 
@@ -50,7 +51,7 @@ def test_what_demo_says_runs_as_printed_in_a_shell(on_path: bool, tmp_path: Path
     story = shell(f"{program} demo --dir '{folder}' --messages 20")
     lines = [line.strip() for line in story.partition("Try next:\n")[2].splitlines()]
     assert [line.split()[0] for line in lines[:3]] == [program] * 3
-    for line in lines[:4]:
+    for line in lines[:5]:
         assert shell(line) or line.startswith("rm ")
     assert not folder.exists()
 
@@ -109,6 +110,10 @@ def test_the_store_is_measured(tiered: CommandLine, tmp_path: Path):
     assert [row["what"] for row in rows] == [
         "append",
         "append, forced to disk",
+        "append, 256 at a time",
+        "append, 256 at a time, forced to disk",
+        "append, one at a time",
+        "append, one at a time, forced to disk",
         "append, 4 threads, sync",
         "visible after append, p99",
         "recover, no checkpoint",

@@ -10,7 +10,7 @@ from tiered import errors
 from tiered.__main__ import run
 from tiered.cli import frame
 from tiered.cli.call import Surroundings
-from tiered.cli.errors import ending
+from tiered.cli.exits import ending
 
 CODES = [
     (errors.InvalidError("w", where="x", do="d"), 2, "w (x); d"),

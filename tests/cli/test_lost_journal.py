@@ -12,9 +12,9 @@ from backends.s3_settings import S3Options
 from tiered.api import tier as api
 from tiered.api.broker_place import find_places
 from tiered.api.local_and_tier import open_message_store
-from tiered.archive.source.options import TierStates
 from tiered.errors import JournalLostError
 from tiered.log.reader import TierReader
+from tiered.spark.options import TierStates
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from backends.wrapping import MeteredStore
 from tiered.api.broker_place import Place
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import ManualClock
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key
 from tiered.log.state import Parts, QueueLife, Segment, TierMachine, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset

@@ -65,16 +65,16 @@ def long_named(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     from cli.program import attach
 
     from tiered.clock import SystemClock
-    from tiered.store.message_store import MessageStore
-    from tiered.store.messages import Message
-    from tiered.store.options import StoreOptions
+    from tiered.store.embedded import MessageStore
+    from tiered.store.new_message import NewMessage
+    from tiered.store.store_options import StoreOptions
 
     folder: Path = tmp_path_factory.mktemp("long")
     options = StoreOptions(1 << 20, 100, index_slots=100, index_items=400)
     with MessageStore.create(
         folder / "s", cluster="c", broker="b", clock=SystemClock(), options=options
     ) as store:
-        messages = [Message(f"{LONG}-{n}", 0, b"x" * 1000) for n in range(2) for _ in range(12)]
+        messages = [NewMessage(f"{LONG}-{n}", 0, b"x" * 1000) for n in range(2) for _ in range(12)]
         store.append_batch(messages)
     return attach(folder / "s", folder / "t"), str(folder / "s")
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.examples import make
 from support.synthetic import make_batch
 
-from tiered.compaction.choice import Due, LogFile, PassSettings, group_files, plan_pass
 from tiered.compaction.keyed import keyed_records
 from tiered.compaction.md5 import digest_many
 from tiered.compaction.offset_map import ABSENT, ENTRY_BYTES, OffsetMap
+from tiered.compaction.passes import Due, LogFile, PassSettings, plan_pass
 from tiered.compaction.retention import (
     CAREFUL,
     EVERY,
@@ -55,6 +55,7 @@ def columns(rows: list[Row]) -> KeyedRecords:
         np.array([key is not None for _, key, _ in rows], np.bool_),
         np.array([empty for _, _, empty in rows], np.bool_),
         np.full(len(rows), 100, np.int64),
+        np.array([offset for offset, _, _ in rows], np.int64),
     )
 
 
@@ -265,16 +266,6 @@ def test_what_is_too_young_hides_what_lies_behind_it():
     assert (plan.start, plan.end, plan.dirty_bytes) == (0, 10, 1)
 
 
-@given(sizes=st.lists(st.integers(0, 50), max_size=20), bytes_max=st.integers(1, 100))
-def test_groups_are_neighbours_within_bounds(sizes: list[int], bytes_max: int):
-    every = files(*sizes)[:-1]
-    groups = list(group_files(every, bytes_max=bytes_max, span_max=35))
-    assert [file for group in groups for file in group] == every
-    for group in groups:
-        assert len(group) == 1 or sum(file.size_bytes for file in group) <= bytes_max
-        assert len(group) == 1 or group[-1].end - group[0].start <= 35
-
-
 # -- keys of records ------------------------------------------------------------------------------
 
 SCRAPS = st.sampled_from(
@@ -324,6 +315,15 @@ def test_damaged_records_and_inner_batches_are_refused():
     inner = encode_record(make(topic="t", queue_offset=0, sys_flag=INNER_BATCH))
     with pytest.raises(InvalidError, match="inner batches"):
         list(keyed_records(make_batch(QUEUE, 0, [inner], [5])))
+
+
+@pytest.mark.parametrize("offsets", [[3, 3], [5, 4], [1, 2]])
+def test_offsets_that_do_not_ascend_are_damage(offsets: list[int]):
+    """By them it is told which message of a key is the newest."""
+    known = OffsetMap(1 << 10)
+    known.pass_by(2)
+    with pytest.raises(DataError, match="do not ascend"):
+        known.put(np.arange(4, dtype=np.uint64).reshape(2, 2), np.array(offsets))
 
 
 def test_policies_are_what_people_name():

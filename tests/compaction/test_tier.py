@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -21,24 +23,33 @@ from backends.registry import open_store
 from tiered.api.broker_place import Place
 from tiered.api.tier import open as open_tier
 from tiered.clock import ManualClock
-from tiered.compaction.choice import PassSettings
+from tiered.clock import SystemClock as RealTime
+from tiered.compaction.passes import PassSettings
 from tiered.compaction.retention import CAREFUL, KAFKA
 from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
 from tiered.keys import parse_data_key
 from tiered.local.face import HoleReason
+from tiered.log.history import named_bundles
 from tiered.log.merge import MergePolicy
-from tiered.log.named import named_bundles
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, queue_action
 from tiered.log.verify import verify_tier
 from tiered.log.verify_report import check_state
+from tiered.metrics import render
 from tiered.model import MessageQueue, QueueOffset
-from tiered.upkeep.compact import Compactor, CompactSettings
+from tiered.upkeep.compact import (
+    Compactor,
+    CompactSettings,
+    LocalEngine,
+)
+from tiered.upkeep.compact_thread import CompactionThread, Stopping
 from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
+    from tiered.local.face import RecordBatch
+    from tiered.log.parts import Part
     from tiered.log.reader import QueueReader
 
 QUEUE = MessageQueue("t", 0)
@@ -227,14 +238,16 @@ def test_a_new_reign_refuses_what_was_uploaded_under_the_old_one():
     tier = filled([[mail("a")] * 4, [mail("z")]])
     compactor = Compactor(workplace(tier), CompactSettings(passes=ALWAYS, compression=None))
     plan = compactor.plan(["t"])
-    real = compactor.lefts
+    engine = compactor.engine
+    assert isinstance(engine, LocalEngine)
+    real = engine.lefts
 
     def meanwhile(*place: Any) -> Any:
         tier.journal.catch_up()
         tier.journal.take_reign({"host": "other"})
         return real(*place)
 
-    compactor.lefts = meanwhile  # type: ignore[method-assign]
+    engine.lefts = meanwhile  # type: ignore[method-assign]
     with pytest.raises(InvalidError, match="another writer reigns"):
         compactor.apply(plan)
     assert len(messages(tier)) == 5
@@ -291,6 +304,53 @@ def test_k5_whatever_comes_order_and_final_state_stay_and_the_head_is_whole(
         assert {at for at, (key, _) in enumerate(sent) if not key} <= set(offsets)
 
 
+def lose_and_rebuild(tier: KeyedTier, *, collected: bool) -> None:
+    named = named_bundles(tier.journal.state)
+    for info in list(tier.store.list(PREFIX)):
+        inner = info.key[len(PREFIX) :]
+        data = parse_data_key(PREFIX, info.key)
+        if inner.startswith("journal/") or (collected and data and inner not in named):
+            tier.store.delete(info.key)
+    with ThreadPoolExecutor(2) as pool:
+        plan = plan_rebuild(tier.store, PREFIX, pool)
+    assert (plan.proposal.losses, plan.refused) == ([], [])
+    apply_rebuild(workplace(tier), plan, accept_gaps=False)
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_of_passes_of_one_moment_a_rebuild_takes_the_last(collected: bool):
+    tier, clock = filled([[mail(f"k{n % 7}") for n in range(20)], [mail("z")]]), ManualClock()
+    for number in range(5):
+        compact(tier, clock=clock)
+        tier.post(QUEUE, [mail(f"k{n % 7}", b"%d" % number) for n in range(9)], roll=True)
+        tier.post(QUEUE, [mail("z")], roll=True)
+    before = messages(tier)
+    lose_and_rebuild(tier, collected=collected)
+    assert messages(tier) == before
+
+
+@pytest.mark.parametrize("collected", [False, True])
+@pytest.mark.parametrize("end", [6, 10, 13, 20, 24])
+def test_what_was_taken_back_of_a_compacted_queue_does_not_come_back_with_a_rebuild(
+    end: int, collected: bool
+):
+    """Under one reign: the writer begins what it writes instead after the pass, and its count is below that of the pass."""
+    tier = filled(
+        [[mail(f"k{n % 3}") for n in range(10)], [mail("k1"), mail("k9")] * 5, [mail("x")]]
+    )
+    compact(tier)
+    seal(tier)
+    tier.post(QUEUE, [mail("y")] * 6, roll=True)
+    tier.take_back(end, queue=QUEUE)
+    for number in range(3):
+        tier.post(
+            QUEUE, [mail(f"k{n % 3}", b"other %d" % number) for n in range(8)], roll=number > 0
+        )
+    before = messages(tier)
+    lose_and_rebuild(tier, collected=collected)
+    assert messages(tier) == before
+
+
 @pytest.mark.parametrize("collected", [False, True])
 def test_a_lost_journal_comes_back_compacted_and_the_passes_are_made_anew(collected: bool):
     """The rebuilt tier has what was left, whether or not the older objects are there still; nothing is called lost."""
@@ -303,16 +363,8 @@ def test_a_lost_journal_comes_back_compacted_and_the_passes_are_made_anew(collec
     clock.advance(1.0)
     compact(tier, clock=clock)
     tier.post(QUEUE, [mail("y")], roll=True)
-    before, named = messages(tier), named_bundles(tier.journal.state)
-    for info in list(tier.store.list(PREFIX)):
-        inner = info.key[len(PREFIX) :]
-        data = parse_data_key(PREFIX, info.key)
-        if inner.startswith("journal/") or (collected and data and inner not in named):
-            tier.store.delete(info.key)
-    with ThreadPoolExecutor(2) as pool:
-        plan = plan_rebuild(tier.store, PREFIX, pool)
-    assert (plan.proposal.losses, plan.refused) == ([], [])
-    apply_rebuild(workplace(tier), plan, accept_gaps=False)
+    before = messages(tier)
+    lose_and_rebuild(tier, collected=collected)
     assert messages(tier) == before
     assert verify_tier(tier.store, PREFIX, deep=True).problems == []
     reader = TierReader(tier.store, PREFIX)
@@ -337,6 +389,85 @@ def test_two_queues_share_a_bundle_and_an_entry():
     assert tier.journal.number == before + 1
     assert [at for at, _ in messages(tier, OTHER)] == [4, 5]
     check(tier)
+
+
+def test_keys_that_went_to_several_queues_are_told_and_each_queue_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tier = KeyedTier()
+    for number, queue in enumerate((QUEUE, OTHER)):
+        tier.post(queue, [mail(f"{number}-{n}") for n in range(500)])
+        tier.post(queue, [mail("both"), mail("z")], roll=True)
+        seal(tier, queue)
+    found = Compactor(workplace(tier), CompactSettings(passes=ALWAYS)).plan(["t"])
+    assert found["spread"] == [{"topic": "t", "keys": 2, "of_keys": 1002}]
+    monkeypatch.setattr("tiered.upkeep.compact.KEYS_SAMPLED", 100)
+    (sampled,) = Compactor(workplace(tier), CompactSettings(passes=ALWAYS)).plan(["t"])[
+        "spread"
+    ] or [{"keys": 0, "of_keys": 100}]
+    assert 0 <= sampled["keys"] <= 2
+    assert 100 <= sampled["of_keys"] <= 200
+    compact(tier)
+    assert {at for at, _ in messages(tier, OTHER)} == {at for at, _ in messages(tier)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sent=st.lists(
+        st.tuples(
+            st.integers(0, 2), st.sampled_from(["a", "b", "c", ""]), st.sampled_from([b"", b"v"]),
+            st.integers(0, 5),
+        ),
+        min_size=1, max_size=40,
+    ),
+    opens=st.booleans(),
+    memory=st.sampled_from([24 * 40, 1 << 20]),
+)  # fmt: skip
+def test_across_queues_the_newest_by_store_time_stays_and_a_dead_key_never_comes_back(
+    sent: list[tuple[int, str, bytes, int]], opens: bool, memory: int
+):
+    """Against a replay in order of store time, offset and queue; what the pass has not looked at stays."""
+    tier, mails = KeyedTier(), {n: list[Mail]() for n in range(3)}
+    for number, key, body, time_ms in sent:
+        mails[number].append(Mail((key,) if key else (), body=body, time_ms=1000 + time_ms))
+    order = []
+    for number, some in mails.items():
+        queue = MessageQueue("t", number)
+        if some:
+            tier.post(queue, some)
+            seal(tier, queue)
+            order += [
+                (one.time_ms or 0, at, number, one.keys[0], one.body)
+                for at, one in enumerate(some)
+                if one.keys
+            ]
+    youngest = 1002 if opens else 1 << 60
+    if opens and mails[0]:
+        tier.post(MessageQueue("t", 0), [Mail(("a",), time_ms=youngest)], roll=True)
+    gone_at_once = replace(CAREFUL, tombstone_retention_ms=0)
+    done = compact(tier, retention=gone_at_once, across_queues=True, memory_bytes=memory)
+    newest_ = {row[3]: row for row in sorted(order)}
+    for number, some in mails.items():
+        if not some:
+            continue
+        queue = MessageQueue("t", number)
+        found = {at for at, _ in messages(tier, queue)}
+        is_open = opens and number == 0
+        wanted = {row[1] for row in newest_.values() if row[2] == number and (
+            row[4] or (opens and mails[0] and row[0] >= youngest))}  # fmt: skip
+        wanted |= {at for at, one in enumerate(some) if not one.keys}
+        wanted |= {len(some) if is_open else len(some) - 1}
+        assert found == wanted
+    assert done["spread"] == []
+    check(tier)
+
+
+def test_keys_of_one_queue_each_are_none():
+    tier = KeyedTier()
+    for number, queue in enumerate((QUEUE, OTHER)):
+        tier.post(queue, [mail(f"{number}-{n % 9}") for n in range(50)])
+        seal(tier, queue)
+    assert compact(tier)["spread"] == []
 
 
 def test_a_key_is_found_by_the_index_where_its_message_lies_now():
@@ -428,3 +559,110 @@ def test_the_fetcher_and_arrow_pass_over_what_is_gone():
         ]
     assert read_ == arrow == [at for at, _ in messages(tier, prefix=place.prefix)]
     assert len(read_) < 60
+
+
+def test_a_thread_compacts_beside_a_writer_and_goes_on_after_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tier = filled([[mail(f"k{n % 3}") for n in range(20)], [mail("z")]])
+    asked: list[str] = []
+
+    def topics() -> list[str]:
+        asked.append("")
+        if len(asked) == 1:
+            raise InvalidError("not now")
+        return ["t", "not in the tier"]
+
+    done = threading.Event()
+    thread = CompactionThread(
+        workplace(tier, RealTime()), CompactSettings(passes=ALWAYS), topics, interval_s=0.01
+    )
+    real = thread.round
+
+    def told() -> None:
+        real()
+        thread._stop.set()  # another round, which finds nothing to do, says so in the counters
+        done.set()
+
+    monkeypatch.setattr(thread, "round", told)
+    with thread:
+        assert done.wait(60)
+    assert (thread.counters.failures, thread.counters.passes) == (1, 1)
+    assert (thread.counters.gone_messages, thread.counters.keys) == (17, 3)
+    assert 0 < thread.counters.map_use < 1
+    assert [at for at, _ in messages(tier)] == [17, 18, 19, 20]
+    names = [sample.name for sample in thread.counters.samples()]
+    assert render(thread.counters.samples()).count("# TYPE") == len(names) == 9
+
+
+def test_a_thread_that_is_stopped_leaves_its_round():
+    tier = filled([[mail("a")] * 9, [mail("z")]])
+    thread = CompactionThread(workplace(tier), CompactSettings(passes=ALWAYS), lambda: ["t"], 1.0)
+    thread._stop.set()
+    with pytest.raises(Stopping):
+        thread.round()
+    assert len(messages(tier)) == 10
+
+
+def test_a_topic_that_cannot_be_compacted_keeps_no_other_from_it():
+    tier = KeyedTier()
+    for topic in ("a", "t"):
+        tier.post(MessageQueue(topic, 0), [mail("k")] * 9)
+        tier.post(MessageQueue(topic, 0), [mail("z")], roll=True)
+    inner = Mail(inner=(mail("x"), mail("y")))
+    tier.post(MessageQueue("a", 0), [inner])
+    tier.post(MessageQueue("a", 0), [mail("z")], roll=True)
+    thread = CompactionThread(
+        workplace(tier), CompactSettings(passes=ALWAYS), lambda: ["a", "t"], 1.0
+    )
+    with pytest.raises(InvalidError, match="inner batches"):
+        thread.round()
+    assert [at for at, _ in messages(tier)] == [8, 9]
+    assert (thread.counters.passes, thread.counters.last_ms) == (1, 0)
+
+
+def test_a_thread_that_is_stopped_leaves_what_it_carries_out(monkeypatch: pytest.MonkeyPatch):
+    """What it had uploaded is nowhere named; how much there is left to do does not matter."""
+    tier = filled([[mail("a")] * 9, [mail("z")]])
+    thread = CompactionThread(workplace(tier), CompactSettings(passes=ALWAYS), lambda: ["t"], 1.0)
+    real = Compactor.apply
+
+    def stopped(compactor: Compactor, plan: dict[str, Any]) -> dict[str, Any]:
+        thread._stop.set()
+        return real(compactor, plan)
+
+    monkeypatch.setattr(Compactor, "apply", stopped)
+    with pytest.raises(Stopping):
+        thread.round()
+    assert len(messages(tier)) == 10
+
+
+class Held(bytearray):
+    """Bytes of which it can be told whether anybody has them still."""
+
+
+def test_of_what_is_gathered_no_more_is_held_than_what_stays(monkeypatch: pytest.MonkeyPatch):
+    """Little may stay of very much: so many messages make one section that all of their bytes fit into no memory."""
+    tier = KeyedTier()
+    for number in range(12):
+        tier.post(QUEUE, [mail(f"k{n % 5}", b"x" * 3_000) for n in range(20)], roll=number == 11)
+    read_part, held, most = LocalEngine._batch, [], 0
+
+    def noted(compactor: Compactor, queue: MessageQueue, part: Part) -> RecordBatch:
+        nonlocal most
+        batch = read_part(compactor, queue, part)
+        batch.data = Held(batch.data)
+        held.append(weakref.ref(batch.data))
+        most = max(most, sum(one() is not None for one in held))
+        return batch
+
+    monkeypatch.setattr(LocalEngine, "_batch", noted)
+    assert compact(tier)["steps"][0]["rewritten_parts"] == 11
+    assert len(held) > 20
+    assert most <= 3
+
+
+def test_messages_without_a_key_are_counted_whole_in_rounds_too():
+    tier = filled([[mail(f"k{n}") for n in range(40)], [mail("")] * 7, [mail("z")]])
+    step = compact(tier, memory_bytes=24 * 10)["steps"][0]
+    assert (step["rounds"] > 2, step["keyless"], step["tombstones"]) == (True, 7, 0)

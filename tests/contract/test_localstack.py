@@ -8,8 +8,7 @@ import pytest
 from support.servers import S3Server, run_localstack
 
 from backends.base import Capabilities, ObjectStore
-from backends.probe import probe
-from backends.registry import open_store
+from backends.registry import open_store, probe
 from backends.testing.contract import ObjectStoreContract
 
 if TYPE_CHECKING:

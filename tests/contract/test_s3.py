@@ -42,8 +42,7 @@ from backends.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from backends.probe import probe
-from backends.registry import open_store
+from backends.registry import open_store, probe
 from backends.s3_settings import S3Options
 from backends.testing.contract import ObjectStoreContract
 

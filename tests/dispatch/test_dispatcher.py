@@ -30,7 +30,7 @@ from backends.errors import (
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.errors import FencedError, StoreUnavailableError
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.local.face import RecordBatch
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.dispatching import FAST, PREFIX, Flaky, assert_equal, dispatching, filled, run_once
@@ -14,12 +15,13 @@ from support.dispatching import FAST, PREFIX, Flaky, assert_equal, dispatching, 
 from backends.errors import UnavailableError, UnknownOutcomeError
 from backends.memory import MemoryStore
 from tiered.dispatch.merging import plan_reads
-from tiered.journal.reader import JournalReader
+from tiered.dispatch.settings import MemoryBudget
+from tiered.journal.replay import JournalReader
 from tiered.log.merge import LAST_LEVEL
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
-    from backends.base import ObjectStore
+    from backends.base import ByteRange, ObjectStore
 
 SMALL = replace(FAST, bundle_bytes=1024, window_bytes=1024, fan_in=3, segment_bytes_max=16_000)
 
@@ -119,6 +121,71 @@ def test_a_damaged_bundle_is_left_as_it_is_and_the_others_are_gathered():
     named = {b.key for q in state_of(store).queues.values() for b in q[-1].parts().bundles}
     assert part.bundle.key in named
     assert levels(state_of(store))[0] <= SMALL.fan_in
+
+
+class Asked:
+    """Wraps a store, and notes which objects are read."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self.keys: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        self.keys.append(key)
+        return self._inner.get(key, byte_range)
+
+
+def test_the_first_merge_of_small_bundles_asks_the_store_for_nothing():
+    store, local = Asked(MemoryStore()), filled(each=3)
+    settings = replace(
+        SMALL, buffer_bytes_max=1 << 20
+    )  # what a section takes besides its bytes counts as well
+    with dispatching(store, local, settings=settings) as dispatcher:  # type: ignore[arg-type]
+        for _ in range(4):
+            dispatcher.follow(lambda: False, until_idle=True)
+            assert dispatcher.drain(20)
+            for topic, queue_id in sorted(local.queues()):
+                local.append(topic, queue_id, b"more")
+        dispatcher.merge_all()
+        assert 0 <= dispatcher.budget.kept_bytes <= settings.buffer_bytes_max // 4
+    assert dispatcher.counters.merged_bundles
+    assert not [key for key in store.keys if "/bundle/0/" in key or "/queue/" in key]
+
+
+def test_bundles_are_kept_in_what_memory_is_left_and_give_way():
+    budget = MemoryBudget(32_000)
+    bundle = [b"a" * 400, b"b" * 408]  # with what its pieces take 1000 bytes
+    for number in range(9):
+        budget.keep(str(number), bundle, 808)
+    assert budget.kept_bytes == 8000  # a quarter
+    assert budget.kept("0", 0, 100) is None  # the oldest
+    assert budget.kept("8", 390, 410) == b"a" * 10 + b"b" * 10
+    budget.keep("large", [bytes(905)], 905)
+    assert budget.kept("large", 0, 1) is None
+    budget.let_go(["8", "no such"])
+    assert budget.kept_bytes == 7000
+    budget.add(30_500)
+    assert budget.kept_bytes == 1000
+    budget.keep("9", bundle, 808)
+    assert (budget.kept_bytes, budget.kept("7", 0, 1)) == (1000, None)
+    budget.add(2000)
+    assert budget.kept_bytes == 0
+    budget.keep("10", [b"x"], 1)
+    assert budget.kept_bytes == 0
+
+
+def test_what_is_kept_of_many_small_messages_is_counted_with_the_objects_that_hold_them():
+    """Sections of one message took twice the memory that was counted for them."""
+    budget = MemoryBudget(1 << 20)
+    for number in range(200):
+        pieces = [bytes(size) for size in (200, 20, 8) * 20]
+        budget.keep(str(number), pieces, 228 * 20)
+    held = {id(x): sys.getsizeof(x) for some, _ in budget._kept.values() for x in (some, *some)}
+    assert len(budget._kept) > 5
+    assert sum(held.values()) <= (1 << 20) // 4
 
 
 def test_neighbouring_sections_are_read_with_one_request():

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered.dispatch.group_commit import plan_bundles
+from tiered.dispatch.settings import DispatchSettings
 from tiered.model import MessageQueue
 
 
@@ -42,3 +43,11 @@ def test_every_commit_once_in_order_in_few_bundles_of_about_one_size(rows: list[
         assert sum(c.data_bytes for c in one) + two[0].data_bytes > size, "none could be left out"
     total = sum(commit.data_bytes for _, commit in taken)
     assert len(plans) <= 2 * total // size + 1
+
+
+def test_many_queues_wait_for_larger_rounds_within_half_of_the_buffer():
+    settings = DispatchSettings(bundle_bytes=16 << 20, buffer_bytes_max=128 << 20)
+    assert settings.round_bytes(1) == settings.round_bytes(1_000) == 24 << 20
+    assert 24 << 20 < settings.round_bytes(5_000) < 64 << 20
+    assert settings.round_bytes(10_000) == settings.round_bytes(10**6) == 64 << 20
+    assert DispatchSettings(buffer_bytes_max=16 << 20).round_bytes(10**6) == 24 << 20

@@ -10,9 +10,9 @@ from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.clock import ManualClock
 from tiered.model import MessageQueue
-from tiered.store.message_store import MessageStore
-from tiered.store.messages import Message
-from tiered.store.options import StoreOptions
+from tiered.store.embedded import MessageStore
+from tiered.store.new_message import NewMessage
+from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,11 +28,11 @@ def make(directory: Path, *, large: int = 1) -> int:
     with MessageStore.create(
         directory, cluster="c", broker="b", clock=clock, options=OPTIONS
     ) as store:
-        store.append(Message("t", 0, b"before"))
+        store.append(NewMessage("t", 0, b"before"))
         body = bytes(range(256)) * (LARGE_BYTES // 256)
-        at, *_ = [store.append(Message("t", 0, body)).physical_offset for _ in range(large)]
+        at, *_ = [store.append(NewMessage("t", 0, body)).physical_offset for _ in range(large)]
         for _ in range(10):
-            store.append(Message("t", 0, b"behind"))
+            store.append(NewMessage("t", 0, b"behind"))
     return at
 
 

@@ -18,15 +18,15 @@ from support.transfers import HeldExecutor
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from fetcher.settings import WindowLimits
+from fetcher.limits import WindowLimits
 from fetcher.transfers import AskingStore
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, StoreUnavailableError
 from tiered.log.by_time import StoreRanges, find_by_time
+from tiered.log.cursor import LifeView
 from tiered.log.decode import TierBatch
 from tiered.log.merge import MergePolicy
 from tiered.log.reader import TierReader
-from tiered.log.view import LifeView
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:

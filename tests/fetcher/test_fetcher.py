@@ -17,7 +17,7 @@ from support.transfers import HeldExecutor
 from backends.errors import UnavailableError
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import MeteredStore
-from fetcher.settings import WindowLimits
+from fetcher.limits import WindowLimits
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import ClosedError, DataError, ExpiredError, InvalidError, StoreUnavailableError
 from tiered.log.decode import TierBatch

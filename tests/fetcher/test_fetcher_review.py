@@ -18,8 +18,8 @@ from support.transfers import HeldExecutor
 from backends.errors import UnavailableError
 from backends.wrapping import MeteredStore, WrappingStore
 from fetcher.claims import PARTS_MAX
+from fetcher.limits import WindowLimits
 from fetcher.runs import Run
-from fetcher.settings import WindowLimits
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, StoreUnavailableError
 from tiered.log.decode import TierBatch

@@ -14,7 +14,7 @@ from support.tiers import TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from fetcher.settings import FetchSettings, WindowLimits
+from fetcher.limits import FetchSettings, WindowLimits
 from tiered.api.open_tier import OpenTier
 from tiered.api.reading import plan_span, read_span
 from tiered.api.stores import open_for_reading

@@ -20,7 +20,7 @@ from support.tiers import QUEUE, TierBuilder, record_of
 
 from backends.errors import BackendError, ShortReadError, UnavailableError
 from backends.wrapping import WrappingStore
-from fetcher.settings import TransferLimits, WindowLimits
+from fetcher.limits import TransferLimits, WindowLimits
 from fetcher.transfers import Ticker
 from tiered.clock import SystemClock
 from tiered.errors import ExpiredError, StoreUnavailableError

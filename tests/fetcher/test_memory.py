@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from fetcher import memory as module
-from fetcher.memory import STEP_BYTES, Memory
+from fetcher import buffers as module
+from fetcher.buffers import STEP_BYTES, Memory
 
 MIB = 1 << 20
 

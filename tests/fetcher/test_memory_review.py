@@ -23,12 +23,12 @@ from support.tiers import QUEUE, TierBuilder
 from backends.base import ByteRange
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
-from fetcher import memory as module
+from fetcher import buffers as module
+from fetcher.buffers import STEP_BYTES, Memory
 from fetcher.claims import plan_claims
-from fetcher.memory import STEP_BYTES, Memory
+from fetcher.limits import FetchSettings, TransferLimits, WindowLimits
 from fetcher.requests import DeadlineError
 from fetcher.runs import PartLayout, run_bytes
-from fetcher.settings import FetchSettings, TransferLimits, WindowLimits
 from fetcher.transfers import AskingStore, Ticker, Transfers
 from tiered.api.reading import interleave, plan_span, read_span
 from tiered.clock import ManualClock, SystemClock

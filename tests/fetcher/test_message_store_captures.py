@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fetcher.filters import compile_filter
-from fetcher.settings import FetchSettings
+from fetcher.limits import FetchSettings
 from fetcher.statuses import GetStatus as Is
 from fetcher.statuses import KeyQuery, Policy, Side
 from tests.e2e import harness

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fetcher.settings import FetchSettings
+from fetcher.limits import FetchSettings
 from fetcher.statuses import GetStatus as Is
 from fetcher.statuses import Policy, Side
 from tests.e2e import harness

@@ -12,7 +12,7 @@ from support.opening import opened_over
 from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
 from fetcher.statuses import KeyQuery, Policy
-from tiered.api.keys import LocalKeys, TierKeys
+from tiered.api.local_and_tier import LocalKeys, TierKeys
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.index.lookup import Wish

@@ -7,8 +7,8 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.wrapping import MeteredStore
 from fetcher.cache import ByteCache
+from fetcher.limits import WindowLimits
 from fetcher.runs import Cached, Shelf
-from fetcher.settings import WindowLimits
 from tiered.model import QueueOffset
 
 KIB = 1024

@@ -14,13 +14,16 @@ from support.journals import PREFIX
 from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import TierBuilder, batch_of
 from support.transfers import HeldExecutor
+from zlib_ng.zlib_ng import crc32
 
 from backends.wrapping import MeteredStore
 from fetcher.cache import Job, Load
-from tiered.clock import SystemClock
+from fetcher.runs import INDEX, Sheet, Strip, decode_strip, key_of
+from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
-from tiered.log.consume_queue import encode_items
-from tiered.log.decode import PlacedPart, TierBatch, decode_parts
+from tiered.log.decode import PlacedParts, TierBatch, decode_parts
+from tiered.log.flat_file import encode_items
+from tiered.log.parts import Parts
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -214,6 +217,20 @@ def test_who_is_forgotten_leaves_nothing_unread():
     fetcher.close()
 
 
+def test_what_came_for_many_may_have_to_make_room_and_is_asked_for_again():
+    many = Many(80, 2)
+    fetcher = fetcher_of(many.builder.store, cache_bytes=2 * MIB, piece_bytes=512 * KIB)
+    many.expect(fetcher, many.queues)
+    some = one_by_one(fetcher, many.queues[:5])
+    fetcher._stock.resize(300 * KIB)
+    fetcher._stock.resize(2 * MIB)
+    assert fetcher.stats().unread_bytes > 0, "it had to make room"
+    assert some | one_by_one(fetcher, many.queues[5:]) == many.wanted
+    assert fetcher.transfers.stats.received_bytes <= 2 * many.bundle_bytes
+    assert fetcher.stats().reserved_bytes == 0
+    fetcher.close()
+
+
 def test_after_a_merge_a_sweep_goes_on():
     many = Many(12, 3)
     fetcher = fetcher_of(many.builder.store)
@@ -308,7 +325,9 @@ def test_an_item_that_points_anywhere_is_none_to_be_decoded_with_others(at: int)
     one = Many(1, 1, each=1).parts[0][0]
     items = encode_items(np.array([at]), np.array([200], np.int32), np.zeros(1, np.int64))
     data = bytes(one.log_bytes) + items
-    assert decode_parts([PlacedPart(MessageQueue("many", 0), one, 0, one.log_bytes)], data) is None
+    queues = [MessageQueue("many", 0)]
+    placed = PlacedParts(queues, Parts.of([one]).rows, np.array([0]), np.array([one.log_bytes]))
+    assert decode_parts(placed, data) is None
 
 
 def test_a_bundle_that_was_cut_off_costs_what_is_gone():
@@ -347,13 +366,14 @@ def test_who_leaves_does_not_take_along_what_came_for_others():
             stream, fetcher.tier.view(many.queues[0], cursors[0].life), QueueOffset(0), MIB
         )
     stock.begin(begun)
-    assert len(begun[0][0]) == 6
+    assert begun[0][0].strip is not None
+    assert len(begun[0][0].strip) == 6
     fetcher.forget("g", many.queues[0])
     pending.run()
     assert stock.cache.held_bytes > 6 * 10 * 1000
     for queue in many.queues[1:]:
         fetcher.forget("g", queue)
-    assert not stock.cache._unread_bytes - stock.cache.of_owner(stream)[0].size_bytes
+    assert not stock.cache._unread_bytes
     fetcher.close()
 
 
@@ -379,4 +399,124 @@ def test_who_waits_for_what_another_has_asked_for_gets_his_own():
         thread.join(20)
     assert not held.calls
     assert found == many.wanted
+    fetcher.close()
+
+
+def test_i8_what_came_with_a_larger_request_keeps_no_more_in_memory_than_it_is_counted_for():
+    """Two strips were asked for with one request: each kept the bytes of both, and was counted for its own."""
+    many = Many(120, 1)
+    pending = HeldExecutor()
+    fetcher = fetcher_of(
+        many.builder.store, executor=pending, cache_bytes=MIB, piece_bytes=256 * KIB
+    )
+    many.expect(fetcher, many.queues)
+    stock, begun = fetcher._stock, []
+    for queue in (many.queues[0], many.queues[27]):
+        cursor = fetcher.tier.cursor(queue)
+        with stock.lock:
+            stream = fetcher._readers.make(("g", queue, cursor.history), 0.0)
+            view = fetcher.tier.view(queue, cursor.life)
+            begun += stock.claim(stream, view, QueueOffset(0), 16 * KIB)
+    stock.begin(begun)
+    assert fetcher.transfers.stats.coalesced, "they came together"
+    pending.run_all()
+    sheets = {id(x): x for x in stock.cache._entries.values() if isinstance(x.value, Sheet)}
+    assert len(sheets) == 2
+    for entry in sheets.values():
+        assert isinstance(entry.value, Sheet)
+        assert memoryview(entry.value._data.obj).nbytes <= 1.2 * entry.size_bytes
+    fetcher.close()
+
+
+def test_items_that_are_not_in_the_order_of_their_records_are_refused_together_as_alone():
+    """They were taken where a section came with its neighbours: batches were cut of them that held other bytes."""
+    many = Many(2, 1, each=3)
+    parts = many.parts[0]
+    data = bytearray(many.builder.store.get(PREFIX + parts[0].bundle.key))
+    low, at = parts[0].section.start, parts[0].section.start + parts[0].section.items_at
+    size = parts[0].log_bytes // 3
+    first, second = (bytes(data[low + n * size : low + (n + 1) * size]) for n in (0, 1))
+    data[low : low + 2 * size] = second + first
+    items = [bytes(data[at + n * 20 : at + (n + 1) * 20]) for n in (0, 1)]
+    data[at : at + 40] = items[1] + items[0]  # offset 0 stands behind offset 1 now
+    rows = Parts.of(parts).rows.copy()
+    end = at + parts[0].count * 20
+    rows["crc"][0] = crc32(bytes(data[low:end]))
+    keys = [key_of(part, INDEX) for part in parts]
+    strip = Strip(parts[0].bundle, 0, many.queues, rows, keys)
+    found = decode_strip(strip, memoryview(bytes(data))[strip.start : strip.end], PREFIX)
+    assert [list(some) for _, some in found] == [[keys[1]]]
+
+
+def test_what_was_decoded_by_itself_and_has_to_make_room_is_asked_for_again():
+    """Its reader was not told, so nothing of it was read ahead any more."""
+    builder, wanted = unlike()
+    fetcher = fetcher_of(builder.store)
+    cursors = [fetcher.tier.cursor(queue) for queue in wanted]
+    fetcher.expect("g", [(cursor, cursor.low, cursor.end) for cursor in cursors])
+    read_on(fetcher, cursors[0].queue, {}, count=1)
+    stream = fetcher._readers.announce(("g", cursors[5].queue, cursors[5].history))
+    stream.asked = int(cursors[5].life.log_end)
+    fetcher._stock.resize(1)
+    assert stream.asked == 0
+    fetcher.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_readers_do_all_is_counted_and_each_gets_his_own(seed: int):
+    """Readers that leap, leave, come back and share, in memory that is lent and given back, while time passes."""
+    rng, clock = random.Random(seed), ManualClock()
+    many = Many(24, 4, each=6, size=800)
+    fetcher = fetcher_of(
+        many.builder.store,
+        clock=clock,
+        cache_bytes=512 * KIB,
+        piece_bytes=128 * KIB,
+        block_bytes=128 * KIB,
+        spent_bytes=32 * KIB,
+    )
+    cache, groups = fetcher._stock.cache, ("a", "b")
+    at = {(group, queue): 0 for group in groups for queue in many.queues}
+    for group in groups:
+        many.expect(fetcher, many.queues, group)
+    for _ in range(1500):
+        group, queue = rng.choice(groups), rng.choice(many.queues[: rng.choice([3, 24])])
+        kind = rng.random()
+        if kind < 0.02:
+            fetcher.forget(group, None if kind < 0.005 else queue)
+            if kind < 0.01:
+                many.expect(fetcher, many.queues, group)
+        elif kind < 0.04:
+            fetcher.lend(rng.choice([0, 128 * KIB, 256 * KIB]))
+        elif kind < 0.06:
+            clock.advance(rng.choice([0.2, 11.0, 61.0, 181.0]))
+            fetcher.tick()
+        start = at[group, queue] = rng.randrange(24) if kind > 0.97 else at[group, queue] % 24
+        cursor = fetcher.tier.cursor(queue)
+        count, most = rng.choice([(2, MIB), (100, 1), (100, MIB)])
+        batch = fetcher.read(
+            group,
+            queue,
+            QueueOffset(start),
+            count_max=count,
+            bytes_max=most,
+            cursor=cursor,
+            until=cursor.end,
+        )
+        assert isinstance(batch, TierBatch)
+        assert batch.base_offset == start
+        found = rows(batch)
+        assert found == {offset: many.wanted[queue][offset] for offset in found}
+        at[group, queue] = batch.end_offset
+        things = {id(thing): thing for thing in cache._entries.values()}.values()
+        assert cache.held_bytes == sum(thing.size_bytes for thing in things) <= cache.bytes_max
+        assert cache.reserved_bytes == 0
+        for sheet in [thing.value for thing in things if isinstance(thing.value, Sheet)]:
+            assert sheet.unread == len(sheet.unread_places())
+    for group in groups:
+        fetcher.forget(group)
+    clock.advance(200)
+    fetcher.tick()
+    assert (cache.held_bytes, cache._unread_bytes, cache._spent_bytes) == (0, 0, 0)
+    assert not fetcher._stock._loads
     fetcher.close()

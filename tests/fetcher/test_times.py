@@ -23,7 +23,7 @@ from tiered.model import Boundary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.log.view import LifeView
+    from tiered.log.cursor import LifeView
 
 MIB = 1024 * 1024
 REQUESTS_MAX = 12

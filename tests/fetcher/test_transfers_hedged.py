@@ -9,8 +9,8 @@ import pytest
 
 from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError, UnavailableError
+from fetcher.limits import TransferLimits
 from fetcher.requests import Asked, Attempt
-from fetcher.settings import TransferLimits
 from fetcher.transfer_state import TransferState
 from fetcher.transfers import _end
 

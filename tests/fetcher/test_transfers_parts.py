@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fetcher.limits import TransferLimits
 from fetcher.requests import Deadlines, Lane, Range, plan_merge
-from fetcher.settings import TransferLimits
 from fetcher.transfer_state import TokenBucket
 from tiered.errors import InvalidError
 

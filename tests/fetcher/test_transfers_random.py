@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, UnavailableError
+from fetcher.limits import TransferLimits
 from fetcher.requests import Asked, Attempt, BusyError, DeadlineError
-from fetcher.settings import TransferLimits
 from fetcher.transfer_state import TransferState
 from fetcher.transfers import _end
 

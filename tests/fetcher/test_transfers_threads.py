@@ -14,8 +14,8 @@ from backends.base import ByteRange
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
+from fetcher.limits import TransferLimits
 from fetcher.requests import BusyError, DeadlineError
-from fetcher.settings import TransferLimits
 from fetcher.transfers import Transfers
 from tiered.clock import SystemClock
 

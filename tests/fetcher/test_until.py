@@ -12,7 +12,7 @@ from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
 from backends.wrapping import MeteredStore
-from fetcher.settings import WindowLimits
+from fetcher.limits import WindowLimits
 from tiered.errors import StoreUnavailableError
 from tiered.log.decode import TierBatch
 from tiered.log.state import Gap
@@ -21,7 +21,7 @@ from tiered.model import QueueOffset
 if TYPE_CHECKING:
     import random
 
-    from tiered.log.view import LifeView
+    from tiered.log.cursor import LifeView
 
 KIB = 1024
 
@@ -137,3 +137,16 @@ def test_the_indexes_of_large_parts_are_asked_for_at_once():
     fetcher = fetcher_of(store)
     assert len(read_to(fetcher, 0, 540)) == 540
     assert received(fetcher) <= 1.05 * 540 * 50 * KIB
+
+
+def test_what_is_left_at_the_end_is_asked_for_at_once():
+    store = large(parts=8).store
+    most = 4 << 20  # twice the largest window
+    fetcher = fetcher_of(store, cache_bytes=64 << 20, window=WindowLimits(bytes_max=most // 2))
+    at, stop = QueueOffset(0), QueueOffset(320)
+    while at < stop:
+        batch = fetcher.read("g", QUEUE, at, until=stop, count_max=4)
+        assert isinstance(batch, TierBatch)
+        at = batch.end_offset
+        if (stop - at) * 50 * KIB < most:
+            assert received(fetcher) >= 320 * 50 * KIB, f"not all is asked for at {at}"

@@ -25,7 +25,7 @@ from support.window_simulation import (
     to_the_end,
 )
 
-from fetcher.settings import FetchSettings, WindowLimits
+from fetcher.limits import FetchSettings, WindowLimits
 from fetcher.window import grown, halved, plan_pieces, wants_more
 from tiered.errors import InvalidError
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fetcher.filters import FilterError, compile_filter, sql_parse
-from fetcher.filters.face import EXPRESSION_CHARS_MAX
-from fetcher.filters.sql import NAMES_MAX
+from fetcher.filters.message_filter import EXPRESSION_CHARS_MAX
+from fetcher.filters.sql92 import NAMES_MAX
 from fetcher.filters.sql_build import NESTING_MAX
 from tiered.errors import InvalidError
 
@@ -229,7 +229,7 @@ def test_without_the_parser_the_error_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("fetcher.filters.sql_")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lark", None)
-    monkeypatch.delitem(sys.modules, "fetcher.filters.sql")
+    monkeypatch.delitem(sys.modules, "fetcher.filters.sql92")
     with pytest.raises(InvalidError, match=r"lark.*install tieredmq\[sql\]"):
         compile_filter("a", "SQL92")
 

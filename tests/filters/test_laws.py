@@ -23,7 +23,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fetcher.filters import FilterError, compile_filter
-from fetcher.filters.sql import SqlFilter
+from fetcher.filters.sql92 import SqlFilter
 from fetcher.filters.sql_parse import parse
 from fetcher.filters.sql_tree import (
     Constant,

@@ -29,7 +29,7 @@ from tiered.format.block import (
     topics_equal,
     walk_records,
 )
-from tiered.format.properties import TAGS, parse_properties
+from tiered.format.properties import TAGS, parse_properties, tag_hash
 from tiered.format.record import (
     RECORD_BYTES_MIN,
     RecordError,
@@ -396,3 +396,15 @@ def test_fuzz_real_records(rounds):
                 [bytes(length), rng.randbytes(length), piece[other : other + length], b""]
             )
         assert_block_is_scalar(bytes(piece), 0, first)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), max_size=30))
+def test_distinct_is_what_numpy_says(values: list[int]):
+    some = np.array(values, np.int64)
+    assert blocks.distinct(some).tolist() == np.unique(some).tolist()
+
+
+def test_a_tag_that_is_no_utf_8_is_hashed_as_java_reads_it():
+    data = lay_out([make(properties_raw=b"TAGS\x01a\xed\xa9\xa9b\x02")])
+    block, _ = assert_block_is_scalar(data, 0, 0)
+    assert tag_hashes(block).tolist() == [tag_hash("a\ufffdb")]

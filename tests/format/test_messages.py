@@ -21,7 +21,7 @@ from zlib_ng import zlib_ng
 from tiered.cli.output import json_bytes
 from tiered.errors import DataError
 from tiered.format import sysflag
-from tiered.format.message import (
+from tiered.format.message_forms import (
     InnerMessage,
     compress_body,
     decode_inner_messages,

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from support import captures
 from support.examples import INT32, INT64, PROPERTIES
 
-from tiered.format.checkpoint import (
+from tiered.format.broker_checkpoint import (
     CHECKPOINT_BYTES,
     Checkpoint,
     decode_checkpoint,
     encode_checkpoint,
 )
-from tiered.format.consume_queue import (
+from tiered.format.hosts import format_host, offset_msg_id, pack_host, parse_offset_msg_id
+from tiered.format.items import (
     BATCH_ITEM,
     BATCH_ITEM_BYTES,
     ITEM,
@@ -29,7 +30,6 @@ from tiered.format.consume_queue import (
     is_filler,
     is_message,
 )
-from tiered.format.hosts import format_host, offset_msg_id, pack_host, parse_offset_msg_id
 from tiered.format.properties import (
     inner_count,
     java_hash,

@@ -14,9 +14,9 @@ with atheris.instrument_imports(include=["tiered.format", "tiered.journal.entry"
     import numpy as np
 
     from tiered.errors import TieredStoreError
-    from tiered.format import block, bundle, checkpoint, consume_queue, fastjson, record, scalar
+    from tiered.format import block, broker_checkpoint, bundle, fastjson, items, record, scalar
     from tiered.format import object as described
-    from tiered.format.message import decompress_body
+    from tiered.format.message_forms import decompress_body
     from tiered.journal.entry import decode_entry
 
 
@@ -47,8 +47,8 @@ def one_input(data: bytes) -> None:
         with suppress(TieredStoreError):
             decompress_body(rest[4:], int.from_bytes(rest[:4]) | 1)
     else:
-        consume_queue.decode_items(rest[: len(rest) // 20 * 20])
-        checkpoint.decode_checkpoint(rest.ljust(4096, b"\0"))
+        items.decode_items(rest[: len(rest) // 20 * 20])
+        broker_checkpoint.decode_checkpoint(rest.ljust(4096, b"\0"))
 
 
 def compare(data: bytes) -> None:

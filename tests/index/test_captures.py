@@ -10,7 +10,7 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered import open as open_tier
-from tiered.format.message import message_json
+from tiered.format.message_forms import message_json
 from tiered.index.lookup import Hit, IndexReader, Wish
 from tiered.log.indexed import indexed_to
 

@@ -14,7 +14,7 @@ from backends.errors import UnavailableError, UnknownOutcomeError
 from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from tiered.errors import DataError
-from tiered.format.key_index import ITEM
+from tiered.format.index_object import ITEM
 from tiered.index.builder import IndexBuilder, WorkFile
 from tiered.index.indexer import Indexer
 from tiered.index.lookup import IndexReader, Wish

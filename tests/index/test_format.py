@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiered.errors import DataError
-from tiered.format.key_index import (
+from tiered.format.index_object import (
     ITEM,
     KeyFilter,
     bucket_bits,

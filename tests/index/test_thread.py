@@ -16,7 +16,7 @@ from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
 from tiered.attach import index as index_module
 from tiered.attach.index import IndexThread
-from tiered.attach.index_settings import IndexSettings
+from tiered.attach.settings import IndexSettings
 from tiered.clock import SystemClock
 from tiered.index.indexer import Indexer
 from tiered.index.lookup import IndexReader, Wish

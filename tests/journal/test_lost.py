@@ -14,10 +14,10 @@ from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError, JournalLostError
+from tiered.journal.append import JournalWriter
 from tiered.journal.entry import seal_text
 from tiered.journal.lease import Holder, JournalEnd, Lease, read_lease
-from tiered.journal.reader import JournalReader
-from tiered.journal.writer import JournalWriter
+from tiered.journal.replay import JournalReader
 from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key
 from tiered.upkeep.workplace import break_lease
 

@@ -15,7 +15,7 @@ from backends.wrapping import WrappingStore
 from tiered.errors import DataError, InvalidError
 from tiered.journal.checkpoint import FORMAT_MAX
 from tiered.journal.entry import Entry, encode_entry, open_text, seal_text
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key, entry_key
 
 if TYPE_CHECKING:

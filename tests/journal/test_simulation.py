@@ -20,9 +20,9 @@ from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
 from tiered.errors import ClosedError, FencedError, StoreUnavailableError
+from tiered.journal.append import JournalWriter
 from tiered.journal.entry import Entry, decode_entry
-from tiered.journal.reader import JournalReader
-from tiered.journal.writer import JournalWriter
+from tiered.journal.replay import JournalReader
 from tiered.keys import JOURNAL, parse_journal_key
 
 if TYPE_CHECKING:

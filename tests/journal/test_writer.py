@@ -15,9 +15,9 @@ from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
+from tiered.journal.append import CHECKPOINT_ENTRIES, JournalWriter
 from tiered.journal.entry import Entry, checksum, encode_entry
-from tiered.journal.reader import JournalReader
-from tiered.journal.writer import CHECKPOINT_ENTRIES, JournalWriter
+from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key, entry_key
 
 if TYPE_CHECKING:

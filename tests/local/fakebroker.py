@@ -45,10 +45,7 @@ class FakeBroker:
     def start(self, at_ms: int | None = None) -> None:
         """Take the lock, then write ``abort``."""
         self.now_ms = at_ms if at_ms is not None else self.now_ms
-        self._lock = os.open(self.store / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        os.pwrite(self._lock, b"lock", 0)
-        wanted = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, wanted)
+        self.take_lock()
         abort = self.store / "abort"
         if not self.is_old:
             abort.write_text("1")
@@ -56,6 +53,15 @@ class FakeBroker:
             abort.touch()
         for file in (self.store / "lock",) if self.is_old else (abort,):
             os.utime(file, ns=(self.now_ms * 1_000_000,) * 2)
+
+    def take_lock(self) -> None:
+        """The first half of a start. (Twice is as once.)"""
+        if self._lock is not None:
+            return
+        self._lock = os.open(self.store / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        os.pwrite(self._lock, b"lock", 0)
+        wanted = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, wanted)
 
     def crash(self) -> None:
         assert self._lock is not None
@@ -154,6 +160,11 @@ class FakeBroker:
         """Create the log file that holds ``position``, full of zeros."""
         if not self.log_file(position).exists():
             self.log_file(position).write_bytes(bytes(LOG_FILE_BYTES))
+
+    def lose(self, start: int) -> None:
+        """What a power failure does: the log's bytes from ``start`` on were never written."""
+        self.write_log(start, bytes(self.position - start))
+        self.position = start
 
     def write_entry(self, queue: MessageQueue, offset: int, place: int, size: int) -> None:
         directory = self.store / "consumequeue" / queue.topic / str(queue.queue_id)

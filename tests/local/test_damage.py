@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.local import harness
 from tiered.errors import DataError, InvalidError
+from tiered.local import matching
 from tiered.local.face import HoleReason
 from tiered.model import MessageQueue
 
@@ -315,3 +317,49 @@ def test_a_wrong_place_in_an_entry_is_mended_from_the_log(tmp_path: Path):
     assert harness.read_all(store).messages == found
     assert MessageQueue("orders", 1) in store.report().rebuilt_queues
     store.close()
+
+
+@settings(RELAXED, max_examples=30)
+@example(  # the log ends before what the entries list
+    name="s03-transactions",
+    damage=[Blow("commitlog", 0, 0.9, "cut", 1)],
+    is_clean=True,
+    whole=False,
+    units=(128, 1024, 8192),
+)
+@given(
+    name=st.sampled_from(NAMES),
+    damage=st.lists(blows, max_size=4),
+    is_clean=st.booleans(),
+    whole=st.booleans(),
+    units=st.sampled_from([(1, 2, 8), (128, 1024, 8192)]),
+)
+def test_entries_read_once_say_what_the_files_say(
+    name: str, damage: list[Blow], is_clean: bool, whole: bool, units: tuple[int, ...]
+):
+    folder = Path(mkdtemp(prefix="tiered-damage-"))
+    try:
+        directory = harness.copy(pristine(name), folder)
+        (directory / "abort").unlink(missing_ok=True)
+        if not is_clean:
+            (directory / "abort").write_text("1")
+        for blow in damage:
+            strike(directory, blow)
+        found = []
+        for limit in (matching._LISTED_BYTES_MAX, 0):  # with columns, and without
+            with (
+                mock.patch.object(matching, "_LISTED_BYTES_MAX", limit),
+                mock.patch.object(matching, "_UNITS_READ", units),
+            ):
+                try:
+                    store = harness.open_store(directory, whole_log_bytes_max=(1 << 30) * whole)
+                except (DataError, InvalidError) as error:
+                    found.append(str(error))
+                    continue
+                taken = harness.follow_all(store, 3_000)
+                bounds = harness.bounds_of(store)
+                found.append((bounds, taken.raw, taken.holes, taken.gaps, store.report()))
+                store.close()
+        assert found[0] == found[1]
+    finally:
+        shutil.rmtree(folder)

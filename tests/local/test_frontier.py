@@ -14,6 +14,7 @@ from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local.face import HoleReason
+from tiered.local.liveview import LiveView
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue, QueueOffset
 
@@ -333,6 +334,101 @@ def test_a_log_that_was_cut_is_followed_from_its_new_end(
     harness.drain(follower, taken)
     assert taken.offsets(QUEUE) == list(range(12))
     assert not taken.gaps
+
+
+@pytest.mark.parametrize("is_seen_dead", [False, True])
+def test_what_the_log_has_lost_is_no_hole_though_it_is_listed(
+    broker: FakeBroker, attach: Attach, clock: ManualClock, is_seen_dead: bool
+):
+    """While nobody has noticed yet that the broker is gone, or that its log was changed since; and when it comes back."""
+    broker.start(START_MS)
+    sizes = [len(raw) for raw in broker.put(10)]
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    broker.crash()
+    if is_seen_dead:
+        clock.advance(1)
+        harness.drain(follower, taken)
+    broker.lose(sum(sizes[:6]))
+    follower.seek(QUEUE, QueueOffset(4))
+    taken = harness.Taken()
+    harness.drain(follower, taken)
+    for offset in range(6, 10):
+        assert store.read(QUEUE, QueueOffset(offset), bytes_max=1, count_max=1) is None
+    broker.offsets[QUEUE] = 6
+    for starts in (broker.take_lock, lambda: broker.start(START_MS + 60_000)):
+        starts()
+        clock.advance(1)
+        harness.drain(follower, taken)
+    assert (taken.offsets(QUEUE), taken.holes) == ([4, 5], {})
+    broker.put(2)
+    harness.drain(follower, taken)
+    assert (taken.offsets(QUEUE), taken.holes) == ([4, 5, 6, 7], {})
+    assert store.report().damaged_records == 0
+
+
+@pytest.mark.parametrize("is_polled", [False, True])
+def test_a_broker_that_starts_proves_nothing_of_what_it_may_give_up(
+    broker: FakeBroker, attach: Attach, clock: ManualClock, is_polled: bool
+):
+    """It holds the lock, and ``abort`` is of the run before: sound records behind damage are of that run, too."""
+    broker.start(START_MS)
+    sizes = [len(raw) for raw in broker.put(6)]
+    broker.write_log(sum(sizes[:2]) + 95, b"!!!")
+    broker.crash()
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    broker.take_lock()
+    for _ in range(5 if is_polled else 0):
+        clock.advance(2)
+        harness.drain(follower, taken)
+        store.refresh()
+        assert taken.offsets(QUEUE) == [0, 1]
+    broker.position, broker.offsets[QUEUE] = sum(sizes[:2]), 2
+    broker.start(START_MS + 60_000)
+    broker.put(1, body=b"other" * 20)
+    clock.advance(1)
+    harness.drain(follower, taken)
+    assert (taken.offsets(QUEUE), taken.holes) == ([0, 1, 2], {})
+
+
+def test_a_broker_whose_start_takes_for_ever_has_started(
+    broker: FakeBroker, attach: Attach, clock: ManualClock
+):
+    """Somebody has touched its lock."""
+    broker.start()
+    broker.put(2)
+    os.utime(broker.store / "lock", ns=(2**62, 2**62))
+    store = attach()
+    assert offsets(store) == []
+    clock.advance(70)
+    store.refresh()
+    assert offsets(store) == [0, 1]
+
+
+def test_what_comes_while_the_frontier_is_looked_at_is_no_damage(
+    broker: FakeBroker, attach: Attach, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+):
+    broker.start()
+    broker.put(2)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    look = LiveView._first_proven
+
+    def come_first(view: LiveView, told: int) -> int:
+        broker.put(3)
+        return look(view, told)
+
+    monkeypatch.setattr(LiveView, "_first_proven", come_first)
+    clock.advance(60)
+    assert follower.poll(1 << 20) == []
+    monkeypatch.setattr(LiveView, "_first_proven", look)
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == [0, 1, 2, 3, 4]
+    assert store.report().counters.get("damaged_places", 0) == 0
 
 
 def test_the_first_file_comes_late(broker: FakeBroker, attach: Attach, clock: ManualClock):

@@ -64,6 +64,29 @@ def test_a_damaged_last_record_is_the_torn_tail_of_a_crash_only(is_clean: bool, 
     store.close()
 
 
+@pytest.mark.parametrize("behind", [0, 50_000, 150_000])
+def test_bytes_behind_a_hole_are_torn_too(behind: int, tmp_path: Path):
+    """A log's file is mostly a hole, which is not read; what was written behind it is found all the same."""
+    directory = harness.unpack("s09-big-offsets", tmp_path)
+    (directory / "abort").write_text("1")
+    path = max((directory / "commitlog").iterdir())
+    store = harness.open_store(directory)
+    end = store.report().log_end
+    assert store.report().torn_bytes == 0
+    store.close()
+    size = path.stat().st_size
+    assert end - int(path.name) + behind + 100 < size
+    with path.open("r+b") as file:
+        file.truncate(end - int(path.name))
+        file.truncate(size)
+        file.seek(end - int(path.name) + behind + 100)
+        file.write(b"x")
+    store = harness.open_store(directory)
+    assert store.report().log_end == end
+    assert store.report().torn_bytes == behind + 101
+    store.close()
+
+
 def test_what_an_earlier_start_has_given_up_does_not_wait(tmp_path: Path):
     """Behind the last new record stand older ones, sound and listed, which came to life again by chance."""
     name = "s08-crash-continue"

@@ -15,7 +15,7 @@ from tests.local import harness
 from tests.local.fakebroker import FakeBroker
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.catalog import reason_left_out
-from tiered.local.files import FileCache
+from tiered.local.rows import FileCache, default_open_max
 from tiered.model import MessageQueue, QueueOffset
 
 
@@ -311,3 +311,14 @@ def test_what_is_open_is_read_whether_or_not_it_was_told_to_stop(tmp_path: Path)
     is_told = True
     assert harness.follow_all(store).messages == harness.expected("s01-basic").messages
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("may", "open_max"),
+    [(20, 16), (1024, 512), (8192, 4096), (20_000, 15_904), (2**20, 32_768), (-1, 32_768)],
+)
+def test_as_many_files_stay_open_as_leave_enough_to_others(
+    may: int, open_max: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (may, may))
+    assert default_open_max() == open_max

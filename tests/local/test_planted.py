@@ -19,10 +19,10 @@ from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local import liveview
-from tiered.local.claims import Claims
 from tiered.local.face import Waiting
 from tiered.local.liveview import LiveView
-from tiered.local.reader import TagRule
+from tiered.local.queue_reader import TagRule
+from tiered.local.unlisted import Claims
 from tiered.local.verdicts import Sightings
 from tiered.model import MessageQueue
 

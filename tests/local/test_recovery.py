@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -14,15 +15,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tiered.errors import ClosedError
-from tiered.format.checkpoint import Checkpoint
-from tiered.format.consume_queue import BATCH_ITEM
+from tiered.errors import ClosedError, InvalidError
+from tiered.format.broker_checkpoint import Checkpoint
+from tiered.format.items import BATCH_ITEM
+from tiered.local import rows as files
 from tiered.local.consumequeues import Entries, Rebuilt, best_division, consistent, no_entries
-from tiered.local.files import FileCache, FileRow
 from tiered.local.layout import abort_mark, is_locked
 from tiered.local.matching import runs
 from tiered.local.pieces import FileHead, plan_start
-from tiered.local.reader import GAP_BYTES_MIN, fill_times, plan_reads
+from tiered.local.queue_reader import GAP_BYTES_MIN, fill_times, plan_reads
+from tiered.local.rows import FileCache, FileRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,6 +200,58 @@ def test_a_file_that_is_cut_or_gone_gives_less(tmp_path: Path):
     cache.close()
     with pytest.raises(ClosedError):
         row.read(0, 1)
+
+
+def test_a_change_of_one_directory_costs_no_look_at_the_files_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """When many queues lose a file at once, each looked at every file that is open: the square of their number."""
+    cache, rows = FileCache(100), []
+    for number in range(50):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / f"{0:020d}").write_bytes(bytes([number]) * 100)
+        rows.append(FileRow(cache, str(folder), 100))
+        assert rows[-1].read(0, 1) == bytes([number])
+    looked_at: list[int] = []
+    fstat = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda at: looked_at.append(at) or fstat(at))
+    (tmp_path / "7" / f"{0:020d}").unlink()
+    assert rows[7].rescan()
+    assert len(looked_at) == 1
+    assert rows[7].read(0, 1) == b""
+    assert cache.open_count == 49
+    (tmp_path / "8" / f"{0:020d}").unlink()
+    cache.drop_deleted()
+    assert cache.open_count == 48
+    cache.close()
+
+
+def test_where_the_process_may_open_no_more_files_fewer_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The store could not be read: "Too many open files", while it held thousands that it did not need."""
+    rows, cache, may = [], FileCache(1000), 10
+    for number in range(40):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / f"{0:020d}").write_bytes(bytes([number]) * 100)
+        rows.append(FileRow(cache, str(folder), 100))
+    open_read_only = files.open_read_only
+
+    def limited(path: str) -> int:
+        if cache.open_count >= may:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_read_only(path)
+
+    monkeypatch.setattr(files, "open_read_only", limited)
+    for _ in range(2):
+        assert [row.read(0, 1)[0] for row in rows] == list(range(40))
+    may = 0
+    with pytest.raises(InvalidError, match="Too many"):
+        rows[0].read(0, 1)
+    assert cache.open_count == 0
+    cache.close()
 
 
 def test_reads_under_way_survive_being_dropped(tmp_path: Path):

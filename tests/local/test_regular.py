@@ -14,10 +14,10 @@ from tests.local import harness
 from tests.local.fakebroker import FakeBroker
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
-from tiered.local.files import open_regular
-from tiered.store.message_store import MessageStore
-from tiered.store.messages import Message
-from tiered.store.options import StoreOptions
+from tiered.local.rows import open_regular
+from tiered.store.embedded import MessageStore
+from tiered.store.new_message import NewMessage
+from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,12 +90,12 @@ def refusal(work: Callable[[], None]) -> str:
 
 def write(store: Path) -> None:
     with MessageStore.open(store, **NAMED, clock=ManualClock(), options=OPTIONS) as opened:
-        opened.append(Message("another", 0, b"body"))
+        opened.append(NewMessage("another", 0, b"body"))
 
 
 def test_no_file_of_a_store_can_hang_its_writer(tmp_path: Path):
     made = MessageStore.create(tmp_path / "store", **NAMED, clock=ManualClock(), options=OPTIONS)
-    made.append(Message("t", 0, b"body"))
+    made.append(NewMessage("t", 0, b"body"))
     made.close()
     for name in [*files_of(tmp_path / "store"), "checkpoint.new", "config/topics.json.new"]:
         copy = tmp_path / "copy"

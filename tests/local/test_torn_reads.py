@@ -10,8 +10,8 @@ from tests.local import harness
 from tests.local.fakebroker import TOPIC, FakeBroker
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
-from tiered.local.files import FileRow
 from tiered.local.pieces import LogPieces, Piece
+from tiered.local.rows import FileRow
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from tiered.log.composite import (
     CompositeFlatFile,
     GroupCommit,
     Tail,
+    trim,
 )
-from tiered.log.consume_queue import ITEM
+from tiered.log.flat_file import ITEM
 from tiered.log.parts import Part, QueueLife, queue_action
 from tiered.log.state import TierMachine, TierState
-from tiered.log.trim import trim
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.bundles import made_part
 
-from tiered.log.commit_log import TieredCommitLog
-from tiered.log.consume_queue import TieredConsumeQueue
+from tiered.log.flat_file import TieredCommitLog, TieredConsumeQueue
 from tiered.log.parts import Parts, QueueLife, Segment
 from tiered.model import LogOffset, QueueOffset
 

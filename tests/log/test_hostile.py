@@ -27,7 +27,7 @@ from backends.wrapping import WrappingStore
 from tiered.api.broker_place import Place, find_places
 from tiered.clock import ManualClock
 from tiered.errors import DataError, TieredStoreError
-from tiered.format.message import decompress_body
+from tiered.format.message_forms import decompress_body
 from tiered.format.object import build_object, parse_trailer
 from tiered.format.sysflag import COMPRESSED, COMPRESSION_ZSTD
 from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_checkpoint

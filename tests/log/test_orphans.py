@@ -15,8 +15,7 @@ from backends.base import ObjectInfo
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.errors import DataError
-from tiered.journal.checkpoint import CheckpointText, encode_checkpoint
-from tiered.journal.trimming import replay_starts, trim_bound
+from tiered.journal.checkpoint import CheckpointText, encode_checkpoint, replay_starts, trim_bound
 from tiered.keys import (
     JOURNAL,
     ObjectId,
@@ -28,8 +27,7 @@ from tiered.keys import (
     topic_bundle_key,
 )
 from tiered.log.expiry import plan_expiry
-from tiered.log.history import TierHistory
-from tiered.log.named import named_objects
+from tiered.log.history import TierHistory, named_objects
 from tiered.log.orphans import KnownObjects, OrphanPlan, plan_orphans
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue, QueueOffset

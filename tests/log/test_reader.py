@@ -19,8 +19,7 @@ from backends.errors import ObjectNotFoundError, UnavailableError
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from tiered.errors import DataError, InvalidError
 from tiered.format.bundle import BLOCK_BYTES
-from tiered.log.commit_log import TieredCommitLog
-from tiered.log.consume_queue import TieredConsumeQueue
+from tiered.log.flat_file import TieredCommitLog, TieredConsumeQueue
 from tiered.log.reader import QueueReader, TierBatch, TierReader
 from tiered.log.sections import read_range
 from tiered.log.state import Gap, Part, Parts, QueueLife, Segment

@@ -22,15 +22,15 @@ from tiered.clock import ManualClock
 from tiered.errors import DataError, FencedError, InvalidError, MovedOnError
 from tiered.format.bundle import FOOTER_BYTES
 from tiered.journal.lease import Holder, Lease
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.keys import entry_key
+from tiered.log.bundle_tables import Refused, Tabled, read_bundle_table
+from tiered.log.history import named_bundles
 from tiered.log.merge import MergeOutput, MergeRun
-from tiered.log.named import named_bundles
 from tiered.log.parts import Parts
+from tiered.log.proposal import EPOCH
 from tiered.log.reader import TierReader
-from tiered.log.rebuild import EPOCH
 from tiered.log.state import TierMachine, queue_action
-from tiered.log.tables import Refused, Tabled, read_bundle_table
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.rebuild import RebuildPlan, apply_rebuild, plan_rebuild

@@ -16,7 +16,7 @@ from backends.memory import MemoryStore
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import FencedError, InvalidError
 from tiered.journal.lease import Holder, Lease
-from tiered.log.named import named_bundles, parts_by_bundle
+from tiered.log.history import named_bundles, parts_by_bundle
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.upkeep.repair import Repairer, RepairReport

@@ -38,7 +38,7 @@ from tiered.journal.entry import seal_text
 from tiered.keys import LEASE, ObjectId, bundle_key
 from tiered.log.bundles import SectionRow, bundle_row, table_of
 from tiered.log.composite import CommitColumns
-from tiered.log.named import named_bundles, parts_by_bundle
+from tiered.log.history import named_bundles, parts_by_bundle
 from tiered.log.parts import Bundle, Parts
 from tiered.log.sections import read_range
 from tiered.log.state import QueueLife, TierState
@@ -761,7 +761,7 @@ class Fixed(SyntheticStore):
         return {QUEUE: QueueBounds(self._batch.base_offset, self._batch.end_offset)}
 
     def read(self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int) -> Any:
-        from tiered.log.trim import trim
+        from tiered.log.composite import trim
 
         return trim(self._batch, QueueOffset(start))
 

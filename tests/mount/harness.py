@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import os
 import re
 import socket
 import subprocess
 import threading
+import time
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.e2e.harness import STORES, command, environment, here, unpack, until
@@ -23,13 +27,13 @@ from tiered.format.remoting import (
     encode,
     frame_size,
 )
-from tiered.mount import codes
+from tiered.mount import protocol
 from tiered.mount.mount import Mount, MountSettings
+from tiered.mount.protocol import Code
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tiered.format.record import Record
 
@@ -119,7 +123,7 @@ class Client:
             "subscription": "*",
             "subVersion": 0,
         }
-        return self.send(codes.PULL_MESSAGE, **(asked | fields))
+        return self.send(protocol.PULL_MESSAGE, **(asked | fields))
 
     def heartbeat(self, client_id: str, group: str, *topics: str, **more: Any) -> Command:
         """Say that there is a consumer."""
@@ -134,7 +138,7 @@ class Client:
             "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
             "subscriptionDataSet": subscriptions,
         }
-        return self.ask(codes.HEART_BEAT, {"clientID": client_id, "consumerDataSet": [consumer]})
+        return self.ask(protocol.HEART_BEAT, {"clientID": client_id, "consumerDataSet": [consumer]})
 
     def close(self) -> None:
         self.socket.close()
@@ -257,3 +261,67 @@ class MountProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# -- what it takes --------------------------------------------------------------------------------
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def parked(
+    mount: MountProcess, topic: str, *, clients: int, each: int, queues: int
+) -> Iterator[tuple[int, float]]:
+    """Hold pulls at the end of queues; memory that took, and the share of a processor that it takes while nothing comes."""
+    pid = mount.process.pid
+    with contextlib.ExitStack() as held:
+        probe = held.enter_context(Client(mount.address))
+        ends = {
+            queue: int(
+                probe.ask(protocol.GET_MAX_OFFSET, topic=topic, queueId=queue).fields["offset"]
+            )
+            for queue in range(queues)
+        }
+        probe.pull(topic, 0, 0)
+        before_bytes = resident_bytes(pid)
+        connections = [held.enter_context(Client(mount.address)) for _ in range(clients)]
+        for number, one in enumerate(connections):
+            for more in range(each):
+                queue = (number * each + more) % queues
+                one.send_pull(topic, queue, ends[queue], sysFlag=4 | 2, suspendTimeoutMillis=30_000)
+        for one in connections:  # behind the held ones: they have all been taken
+            one.send(protocol.GET_MIN_OFFSET, topic=topic, queueId=0)
+        for one in connections:
+            assert one.receive().code == Code.SUCCESS
+        began_s, used_s = time.monotonic(), cpu_s(pid)
+        time.sleep(2.0)
+        share = (cpu_s(pid) - used_s) / (time.monotonic() - began_s)
+        yield resident_bytes(pid) - before_bytes, share
+
+
+class Growing:
+    """A store of our own and its tier."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self._lines = folder / "store", folder / "lines"
+        self.url = f"file://{folder}/tier"
+        here("store", "create", self.store).good()
+
+    def put(self, topic: str, *bodies: str) -> None:
+        """Append messages, and tier them."""
+        rows = [
+            {"topic": topic, "queue_id": 0, "body_base64": base64.b64encode(body.encode()).decode()}
+            for body in bodies
+        ]
+        self._lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        here("store", "put", self.store, self._lines).good()
+        here("attach", self.store, "--to", self.url, "--once").good()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import ssl
+import threading
+import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
+from support.oracle import free_ports
 from support.tls import Authority
 
 from tests.e2e.harness import here, program, until
 from tests.mount.harness import Client, MountProcess, tier_of
 from tiered.format.remoting import FrameError
 from tiered.metrics import MOUNT_METRICS
-from tiered.mount import codes
-from tiered.mount.codes import Code
+from tiered.mount import protocol
+from tiered.mount.protocol import Code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,20 +44,15 @@ def page(address: str, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 def test_it_serves_until_it_is_told_to_stop_and_keeps_where_consumers_are(url: str, tmp_path: Path):
-    metrics = f"127.0.0.1:{free_port()}"
+    metrics = f"127.0.0.1:{next(free_ports())}"
     options = (*ANY, "--metrics-listen", metrics, "--snapshot-seconds", "3600")
     with MountProcess(url, tmp_path / "log", *options) as mount:
         with Client(mount.address) as client:
             assert client.pull("orders", 1, 0).code == Code.SUCCESS
             assert client.ask(310, b"message", a="g", b="orders").code == Code.NO_PERMISSION
             assert client.ask(12_345).code == Code.REQUEST_CODE_NOT_SUPPORTED
-            client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+            client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
             client.heartbeat("c", "g", "orders")
             assert page(metrics, "/healthz") == (200, "ok")
             assert page(metrics, "/readyz") == (200, "ok")
@@ -76,7 +75,7 @@ def test_it_serves_until_it_is_told_to_stop_and_keeps_where_consumers_are(url: s
     assert document["is_drained"]
     assert (document["name"], document["groups"], document["snapshots"]) == ("broker-a", 1, 1)
     with MountProcess(url, tmp_path / "log2", *ANY) as mount, Client(mount.address) as client:
-        found = client.ask(codes.QUERY_CONSUMER_OFFSET, **PLACE)
+        found = client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE)
         assert found.fields == {"offset": "17"}
 
 
@@ -84,14 +83,14 @@ def test_after_a_crash_another_begins_at_the_last_snapshot(url: str, tmp_path: P
     options = (*ANY, "--snapshot-seconds", "0.1")
     with MountProcess(url, tmp_path / "log", *options) as mount:
         with Client(mount.address) as client:
-            client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+            client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
             until(
                 lambda: len(list(tmp_path.rglob("meta/mount/broker-a/journal/*"))) == 2,
                 "a snapshot",
             )
         mount.end(signal.SIGKILL)
     with MountProcess(url, tmp_path / "log2", *ANY) as mount, Client(mount.address) as client:
-        found = client.ask(codes.QUERY_CONSUMER_OFFSET, **PLACE)
+        found = client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE)
         assert found.fields == {"offset": "17"}
 
 
@@ -132,18 +131,18 @@ def test_consumers_go_on_where_the_broker_had_them(tmp_path: Path):
     with MountProcess(url, tmp_path / "log", *ANY, "--consumer-offsets", known) as mount:
         assert "by --consumer-offsets" in mount.text
         with Client(mount.address) as client:
-            found = client.ask(codes.QUERY_CONSUMER_OFFSET, **place)
+            found = client.ask(protocol.QUERY_CONSUMER_OFFSET, **place)
             assert int(found.fields["offset"]) > 0
         assert mount.end(signal.SIGTERM)[0] == 0
     with MountProcess(url, tmp_path / "log2", *ANY) as mount, Client(mount.address) as client:
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == found.fields
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields == found.fields
 
 
 def test_other_commands_know_a_mounts_place(url: str, tmp_path: Path):
     """What a mount writes belongs to no message: nothing counts, misses or deletes it."""
     with MountProcess(url, tmp_path / "log", *ANY) as mount:
         with Client(mount.address) as client:
-            client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+            client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
         assert mount.end(signal.SIGTERM)[0] == 0
     kept = sorted(tmp_path.rglob("meta/mount/**/*"))
     assert kept
@@ -174,7 +173,71 @@ def test_over_tls(url: str, tmp_path: Path):
 def _is_refused(plain: Client) -> bool:
     """Whether a client without TLS gets no answer."""
     try:
-        plain.ask(codes.GET_MAX_OFFSET, topic="orders", queueId=0)
+        plain.ask(protocol.GET_MAX_OFFSET, topic="orders", queueId=0)
     except (ConnectionError, FrameError):
         return True
     return False
+
+
+class Load:
+    """A consumer that says without pause where it is, one message further each time."""
+
+    def __init__(self, address: str, begin: int) -> None:
+        self.acknowledged = [(time.monotonic(), begin)]
+        self._client = Client(address)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        offset = self.acknowledged[-1][1]
+        with contextlib.suppress(OSError):
+            while not self._stop.is_set():
+                offset += 1
+                asked = {**PLACE, "commitOffset": offset}
+                if self._client.ask(protocol.UPDATE_CONSUMER_OFFSET, **asked).code == Code.SUCCESS:
+                    self.acknowledged.append((time.monotonic(), offset))
+
+    def stop(self) -> int:
+        """The last offset that was acknowledged."""
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            self._client.socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._client.close()
+        return self.acknowledged[-1][1]
+
+    def before(self, moment_s: float) -> int:
+        return max(offset for at_s, offset in self.acknowledged if at_s <= moment_s)
+
+
+@pytest.mark.slow
+def test_a_mount_that_hangs_is_taken_over_after_its_lease_and_its_later_offsets_are_nobodys(
+    url: str, tmp_path: Path
+):
+    """As one of another host: nobody can see it dead. At most what was committed since the last snapshot is lost."""
+    options = (*ANY, "--lease-seconds", "3", "--snapshot-seconds", "0.2")
+    with contextlib.ExitStack() as held:
+        first = held.enter_context(MountProcess(url, tmp_path / "first", *options))
+        load = Load(first.address, 0)
+        time.sleep(4)  # of load
+        stopped_s = time.monotonic()
+        first.process.send_signal(signal.SIGSTOP)
+        last = load.stop()
+        second = held.enter_context(MountProcess(url, tmp_path / "second", *options))
+        assert time.monotonic() - stopped_s > 1.5  # it waited for the lease
+        assert "waiting for the mount of process" in second.text
+        with Client(second.address) as client:
+            kept = int(client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields["offset"])
+        assert load.before(stopped_s - 2) <= kept <= last + 1
+        load = Load(second.address, 10**9)
+        first.process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(OSError), Client(first.address) as client:
+            client.tell(protocol.UPDATE_CONSUMER_OFFSET, **PLACE, commitOffset=1)
+        assert first.process.wait(60) == 4
+        last = load.stop()
+        assert second.end(signal.SIGTERM)[0] == 0
+    with MountProcess(url, tmp_path / "third", *ANY) as third, Client(third.address) as client:
+        kept = int(client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields["offset"])
+    assert last <= kept <= last + 1
+    assert last > 10**9

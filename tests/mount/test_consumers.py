@@ -6,13 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.mount.harness import Client, Mounted, mounted
 from tiered.clock import ManualClock
 from tiered.format.remoting import Command
-from tiered.mount import codes
-from tiered.mount.codes import Code, RefusalError
-from tiered.mount.consumers import LOCK_S, SILENT_S, Consumers, Locks
+from tiered.mount import protocol
+from tiered.mount.consumers import LOCK_S, SILENT_S, Consumers, Locks, share_of
+from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +30,7 @@ class Wire:
         self.told: list[str] = []
 
     def tell(self, command: Command) -> None:
-        assert command.code == codes.NOTIFY_CONSUMER_IDS_CHANGED
+        assert command.code == protocol.NOTIFY_CONSUMER_IDS_CHANGED
         assert command.is_oneway
         self.told.append(command.fields["consumerGroup"])
 
@@ -39,7 +41,7 @@ def beat(
     subscriptions = [{"topic": "t", "subString": "*", "subVersion": version}]
     said = {"groupName": group, "messageModel": "CLUSTERING", "subscriptionDataSet": subscriptions}
     body = json.dumps({"clientID": client, "consumerDataSet": [said | more]}).encode()
-    consumers.heartbeat(cast("Connection", wire), Command(codes.HEART_BEAT, body=(body,)))
+    consumers.heartbeat(cast("Connection", wire), Command(protocol.HEART_BEAT, body=(body,)))
 
 
 def gone(consumers: Consumers, wire: Wire) -> None:
@@ -134,6 +136,34 @@ def test_a_lock_is_one_clients_until_it_is_freed_or_forgotten():
     assert locks.lock("g", "c3", queues) == queues
 
 
+@given(
+    st.sets(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=6),
+    st.sets(st.tuples(st.sampled_from(["b", "c"]), st.just("t"), st.integers(0, 20)), max_size=20),
+    st.sampled_from(["AVG", "AVG_BY_CIRCLE"]),
+)
+def test_each_queue_is_one_clients_and_shares_differ_by_one_at_most(
+    clients: set[str], queues: set[tuple[str, str, int]], strategy: str
+):
+    shares = [share_of(client, clients, queues, strategy) for client in sorted(clients)]
+    assert sorted(queue for share in shares for queue in share) == sorted(queues)
+    sizes = list(map(len, shares))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    assert share_of("nobody", clients, queues, strategy) == []
+
+
+def test_shares_are_those_that_java_clients_find():
+    """By its ``AllocateMessageQueueAveragely`` and ``…ByCircle``."""
+    queues = [("b", "t", number) for number in range(5)]
+    clients = ["y", "x", "z"]
+    by_average = [[q[2] for q in share_of(c, clients, queues, "AVG")] for c in "xyz"]
+    by_circle = [[q[2] for q in share_of(c, clients, queues, "AVG_BY_CIRCLE")] for c in "xyz"]
+    assert by_average == [[0, 1], [2, 3], [4]]
+    assert by_circle == [[0, 3], [1, 4], [2]]
+    with pytest.raises(RefusalError):
+        share_of("x", clients, queues, "MACHINE_ROOM")
+
+
 # -- through a mount ------------------------------------------------------------------------------
 
 
@@ -144,7 +174,7 @@ def served(captured_tier: Callable[[str], tuple[Path, str]]) -> Iterator[Mounted
 
 
 def ids(client: Client, group: str) -> list[str]:
-    found = client.ask(codes.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
+    found = client.ask(protocol.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
     return list(json.loads(found.text())["consumerIdList"]) if found.code == Code.SUCCESS else []
 
 
@@ -157,16 +187,35 @@ def test_two_clients_see_each_other_come_and_go(served: Mounted):
         while ids(one, "g") != ["c1"]:
             pass
         assert {told.fields["consumerGroup"] for told in one.told} == {"g"}
-        assert one.ask(codes.UNREGISTER_CLIENT, clientID="c1", consumerGroup="g").code == 0
+        assert one.ask(protocol.UNREGISTER_CLIENT, clientID="c1", consumerGroup="g").code == 0
         assert ids(one, "g") == []
 
 
 def test_a_group_has_its_retry_topic(served: Mounted):
     with served.client() as client:
         client.heartbeat("c1", "new", "orders")
-        route = client.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%new")
+        route = client.ask(protocol.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%new")
         assert json.loads(route.text())["queueDatas"][0]["readQueueNums"] == 1
         assert client.pull("%RETRY%new", 0, 0).code == Code.PULL_NOT_FOUND
+
+
+def test_queues_are_shared_out_to_who_leaves_that_to_brokers(served: Mounted):
+    said = {"topic": "orders", "consumerGroup": "g", "strategyName": "AVG"}
+    with served.client() as client:
+        client.heartbeat("c1", "g", "orders")
+        client.heartbeat("c2", "g", "orders")
+        for name, model, numbers in (
+            ("c1", "CLUSTERING", [0, 1]),
+            ("c2", "CLUSTERING", [2, 3]),
+            ("c2", "BROADCASTING", [0, 1, 2, 3]),
+        ):
+            asked = {**said, "clientId": name, "messageModel": model}
+            told = json.loads(client.ask(protocol.QUERY_ASSIGNMENT, asked).text())
+            rows = told["messageQueueAssignments"]
+            assert [row["messageQueue"]["queueId"] for row in rows] == numbers
+            assert {row["mode"] for row in rows} == {"PULL"}
+        unknown = {**said, "topic": "none", "clientId": "c1"}
+        assert client.ask(protocol.QUERY_ASSIGNMENT, unknown).code == Code.TOPIC_NOT_EXIST
 
 
 def test_locks_over_the_wire(served: Mounted):
@@ -174,8 +223,8 @@ def test_locks_over_the_wire(served: Mounted):
     said = {"consumerGroup": "g", "mqSet": [queue]}
     with served.client() as client:
         for name, expected in (("c1", [queue]), ("c2", [])):
-            found = client.ask(codes.LOCK_BATCH_MQ, {**said, "clientId": name})
+            found = client.ask(protocol.LOCK_BATCH_MQ, {**said, "clientId": name})
             assert json.loads(found.text()) == {"lockOKMQSet": expected}
-        assert client.ask(codes.UNLOCK_BATCH_MQ, {**said, "clientId": "c1"}).code == Code.SUCCESS
-        found = client.ask(codes.LOCK_BATCH_MQ, {**said, "clientId": "c2"})
+        assert client.ask(protocol.UNLOCK_BATCH_MQ, {**said, "clientId": "c1"}).code == Code.SUCCESS
+        found = client.ask(protocol.LOCK_BATCH_MQ, {**said, "clientId": "c2"})
         assert json.loads(found.text()) == {"lockOKMQSet": [queue]}

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.base import ObjectInfo
 from tests.e2e.harness import here, unpack
 from tests.mount.harness import mounted
 from tiered.attach.decommission import Near, look
+from tiered.cli import attach
+from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError
-from tiered.log.handover import Handover
-from tiered.mount import codes
-from tiered.mount.codes import Code
+from tiered.keys import ObjectId, handover_key, parse_handover_key, recall_key
+from tiered.log.broker_tables import HANDOVER, Handover, found_handover
+from tiered.log.state import TierState
+from tiered.mount import protocol
+from tiered.mount.protocol import Code
+from tiered.store.embedded import MessageStore
+from tiered.store.new_message import NewMessage
+from tiered.upkeep.rebuild import _with_handover
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tiered.attach.decommission import Decommissioned
 
 NOW_MS = 1_700_000_000_000
 
@@ -142,6 +154,83 @@ def test_no_writer_goes_on_until_the_broker_is_said_to_be_back(tmp_path: Path):
         assert served.mount.handover is None
 
 
+def test_a_rebuilt_journal_knows_whether_the_broker_is_gone(tmp_path: Path):
+    store, url = handed_over("s10-consumers", tmp_path)
+    (journal,) = (tmp_path / "tier").glob("*/*/journal")
+    known = look(str(store), NOW_MS).metadata
+
+    def lose_and_rebuild() -> str:
+        shutil.rmtree(journal)
+        return here("rebuild", url, "--apply", "-").good().out.decode()
+
+    assert "the broker was decommissioned" in lose_and_rebuild()
+    assert here("attach", store, "--to", url, "--once").code == 2
+    with mounted(url, keeps_offsets=False) as served:
+        assert served.mount.handover is not None
+        assert served.mount.handover.offsets == known.offsets
+    here("attach", store, "--to", url, "--once", "--recommission").good()
+    assert "decommissioned" not in lose_and_rebuild()
+    here("attach", store, "--to", url, "--once").good()
+    with mounted(url, keeps_offsets=False) as served:
+        assert served.mount.handover is None
+    here("attach", store, "--to", url, "--decommission").good()
+    assert "the broker was decommissioned" in lose_and_rebuild()
+    here("verify", url, "--deep", "--store", store).good()
+
+
+def test_that_the_broker_is_back_counts_also_after_all_that_told_reigns_was_lost(tmp_path: Path):
+    """Reigns that stored no message are known by what the broker left alone."""
+    store, url = handed_over("s10-consumers", tmp_path)
+    for _ in range(2):
+        here("attach", store, "--to", url, "--once", "--recommission").good()
+        here("attach", store, "--to", url, "--decommission").good()
+    (journal,) = (tmp_path / "tier").glob("*/*/journal")
+
+    def lose_and_rebuild() -> str:
+        shutil.rmtree(journal)
+        (journal.parent / "lease").unlink()
+        return here("rebuild", url, "--apply", "-").good().out.decode()
+
+    assert "the broker was decommissioned" in lose_and_rebuild()
+    here("attach", store, "--to", url, "--once", "--recommission").good()
+    assert "decommissioned" not in lose_and_rebuild()
+
+
+def test_a_rebuilt_journal_that_takes_the_mark_away_says_so():
+    state, notes = replace(TierState(), store={"cluster": "c", HANDOVER: {"key": "gone"}}), []
+    assert _with_handover([], "p/", state, notes).store == {"cluster": "c"}
+    assert "does not count as gone any more" in notes[0]
+
+
+@pytest.mark.parametrize("began", ["before", "after"])
+def test_a_broker_that_stops_while_its_store_is_read_is_not_decommissioned_yet(
+    began: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """``mqshutdown`` does not wait: the last messages come when all that was there has been read."""
+    store, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    begin = partial(
+        MessageStore.open, store, cluster="cluster-a", broker="broker-a", clock=SystemClock()
+    )
+    brokers = [begin()] if began == "before" else []
+    real = attach.hand_over
+
+    def hand_over(*given: Any) -> Decommissioned | None:
+        broker = brokers.pop() if brokers else begin()
+        broker.append(NewMessage("work", 0, b"the last"))
+        broker.close()
+        return real(*given)
+
+    words = ("attach", store, "--to", url, "--decommission", "--accept-pending", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(attach, "hand_over", hand_over)
+        ran = here(*words)
+    assert (ran.code, ran.document["decommission"]["is_decommissioned"]) == (1, False)
+    assert "tiered: not done: messages are not in the tier (1); attach again" in ran.err
+    assert ("stopped while its store was read" in ran.err) == (began == "before")
+    here(*words).good()
+    here("verify", url, "--deep", "--store", store).good()
+
+
 @pytest.mark.parametrize(
     "words", [("--once", "--accept-pending"), ("--decommission", "--recommission")]
 )
@@ -161,7 +250,7 @@ def test_a_mount_serves_topics_groups_and_offsets_as_the_broker_had_them(tmp_pat
     store, url = handed_over("s10-consumers", tmp_path)
     known = look(str(store), NOW_MS).metadata
     with mounted(url) as served, served.client() as client:
-        answer = client.ask(codes.GET_ALL_TOPIC_CONFIG)
+        answer = client.ask(protocol.GET_ALL_TOPIC_CONFIG)
         table = json.loads(answer.text())["topicConfigTable"]
         names = {"work", "other", "%RETRY%failing", "%DLQ%failing", "%RETRY%ordered"}
         assert names <= set(table)
@@ -179,9 +268,9 @@ def test_a_mount_serves_topics_groups_and_offsets_as_the_broker_had_them(tmp_pat
             assert row["perm"] == 4
         for (group, topic), row in known.offsets.items():
             for queue_id, offset in row.items():
-                found = client.ask(codes.QUERY_CONSUMER_OFFSET, **asked(group, topic, queue_id))
+                found = client.ask(protocol.QUERY_CONSUMER_OFFSET, **asked(group, topic, queue_id))
                 assert found.fields == {"offset": str(offset)}
-        answer = client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, group="ordered")
+        answer = client.ask(protocol.GET_SUBSCRIPTIONGROUP_CONFIG, group="ordered")
         assert json.loads(answer.text()) == known.groups["ordered"]
 
 
@@ -189,10 +278,12 @@ def test_a_queue_that_never_had_a_message_is_served(tmp_path: Path):
     """The tier does not know of it: only the broker's tables do."""
     _, url = handed_over("s01-basic", tmp_path)
     with mounted(url, keeps_offsets=False) as served, served.client() as client:
-        answer = client.ask(codes.GET_TOPIC_CONFIG, topic="sparse")
+        answer = client.ask(protocol.GET_TOPIC_CONFIG, topic="sparse")
         assert json.loads(answer.text())["readQueueNums"] == 16
         assert client.pull("sparse", 15, 0, suspendTimeoutMillis=1).code == Code.PULL_NOT_FOUND
-        assert client.ask(codes.GET_MAX_OFFSET, topic="sparse", queueId=15).fields["offset"] == "0"
+        assert (
+            client.ask(protocol.GET_MAX_OFFSET, topic="sparse", queueId=15).fields["offset"] == "0"
+        )
 
 
 def test_what_groups_say_to_the_mount_counts_until_the_broker_was_back(tmp_path: Path):
@@ -200,25 +291,25 @@ def test_what_groups_say_to_the_mount_counts_until_the_broker_was_back(tmp_path:
     place = asked("ordered", "other", 1)
     with mounted(url) as served, served.client() as client:
         assert served.mount.inherited > 10
-        before = int(client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields["offset"])
-        client.ask(codes.UPDATE_CONSUMER_OFFSET, commitOffset=before - 5, **place)
+        before = int(client.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields["offset"])
+        client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=before - 5, **place)
         served.stop()
     with mounted(url) as served, served.client() as client:
         assert served.mount.inherited == 0
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields == {
             "offset": str(before - 5)
         }
     here("attach", store, "--to", url, "--decommission").good()  # the same again changes nothing
     with mounted(url) as served, served.client() as client:
         assert served.mount.inherited == 0
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields == {
             "offset": str(before - 5)
         }
     here("attach", store, "--to", url, "--once", "--recommission").good()
     here("attach", store, "--to", url, "--decommission").good()
     with mounted(url) as served, served.client() as client:
         assert served.mount.inherited > 10
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": str(before)}
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": str(before)}
 
 
 def test_damaged_metadata_is_told_and_nothing_is_served_without_it(tmp_path: Path):
@@ -280,3 +371,37 @@ GOLDEN = (
     b'"time_ms":1700000000000,"topics":{"t":{"perm":6,"readQueueNums":4}}}\n'
     b"b7726f2b\n"
 )
+
+
+@given(st.integers(0, 1 << 45), st.integers(0, 9**9), st.integers(0, 9**9))
+def test_keys_say_who_wrote_them_and_whether_the_broker_is_back(
+    time_ms: int, reign: int, number: int
+):
+    made = ObjectId(reign, "0badcafe", number)
+    gone, back = (of("c/b/", time_ms, made) for of in (handover_key, recall_key))
+    assert parse_handover_key("c/b/", gone) == (time_ms, made, False)
+    assert parse_handover_key("c/b/", back) == (time_ms, made, True)
+    for strange in (
+        gone + "x",
+        gone[:-1],
+        "c/x" + gone,
+        gone.replace("-", "_"),
+        "c/b/meta/handover/",
+    ):
+        assert parse_handover_key("c/b/", strange) is None
+
+
+def test_the_newest_of_what_lies_there_counts_by_reign_and_then_by_time():
+    def info(reign: int, time_ms: int, *, is_back: bool = False) -> ObjectInfo:
+        of = recall_key if is_back else handover_key
+        return ObjectInfo(of("p/", time_ms, ObjectId(reign, "0badcafe", 0)), 7, 0)
+
+    assert found_handover([], "p/") == {}
+    first, back, again = info(1, 500), info(2, 400, is_back=True), info(3, 300)
+    assert found_handover([first], "p/")["key"] == first.key.removeprefix("p/")
+    assert found_handover([back, first], "p/") == {}  # though a clock was set back
+    assert found_handover([first, again, back], "p/") == {
+        "key": again.key.removeprefix("p/"),
+        "size_bytes": 7,
+        "time_ms": 300,
+    }

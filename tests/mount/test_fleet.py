@@ -7,23 +7,29 @@ import json
 import random
 import re
 import signal
+import socket
 import subprocess
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.oracle import free_ports
 
 from backends.memory import MemoryStore
+from backends.s3_settings import S3Options
 from tests.e2e.harness import command, environment, here, unpack, until
 from tests.mount.harness import Client, mounted
+from tests.mount.test_command import page
 from tiered.api.broker_place import Place
-from tiered.clock import ManualClock
+from tiered.clock import ManualClock, SystemClock
 from tiered.errors import FencedError
 from tiered.journal.lease import Holder
 from tiered.keys import MEMBERS
-from tiered.mount import codes, fleet
+from tiered.mount import fleet, protocol
 from tiered.mount.fleet import SLACK, Members, choose
+from tiered.mount.mount import Mount, MountSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +105,9 @@ class Process:
 
     def __init__(self, url: str, log: Path) -> None:
         self.log = log
+        self.metrics = f"127.0.0.1:{next(free_ports())}"
         words = ("mount", url, "--auto", "--listen", "127.0.0.1:0", "--lease-seconds", "3")
+        words += ("--metrics-listen", self.metrics)
         with log.open("wb") as complaints:
             self.process = subprocess.Popen(
                 command((*words, "--refresh", "1", "--json")),
@@ -167,12 +175,23 @@ def test_three_processes_share_the_brokers_and_when_one_is_killed_the_others_tak
         for one in found:
             for broker, address in one.served().items():
                 with contextlib.closing(Client(address)) as client:
-                    answer = client.ask(codes.GET_BROKER_CLUSTER_INFO)
+                    answer = client.ask(protocol.GET_BROKER_CLUSTER_INFO)
                     assert list(json.loads(answer.text())["brokerAddrTable"]) == [broker]
-                    assert client.ask(codes.GET_MAX_OFFSET, topic="work", queueId=0).fields == {
+                    assert client.ask(protocol.GET_MAX_OFFSET, topic="work", queueId=0).fields == {
                         "offset": "33"
                     }
         assert its_own
+        alive = [one for one in found if one is not victim]
+        until(lambda: all(page(one.metrics, "/readyz")[0] == 200 for one in alive), "ready", 60)
+        for one in alive:
+            text = page(one.metrics, "/metrics")[1]
+            assert "tiered_fleet_members 2" in text
+            assert "tiered_fleet_failed_brokers 0" in text
+            for broker in one.served():
+                assert f'tiered_mount_up{{broker="cluster-a/{broker}"}} 1' in text
+            assert page(one.metrics, "/healthz") == (200, "ok")
+        texts = [page(one.metrics, "/metrics")[1] for one in alive]
+        assert sum("tiered_fleet_living_brokers 1" in text for text in texts) == 1
         for one in found:
             if one is not victim:
                 served = one.served()
@@ -180,6 +199,45 @@ def test_three_processes_share_the_brokers_and_when_one_is_killed_the_others_tak
                 assert code == 0
                 names = {mount["name"] for mount in json.loads(out)["mounts"]}
                 assert set(served) <= names
+
+
+def test_a_mount_is_opened_only_where_its_port_and_the_second_one_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each opening takes requests, a lease and a reign."""
+    store, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    here("attach", store, "--to", url, "--decommission").good()
+    port, real = next(free_ports()), Mount.open
+    opened: list[int] = []
+
+    def open_(at: str, settings: MountSettings, **more: Any) -> Mount:
+        opened.append(settings.listen[1])
+        return real(at, settings, **more)
+
+    monkeypatch.setattr(Mount, "open", open_)
+    listen = ("127.0.0.1", port + 1)  # its second one is taken
+    member = fleet.Fleet(
+        url,
+        MountSettings(listen),
+        options=S3Options(),
+        clock=SystemClock(),
+        rng=random.Random(1),
+        tell=lambda _text: None,
+    )
+    running = threading.Thread(target=member.run)
+    with socket.create_server(("127.0.0.1", port - 1)):
+        running.start()
+        try:
+            until(lambda: any(mount.is_serving for _, mount in member.mounts()), "a mount", 60)
+        finally:
+            member.stop()
+            running.join()
+    assert opened == [port + 2]
+
+
+@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 20_000), ("127.0.0.1", 70_000)])
+def test_what_is_no_address_of_this_machine_is_not_free(host: str, port: int):
+    assert not fleet.is_free(host, port)
 
 
 def test_options_that_mean_one_broker_are_refused(brokers: str):
@@ -198,7 +256,7 @@ def test_mounts_that_share_a_name_have_offsets_of_their_own(brokers: str):
         one.client() as client,
         two.client() as other,
     ):
-        before = other.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields
-        client.ask(codes.UPDATE_CONSUMER_OFFSET, commitOffset=1, **place)
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": "1"}
-        assert other.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == before
+        before = other.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields
+        client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=1, **place)
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": "1"}
+        assert other.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields == before

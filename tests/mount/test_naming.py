@@ -13,8 +13,9 @@ from tiered.clock import ManualClock, SystemClock
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.format.remoting import Command
 from tiered.model import MessageQueue
-from tiered.mount import codes
-from tiered.mount.naming import Identity, MountedTopics, NameServers
+from tiered.mount import protocol
+from tiered.mount.name_servers import Identity, MountedTopics, NameServerError, NameServers
+from tiered.mount.protocol import RefusalError
 from tiered.mount.server import Exchange, RemotingServer
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class Names:
         self.port = 0
         self.server = RemotingServer(
             {
-                codes.REGISTER_BROKER: self.register,
-                codes.UNREGISTER_BROKER: self.unregister,
-                codes.GET_BROKER_CLUSTER_INFO: self.cluster,
+                protocol.REGISTER_BROKER: self.register,
+                protocol.UNREGISTER_BROKER: self.unregister,
+                protocol.GET_BROKER_CLUSTER_INFO: self.cluster,
             },
             SystemClock(),
             on_gone=self.gone,
@@ -210,3 +211,70 @@ def test_one_of_several_name_servers_is_enough_at_the_start_and_none_is_not():
         await NameServers([], ME, topics()).begin()
 
     run(work)
+
+
+class Asked:
+    """A name server that answers, or takes its time and does not."""
+
+    def __init__(self, error: str, answer: Command | None) -> None:
+        self.error, self.answer, self.count = error, answer, 0
+
+    async def ask(self, *_question: object) -> Command:
+        self.count += 1
+        await asyncio.sleep(0)
+        if self.answer is None:
+            raise NameServerError("it does not answer")
+        return self.answer
+
+    def close(self) -> None:
+        pass
+
+
+def names_of(*servers: Asked) -> NameServers:
+    found = NameServers([], ME, MountedTopics("c", "b", ManualClock()))
+    found.servers = list(servers)  # type: ignore[arg-type] # as far as it is used
+    return found
+
+
+ROUTE = Command(0, body=(b'{"queueDatas":[{"brokerName":"x","perm":4,"readQueueNums":2}]}',))
+
+
+def test_a_dead_name_server_is_not_waited_for_where_another_tells_the_route():
+    """Registering waits its turn behind these questions: name servers would forget the mount."""
+
+    async def ask() -> None:
+        dead, good = Asked("no answer", None), Asked("", ROUTE)
+        names = names_of(dead, good)
+        told = await asyncio.gather(*(names.queues(topic) for topic in ("t", "u") * 50))
+        assert {tuple(queues) for queues in told} == {
+            (("x", topic, 0), ("x", topic, 1)) for topic in ("t", "u")
+        }
+        assert (dead.count, good.count) == (0, 2)
+
+    asyncio.run(ask())
+
+
+def test_while_no_name_server_answers_they_are_not_asked_for_every_client():
+    async def ask() -> None:
+        servers = Asked("", None), Asked("", None)
+        names = names_of(*servers)
+        asking = (names.queues(f"t{number}") for number in range(100))
+        told = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(
+            isinstance(one, RefusalError) and "does not answer" in one.remark for one in told
+        )
+        assert [server.count for server in servers] == [1, 1]
+
+    asyncio.run(ask())
+
+
+def test_who_leaves_asks_for_no_route_any_more():
+    async def ask() -> None:
+        server = Asked("", ROUTE)
+        names = names_of(server)
+        await names.unregister()
+        with pytest.raises(RefusalError):
+            await names.queues("t")
+        assert server.count == 1  # to unregister
+
+    asyncio.run(ask())

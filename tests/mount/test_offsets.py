@@ -17,11 +17,11 @@ from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, FencedError, InvalidError
 from tiered.format.fastjson import loads
 from tiered.journal.entry import Entry, encode_entry
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.local.layout import parse_offsets
-from tiered.mount import codes
-from tiered.mount.codes import Code, RefusalError
+from tiered.mount import protocol
 from tiered.mount.offsets import ConsumerOffsets, MountMachine, MountState, OffsetsKeeper
+from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -213,31 +213,31 @@ def test_offsets_survive_a_restart(tmp_path: Path):
     _, url = tier_of("s01-basic", tmp_path)
     known = {("g", "orders"): {1: 3, 2: 4}}
     with mounted(url, snapshot_s=3600.0, known_offsets=known) as served, served.client() as client:
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": "3"}
-        client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": "17"}
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": "3"}
+        client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": "17"}
         for field, value, code in (
             ("topic", "none", Code.TOPIC_NOT_EXIST),
             ("queueId", 99, Code.INVALID_PARAMETER),
             ("commitOffset", -3, Code.SYSTEM_ERROR),
         ):
             asked = {**PLACE, "commitOffset": 1, field: value}
-            assert client.ask(codes.UPDATE_CONSUMER_OFFSET, **asked).code == code
+            assert client.ask(protocol.UPDATE_CONSUMER_OFFSET, **asked).code == code
         client.pull("orders", 3, 0, sysFlag=4 | 1, commitOffset=11)
         served.stop()
         assert served.mount.is_drained
     with mounted(url) as served, served.client() as client:
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": "17"}
-        found = client.ask(codes.QUERY_CONSUMER_OFFSET, **{**PLACE, "queueId": 3})
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": "17"}
+        found = client.ask(protocol.QUERY_CONSUMER_OFFSET, **{**PLACE, "queueId": 3})
         assert found.fields == {"offset": "11"}
-        unknown = client.ask(codes.QUERY_CONSUMER_OFFSET, **{**PLACE, "consumerGroup": "h"})
+        unknown = client.ask(protocol.QUERY_CONSUMER_OFFSET, **{**PLACE, "consumerGroup": "h"})
         assert unknown.code == Code.QUERY_NOT_FOUND
 
 
 def test_offsets_are_kept_while_it_serves_and_a_mount_that_was_taken_over_ends(tmp_path: Path):
     _, url = tier_of("s01-basic", tmp_path)
     with mounted(url, snapshot_s=0.05, lease_s=1.0) as served, served.client() as client:
-        client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+        client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
         while not served.mount.keeper.saved:  # type: ignore[union-attr]
             pass
         with pytest.raises(FencedError), mounted(url, wait=False):
@@ -247,7 +247,7 @@ def test_offsets_are_kept_while_it_serves_and_a_mount_that_was_taken_over_ends(t
             store, store, f"{place.prefix}meta/mount/broker-a/", ManualClock(), random.Random(), lease_s=1.0
         )  # fmt: skip
         other._journal.take_reign({})
-        client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=18, **PLACE)
+        client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=18, **PLACE)
         served.thread.join(30)
         assert isinstance(served.errors[0], FencedError)
         assert client.is_ended()
@@ -257,7 +257,7 @@ def test_without_state_nothing_is_written(tmp_path: Path):
     _, url = tier_of("s01-basic", tmp_path)
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     with mounted(url, keeps_offsets=False) as served, served.client() as client:
-        client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+        client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
         client.pull("orders", 0, 0)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
     assert not {"put", "set", "delete"} & set(served.mount.store.opened.meter.snapshot().kinds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import time
 from typing import TYPE_CHECKING
 
@@ -11,38 +9,19 @@ import numpy as np
 import pytest
 
 from fetcher.statuses import GetResult, GetStatus, Side, Taken
-from tests.e2e.harness import here
-from tests.mount.harness import mounted, records
+from tests.mount.harness import Growing, mounted, records
 from tiered.errors import StoreUnavailableError
 from tiered.local.face import RecordBatch
 from tiered.model import MessageQueue, QueueOffset
-from tiered.mount.codes import Code, RefusalError
-from tiered.mount.pulling import PullLimits, answer, gather
+from tiered.mount.protocol import Code, RefusalError
+from tiered.mount.pulling import Puller, PullLimits, answer, gather
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 RECORD = bytes(100)
 Is = GetStatus
-
-
-class Growing:
-    """A store of our own and its tier."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store, self._lines = folder / "store", folder / "lines"
-        self.url = f"file://{folder}/tier"
-        here("store", "create", self.store).good()
-
-    def put(self, topic: str, *bodies: str) -> None:
-        """Append messages, and tier them."""
-        rows = [
-            {"topic": topic, "queue_id": 0, "body_base64": base64.b64encode(body.encode()).decode()}
-            for body in bodies
-        ]
-        self._lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        here("store", "put", self.store, self._lines).good()
-        here("attach", self.store, "--to", self.url, "--once").good()
 
 
 @pytest.fixture
@@ -155,6 +134,33 @@ def test_neighbours_go_in_one_piece_and_records_once():
     assert [bytes(part) for part in gather((everything,))] == [data[:30], data[40:]]
     some = Taken(records, np.array([0, 3, 4]), Side.TIER)
     assert [bytes(part) for part in gather((some,))] == [data[:10], data[20:30], data[40:]]
+
+
+@pytest.mark.parametrize("name", ["s01-basic", "s06-expired", "s09-big-offsets", "s11-lmq-batchcq"])
+@pytest.mark.parametrize("count", [1, 7, 32])
+def test_who_goes_on_in_order_is_answered_as_the_message_store_says(
+    name: str, count: int, captured_tier: Callable[[str], tuple[Path, str]]
+):
+    """He is served without asking the store; another group asks it for the same, and both are told the same."""
+    with mounted(captured_tier(name)[1], keeps_offsets=False) as served, served.client() as client:
+        store, pulls, asked = served.mount.store, 0, []
+        known = Puller._known
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                Puller, "_known", lambda self, pull: asked.append(pull) or known(self, pull)
+            )
+            for queue in store.tiered_queues():
+                offset, end = store.min_offset(*queue), store.max_offset(*queue)
+                while offset < end:
+                    told = client.pull(*queue, offset, maxMsgNums=count)
+                    pulls += 1
+                    found = store.get_message("other", *queue, offset, max_count=count)
+                    expected = answer(found, offset)
+                    assert (told.code, told.remark) == (expected.code, expected.remark)
+                    assert dict(told.fields) == expected.fields
+                    assert told.text() == b"".join(expected.body)
+                    offset = int(told.fields["nextBeginOffset"])
+        assert pulls > len(asked)  # else the test would hold the store against itself
 
 
 def test_a_record_whose_items_came_in_two_pieces_goes_once():

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.e2e import harness
 from tests.mount.harness import Client, Mounted, mounted, records
-from tiered.mount import codes
-from tiered.mount.codes import Code
+from tiered.format.remoting import ANSWER, Command, encode
+from tiered.mount import answers, consumers, protocol
+from tiered.mount.protocol import Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from tiered.format.remoting import Command
 
     Tier = Callable[[str], tuple[Path, str]]
 
@@ -60,7 +60,7 @@ def test_messages_by_key_and_by_unique_id(captured_tier: Tier, name: str):
     with mounted(captured_tier(name)[1], keeps_offsets=False) as served, served.client() as client:
         for key in sorted({one["keys"] for one in messages if one["keys"]})[:3]:
             wanted = [one for one in messages if key in (one["keys"] or "").split()]
-            answer = client.ask(codes.QUERY_MESSAGE, topic=topic, key=key, maxNum=64, **FOREVER)
+            answer = client.ask(protocol.QUERY_MESSAGE, topic=topic, key=key, maxNum=64, **FOREVER)
             if not wanted:
                 assert answer.code == Code.QUERY_NOT_FOUND
                 continue
@@ -73,7 +73,7 @@ def test_messages_by_key_and_by_unique_id(captured_tier: Tier, name: str):
         one = next(one for one in messages[3:] if "UNIQ_KEY" in one["properties"])
         key = one["properties"]["UNIQ_KEY"]
         answer = client.ask(
-            codes.QUERY_MESSAGE,
+            protocol.QUERY_MESSAGE,
             topic=topic,
             key=key,
             maxNum=32,
@@ -94,7 +94,7 @@ def test_times_bound_what_is_found_both_inclusive(client: Client):
         (-9, -1, Code.QUERY_NOT_FOUND),
     ):
         answer = client.ask(
-            codes.QUERY_MESSAGE,
+            protocol.QUERY_MESSAGE,
             topic="orders",
             key=key,
             maxNum=5,
@@ -104,8 +104,27 @@ def test_times_bound_what_is_found_both_inclusive(client: Client):
         assert answer.code == code
 
 
+def test_times_of_many_queues_have_one_deadline_and_what_is_missing_is_said(
+    served: Mounted, client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    """Offsets come from memory and are right; the times of a tier that does not answer are 0 then, and that is said."""
+    monkeypatch.setattr(answers, "QUERY_S", 0.0)
+    told = client.ask(protocol.GET_TOPIC_STATS_INFO, topic="orders")
+    queues = {one["queue_id"] for one in harness.captured("s01-basic").messages["orders"]}
+    found = by_queue(told)
+    assert {queue_id for queue_id, row in found.items() if row["maxOffset"]} == queues
+    assert {row["lastUpdateTimestamp"] for row in found.values()} == {0}
+    assert told.remark.startswith(f"times of {len(queues)} messages could not be read")
+    client.ask(protocol.UPDATE_CONSUMER_OFFSET, **PLACE, commitOffset=5)
+    for code in (protocol.GET_CONSUME_STATS, protocol.GET_BROKER_CONSUME_STATS):
+        told = client.ask(code, consumerGroup="g", isOrder="false")
+        assert told.code == Code.SUCCESS
+        assert told.remark.startswith("times of 1 messages could not be read")
+        assert b'"consumerOffset":5' in told.text()
+
+
 def test_statistics_of_a_topic(client: Client):
-    found = by_queue(client.ask(codes.GET_TOPIC_STATS_INFO, topic="orders"))
+    found = by_queue(client.ask(protocol.GET_TOPIC_STATS_INFO, topic="orders"))
     messages = harness.captured("s01-basic").messages["orders"]
     for queue_id, row in found.items():
         mine = [one for one in messages if one["queue_id"] == queue_id]
@@ -115,16 +134,16 @@ def test_statistics_of_a_topic(client: Client):
             "lastUpdateTimestamp": mine[-1]["store_timestamp_ms"],
         }
     assert len(found) == 4
-    assert client.ask(codes.GET_TOPIC_STATS_INFO, topic="none").code == Code.TOPIC_NOT_EXIST
-    assert document(client.ask(codes.GET_TOPIC_CONFIG, topic="orders"))["perm"] == 4
+    assert client.ask(protocol.GET_TOPIC_STATS_INFO, topic="none").code == Code.TOPIC_NOT_EXIST
+    assert document(client.ask(protocol.GET_TOPIC_CONFIG, topic="orders"))["perm"] == 4
 
 
 def test_how_far_a_group_is(client: Client):
-    client.ask(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+    client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
     messages = harness.captured("s01-basic").messages["orders"]
     mine = [one for one in messages if one["queue_id"] == 1]
     for fields in ({}, {"topic": "orders"}):
-        found = by_queue(client.ask(codes.GET_CONSUME_STATS, consumerGroup="g", **fields))
+        found = by_queue(client.ask(protocol.GET_CONSUME_STATS, consumerGroup="g", **fields))
         assert found[1] == {
             "brokerOffset": len(mine),
             "consumerOffset": 17,
@@ -132,24 +151,183 @@ def test_how_far_a_group_is(client: Client):
             "lastTimestamp": mine[16]["store_timestamp_ms"],
         }
         assert (found[0]["consumerOffset"], found[0]["lastTimestamp"]) == (0, 0)
-    assert document(client.ask(codes.QUERY_TOPIC_CONSUME_BY_WHO, topic="orders")) == {
+    assert document(client.ask(protocol.QUERY_TOPIC_CONSUME_BY_WHO, topic="orders")) == {
         "groupList": ["g"]
     }
-    assert document(client.ask(codes.QUERY_TOPICS_BY_CONSUMER, group="g"))["topicList"] == [
+    assert document(client.ask(protocol.QUERY_TOPICS_BY_CONSUMER, group="g"))["topicList"] == [
         "orders"
     ]
 
 
 def test_who_consumes(client: Client):
-    offline = client.ask(codes.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
+    offline = client.ask(protocol.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
     assert offline.code == Code.CONSUMER_NOT_ONLINE
     client.heartbeat("c1", "g", "orders")
-    found = document(client.ask(codes.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g"))
+    found = document(client.ask(protocol.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g"))
     assert [one["clientId"] for one in found["connectionSet"]] == ["c1"]
     assert found["subscriptionTable"]["orders"]["subString"] == "*"
     assert found["messageModel"] == "CLUSTERING"
-    table = document(client.ask(codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))["subscriptionGroupTable"]
+    table = document(client.ask(protocol.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))[
+        "subscriptionGroupTable"
+    ]
     assert table["g"]["consumeEnable"]
-    assert document(client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, group="g"))["groupName"] == "g"
-    unknown = client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, group="h")
+    assert (
+        document(client.ask(protocol.GET_SUBSCRIPTIONGROUP_CONFIG, group="g"))["groupName"] == "g"
+    )
+    unknown = client.ask(protocol.GET_SUBSCRIPTIONGROUP_CONFIG, group="h")
     assert unknown.code == Code.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+# -- by place -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["s01-basic", "s11-lmq-batchcq", "s09-big-offsets"])
+def test_messages_by_their_place_in_the_brokers_log(captured_tier: Tier, name: str):
+    """As offset ids name them; with the topic, as clients of 5.x say it, and without."""
+    captured = harness.captured(name).messages
+    with mounted(captured_tier(name)[1], keeps_offsets=False) as served, served.client() as client:
+        for topic, messages in captured.items():
+            for one in messages[:: max(1, len(messages) // 4)]:
+                place = one["physical_offset"]
+                for said in ({"topic": topic}, {}):
+                    answer = client.ask(protocol.VIEW_MESSAGE_BY_ID, offset=place, **said)
+                    (record,) = records(answer.text())
+                    assert (record.physical_offset, record.queue_id) == (place, one["queue_id"])
+                    assert record.topic == topic
+        beside = client.ask(protocol.VIEW_MESSAGE_BY_ID, offset=messages[0]["physical_offset"] + 1)
+        assert beside.code == Code.SYSTEM_ERROR
+        assert "can not find message by the offset" in beside.remark
+
+
+def test_items_of_a_queue(client: Client):
+    mine = [m for m in harness.captured("s01-basic").messages["orders"] if m["queue_id"] == 1]
+    asked = {"topic": "orders", "queueId": 1, "index": 5, "count": 3}
+    found = document(client.ask(protocol.QUERY_CONSUME_QUEUE, **asked))
+    assert found["queueData"] == [
+        {
+            "physicOffset": one["physical_offset"],
+            "physicSize": one["size"],
+            "tagsCode": one["tag_hash"],
+        }
+        for one in mine[5:8]
+    ]
+    assert (found["minQueueIndex"], found["maxQueueIndex"]) == (0, len(mine))
+    behind = document(client.ask(protocol.QUERY_CONSUME_QUEUE, **{**asked, "index": len(mine)}))
+    assert behind["queueData"] == []
+    refused = client.ask(protocol.QUERY_CONSUME_QUEUE, **{**asked, "queueId": 99})
+    assert refused.code == Code.INVALID_PARAMETER
+
+
+# -- groups that are put elsewhere ----------------------------------------------------------------
+
+RESET = {"group": "g", "topic": "orders"}
+
+
+def test_a_group_is_put_to_a_time_and_who_consumes_is_told_with_its_next_pull(client: Client):
+    mine = [m for m in harness.captured("s01-basic").messages["orders"] if m["queue_id"] == 1]
+    unknown = client.ask(protocol.RESET_CONSUMER_OFFSET, timestamp=0, **RESET)
+    assert unknown.code == Code.SUBSCRIPTION_GROUP_NOT_EXIST
+    client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+    time_ms = mine[9]["store_timestamp_ms"]
+    found = by_queue_of_numbers(
+        client.ask(protocol.RESET_CONSUMER_OFFSET, timestamp=time_ms, **RESET)
+    )
+    first = next(n for n, one in enumerate(mine) if one["store_timestamp_ms"] >= time_ms)
+    assert found[1] == first
+    assert len(found) == 4
+    assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": str(first)}
+    # what a consumer says that does not know it yet does not count
+    client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=40, **PLACE)
+    told = client.pull("orders", 1, 40, sysFlag=4 | 1, commitOffset=41)
+    assert (told.code, told.remark) == (Code.PULL_OFFSET_MOVED, "OFFSET_RESET")
+    assert told.fields["nextBeginOffset"] == str(first)
+    assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": str(first)}
+    assert client.pull("orders", 1, first).code == Code.SUCCESS
+    assert client.pull("orders", 1, 40, consumerGroup="other").code == Code.SUCCESS
+
+
+def test_a_group_is_put_to_the_end_or_in_one_queue_to_an_offset(client: Client):
+    client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+    end = int(client.ask(protocol.GET_MAX_OFFSET, topic="orders", queueId=1).fields["offset"])
+    at_end = by_queue_of_numbers(client.ask(protocol.RESET_CONSUMER_OFFSET, timestamp=-1, **RESET))
+    assert at_end[1] == end
+    one = by_queue_of_numbers(
+        client.ask(protocol.RESET_CONSUMER_OFFSET, timestamp=0, queueId=1, offset=3, **RESET)
+    )
+    assert one == {1: 3}
+    beyond = client.ask(
+        protocol.RESET_CONSUMER_OFFSET, timestamp=0, queueId=1, offset=end + 1, **RESET
+    )
+    assert beyond.code == Code.SYSTEM_ERROR
+
+
+def by_queue_of_numbers(answer: Command) -> dict[int, int]:
+    assert answer.code == Code.SUCCESS, answer
+    pairs = re.findall(r"(\{[^{}]*\}):(-?\d+)", answer.text().decode())
+    return {json.loads(key)["queueId"]: int(value) for key, value in pairs}
+
+
+# -- what a client is asked -----------------------------------------------------------------------
+
+
+def answering(client: Client, code: int, body: bytes, seen: list[Command]) -> threading.Thread:
+    """A consumer's thread that answers the next question of a kind."""
+
+    def run() -> None:
+        while (asked := client.receive()).code != code or asked.is_answer:
+            pass
+        seen.append(asked)
+        answer = Command(0, asked.opaque, ANSWER, body=(body,))
+        client.socket.sendall(b"".join(encode(answer)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_questions_to_a_consumer_are_passed_on_to_it(client: Client, served: Mounted):
+    asked = {"consumerGroup": "g", "clientId": "c1"}
+    offline = client.ask(protocol.GET_CONSUMER_RUNNING_INFO, **asked)
+    assert "not online" in offline.remark
+    seen: list[Command] = []
+    with served.client() as consumer:
+        consumer.socket.settimeout(10)
+        consumer.heartbeat("c1", "g", "orders")
+        thread = answering(consumer, protocol.GET_CONSUMER_RUNNING_INFO, b'{"properties":{}}', seen)
+        told = client.ask(protocol.GET_CONSUMER_RUNNING_INFO, jstackEnable="true", **asked)
+        assert told.text() == b'{"properties":{}}'
+        thread.join()
+        assert seen[0].fields == {**asked, "jstackEnable": "true", "brokerName": "broker-a"}
+
+        one = harness.captured("s01-basic").messages["orders"][7]
+        thread = answering(consumer, protocol.CONSUME_MESSAGE_DIRECTLY, b"{}", seen)
+        said = {**asked, "msgId": one["offset_msg_id"], "topic": "orders"}
+        assert client.ask(protocol.CONSUME_MESSAGE_DIRECTLY, **said).text() == b"{}"
+        thread.join()
+        (record,) = records(seen[1].text())
+        assert record.queue_offset == one["queue_offset"]
+
+        table = b'{"messageQueueTable":{{"brokerName":"broker-a","queueId":1,"topic":"orders"}:5}}'
+        thread = answering(consumer, protocol.CONSUMER_STATUS_OF_CLIENT, table, seen)
+        told = client.ask(protocol.GET_CONSUMER_STATUS, group="g", topic="orders")
+        thread.join()
+        assert told.text() == (
+            b'{"consumerTable":{"c1":{{"brokerName":"broker-a","queueId":1,"topic":"orders"}:5}}}'
+        )
+
+
+def test_a_consumer_that_goes_or_says_nothing_is_told_to_who_asked(
+    client: Client, served: Mounted, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(consumers, "ANSWER_S", 0.1)
+    asked = {"consumerGroup": "g", "clientId": "c1"}
+    with served.client() as consumer:
+        consumer.heartbeat("c1", "g", "orders")
+        silent = client.ask(protocol.GET_CONSUMER_RUNNING_INFO, **asked)
+        assert silent.code == Code.CONSUME_MSG_TIMEOUT
+        monkeypatch.setattr(consumers, "ANSWER_S", 60.0)
+        opaque = client.send(protocol.GET_CONSUMER_RUNNING_INFO, **asked)
+        for _ in range(2):  # the first is that nobody answered
+            while consumer.receive().code != protocol.GET_CONSUMER_RUNNING_INFO:
+                pass
+    assert "cannot be asked" in client.answer(opaque).remark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,17 @@ from support import oracle
 from zlib_ng import zlib_ng
 
 from tests.e2e.harness import LocalLog, bounds, captured, here, read_dump, unpack
-from tests.mount.harness import mounted
+from tests.mount.harness import Growing, mounted
 from tiered.api.tier import open as open_tier
 from tiered.clock import SystemClock
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.record import Record, decode_record, encode_record
-from tiered.mount import codes
+from tiered.mount import protocol
+from tiered.mount import restore as module
 from tiered.mount.restore import Restore, RestoreSelection, plan_restore
-from tiered.store.options import StoreOptions
+from tiered.store import disk
 from tiered.store.restored import RestoredLog
+from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +42,7 @@ Message = dict[str, Any]
 
 
 def restored(url: str, folder: Path, *options: str | Path) -> Path:
+    folder.mkdir(exist_ok=True)
     store = folder / "restored"
     here("restore", url, "--to", store, *SMALL, *options).good()
     return store
@@ -123,6 +127,19 @@ def test_a_dry_run_says_what_comes_and_writes_nothing(captured_tier: Tier, tmp_p
     assert said["seconds"] >= 0
 
 
+def test_a_dry_run_of_many_queues_knows_that_they_are_read_side_by_side(tmp_path: Path):
+    """Hundreds of them lie in a few bundles, and come with as few requests."""
+    store, url = tmp_path / "store", f"file://{tmp_path}/tier"
+    sizes = ("--messages", "2000", "--body", "256", "--queues", "200", "--topics", "2")
+    here("bench", "make-store", store, *sizes).good()
+    here("attach", store, "--to", url, "--once", "--no-index").good()
+    words = ("restore", url, "--to", tmp_path / "restored", *SMALL, "--json")
+    said, done = here(*words, "--dry-run").good().document, here(*words).good().document
+    assert said["queues"] == 400
+    assert done["requests"] <= said["requests"] + 16
+    assert said["requests"] <= 2 * done["requests"]
+
+
 # -- the tables -----------------------------------------------------------------------------------
 
 
@@ -131,15 +148,18 @@ def test_a_decommissioned_broker_has_its_tables_again(tmp_path: Path):
     here("attach", original, "--to", url, "--decommission").good()
     with mounted(url) as served, served.client() as client:
         place = {"consumerGroup": "ordered", "topic": "other", "queueId": 1}
-        client.ask(codes.UPDATE_CONSUMER_OFFSET, commitOffset=7, **place)
+        client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=7, **place)
         served.stop()
-    store = restored(url, tmp_path)
+    store = tmp_path / "restored"
+    told = here("restore", url, "--to", store, *SMALL, "--json").good().document
     was, now = (
         {name: json.loads(_strict((path / "config" / name).read_text())) for name in TABLES}
         for path in (original, store)
     )
     topics, groups = (name for name in TABLES if name != "consumerOffset.json")
     kept = {"work", "other", "%RETRY%failing", "%DLQ%failing", "%RETRY%ordered"}
+    made = now[topics]["topicConfigTable"]
+    assert told["topics"] == len(made) - 4  # which every broker makes for itself
     for topic in kept:
         assert now[topics]["topicConfigTable"][topic] == was[topics]["topicConfigTable"][topic]
     assert now[groups]["subscriptionGroupTable"] == was[groups]["subscriptionGroupTable"]
@@ -188,7 +208,9 @@ def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
         with pytest.raises(InvalidError, match="something else"):
             Restore(
                 tier,
-                plan_restore(tier, RestoreSelection(lambda topic: topic == "orders")),
+                plan_restore(
+                    tier, RestoreSelection(lambda topic: topic == "orders", wish="orders")
+                ),
                 str(to),
                 OPTIONS,
                 SystemClock(),
@@ -200,6 +222,118 @@ def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
         assert run(lambda: False)
     assert not (to / "abort").exists()
     assert not (to / "restore.json").exists()
+    assert sorted(records_of(to)) == sorted(records_of(whole))
+
+
+def test_a_tier_that_is_still_fed_is_restored_as_it_was_when_it_was_begun(tmp_path: Path):
+    """Between being stopped and going on the tier gets more messages, and a queue that it did not have."""
+    tier_of, to = Growing(tmp_path), tmp_path / "restored"
+    url, many = tier_of.url, [str(number) for number in range(50)]
+
+    def run(stops: bool) -> bool:
+        with open_tier(url) as tier:
+            plan = plan_restore(tier, RestoreSelection())
+            restore = Restore(
+                tier,
+                plan,
+                str(to),
+                OPTIONS,
+                SystemClock(),
+                memory_bytes=1 << 20,
+                stop=lambda: stops,
+            )
+            return restore.run().is_complete
+
+    tier_of.put("old", *many)
+    before = bounds(url)
+    assert not run(stops=True)
+    tier_of.put("old", *many)
+    tier_of.put("new", *many)
+    assert len(bounds(url)) > len(before)
+    assert run(stops=False)
+    here("attach", to, "--to", f"file://{tmp_path}/again", "--once").good()
+    assert bounds(f"file://{tmp_path}/again") == before
+
+
+def test_what_the_disk_has_not_taken_is_not_noted_and_the_same_goes_on_later(
+    captured_tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """How far it is is noted beside the work: what is not synced is put again."""
+    url, to = captured_tier("s01-basic")[1], tmp_path / "restored"
+    whole = restored(url, tmp_path / "whole")
+    monkeypatch.setattr(module, "SAVE_BYTES", 64 << 10)
+    real, left = disk._sync_file, iter(range(4))
+
+    def sync(path: str) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.EIO, "the disk refuses it")
+        real(path)
+
+    with open_tier(url) as tier:
+        plan = plan_restore(tier, RestoreSelection())
+        restore = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20)
+        with monkeypatch.context() as broken:
+            broken.setattr(disk, "_sync_file", sync)
+            with pytest.raises(StoreUnavailableError, match="the disk refuses it"):
+                restore.run()
+        noted = json.loads((to / "restore.json").read_bytes())["log_end"]
+        assert 1 << 18 < noted < (1 << 18) + restore.done_bytes
+        again = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20)
+        assert again.run().is_complete
+    assert sorted(records_of(to)) == sorted(records_of(whole))
+
+
+def test_a_sync_that_failed_once_is_not_made_good_by_the_next(
+    captured_tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The system tells of a write that failed once, and drops it: the next sync says that all is well."""
+    url, to = captured_tier("s01-basic")[1], tmp_path / "restored"
+    monkeypatch.setattr(module, "SAVE_BYTES", 64 << 10)
+    real, syncs = disk._sync_file, iter(range(1000))
+
+    def sync(path: str) -> None:
+        if next(syncs) == 4:
+            raise OSError(errno.EIO, "the disk refuses it")
+        real(path)
+
+    with open_tier(url) as tier:
+        plan = plan_restore(tier, RestoreSelection())
+        restore = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20)
+        with monkeypatch.context() as broken:
+            broken.setattr(disk, "_sync_file", sync)
+            with pytest.raises(StoreUnavailableError, match="the disk refuses it"):
+                restore.run()
+        noted = json.loads((to / "restore.json").read_bytes())["log_end"]
+        assert noted < (1 << 18) + restore.done_bytes
+
+
+@pytest.mark.parametrize("full", ["log", "note"])
+def test_a_disk_that_was_full_for_a_while_loses_and_doubles_nothing(
+    full: str, captured_tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A piece that was read, and is not in the log or only half, is read again."""
+    url, to = captured_tier("s01-basic")[1], tmp_path / "restored"
+    whole = restored(url, tmp_path / "whole")
+    monkeypatch.setattr(module, "SAVE_BYTES", 64 << 10)
+    holder, name = (disk.RowWriter, "write") if full == "log" else (module, "replace_file")
+    real, calls = getattr(holder, name), iter(range(1 << 20))
+
+    def write(*given: Any) -> None:
+        if next(calls) == 3:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        real(*given)
+
+    with open_tier(url) as tier:
+        plan = plan_restore(tier, RestoreSelection())
+
+        def restore() -> Restore:
+            return Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(holder, name, write)
+            with pytest.raises(StoreUnavailableError, match="no space left"):
+                restore().run()
+        assert restore().run().is_complete
     assert sorted(records_of(to)) == sorted(records_of(whole))
 
 

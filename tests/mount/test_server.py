@@ -20,7 +20,7 @@ from tiered.format.remoting import (
     encode,
     frame_size,
 )
-from tiered.mount.codes import Code, RefusalError
+from tiered.mount.protocol import Code, RefusalError
 from tiered.mount.server import OTHER, Budget, Exchange, RemotingServer, ServerLimits
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def serving(
     finally:
         await server.close(1.0)
         await until(lambda: not server.connections)
-        assert server.budget.used_bytes == 0
+        await until(lambda: server.budget.used_bytes == 0)
 
 
 async def until(what: object) -> None:

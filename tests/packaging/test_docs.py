@@ -77,3 +77,22 @@ def test_files_that_pages_name_are_there(root: Path, tracked: dict[str, str]):
         missing += [(name, path) for path in paths if not (root / path).exists()]
         missing += [(name, link) for link in links if not ((root / name).parent / link).exists()]
     assert missing == []
+
+
+def test_names_that_the_architecture_gives_are_in_the_files_beside_them(root: Path):
+    """Whoever looks for a function finds it there: a row of "Asked most often" is no older than the code."""
+    text = (root / "docs/ARCHITECTURE.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| (`[^|]+`) \| ([^|]+) \|$", text, re.MULTILINE)
+    named = [
+        (file, name)
+        for files, by in rows
+        for file in [re.findall(r"`([\w/]+\.py)`", files)]
+        for name in re.findall(r"`(\w+)`", by)
+    ]
+    missing = [
+        (files, name)
+        for files, name in named
+        if not any(re.search(rf"\b{name}\b", (root / file).read_text()) for file in files)
+    ]
+    assert len(named) > 10
+    assert missing == []

@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""Prints the table of figures: ours, the Java tiered store's, the limit of the machine, and their ratios.
+"""Prints the table of figures: what a user types, what it takes, the limit of the machine, the peer, and their ratio.
 
-    .venv/bin/python tests/peer/figures.py [--work DIR] [--runs 3]
-        [--only dispatch,read,reads,s3,status,help,memory,linear,live,idle]
+    .venv/bin/python tests/peer/figures.py [--quick] [--write] [--work DIR] [--runs 3]
+        [--only attach,start,linear,reads,s3,memory,status,help,live,idle]
 
-Each row measures both sides in turn, in the same minutes, each run in a fresh process; medians are printed. A row without
-Java says "not measured". Stores are made once and kept in DIR, so that a second run is quicker.
+Each row measures all its sides in turn, in the same minutes, each run in a fresh process; medians are printed. The peer is
+the Java tiered store; a row without it says "not measured". Our side is whole processes, interpreter and index included,
+unless the row says otherwise; the peer's begins when its store is open, and ends with its index (``indexed_seconds``).
+
+``--quick``: stores of a fifth, one run of each side, without the 10 GiB and the broker. ``--write`` puts
+the table into docs/performance.md, with date, commit and machine. Stores are kept in DIR, so that a second run is quicker.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import statistics
 import subprocess
@@ -19,29 +24,42 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from figures_common import (
-    DISPATCHED,
+    HEAD,
+    LARGE,
+    MANY,
     MIB,
     ROOT,
-    STORES,
+    SIXTEEN,
     TIERED,
+    Bench,
     Result,
-    alternate,
+    Row,
     has_java,
+    made_store,
     median,
     peer,
     remove_and_settle,
     run_json,
-    store_of,
+    timed,
 )
 from figures_reads import reads_rows
 from figures_s3 import s3_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+QUICK = ("attach", "start", "linear", "reads", "s3", "status", "help")
+
+
+# -- sides -----------------------------------------------------------------------------------------
 
 
 def bare_files(source: Path, target: Path, threads: int = 8) -> Result:
@@ -65,192 +83,336 @@ def bare_files(source: Path, target: Path, threads: int = 8) -> Result:
     return {"seconds": seconds, "mib_per_s": size / MIB / seconds, "cpu": time.process_time() - cpu}
 
 
-def dispatch_rows(work: Path, runs: int) -> Iterator[str]:
-    """Dispatch into a folder."""
-    for name in DISPATCHED:
-        store, tier, other = store_of(work, name), work / "tier", work / "tier-java"
+def attach_once(store: Path, tier: Path, *options: str) -> Result:
+    """`tiered attach --once`, the whole process; ``mib_per_s`` of its wall."""
+    found = timed(
+        [
+            *TIERED,
+            "attach",
+            str(store),
+            "--to",
+            tier.as_uri(),
+            "--once",
+            "--json",
+            "--quiet",
+            *options,
+        ]
+    )
+    size = float(found["size_bytes"]) / MIB
+    return {
+        **found,
+        "mib": size,
+        "mib_per_s": size / found["wall"],
+        "cpu_per_gib": found["cpu"] / size * 1024 if size else 0.0,
+    }
+
+
+def bench_dispatch(store: Path, url: str) -> Result:
+    """`tiered bench dispatch`: the same without start and index."""
+    return run_json(
+        [*TIERED, "bench", "dispatch", "--store", str(store), "--to", url, "--json", "--quiet"]
+    )
+
+
+def java_dispatch(store: Path, tier: Path, *, index: bool, passes: int) -> Result:
+    """The peer's; nothing where it cannot run."""
+    if not has_java():
+        return {}
+    remove_and_settle(tier)
+    result = peer("dispatch", "--store", str(store), "--tier", str(tier), "--passes", str(passes),
+                  "--index", str(index).lower(), "--set", "tieredStoreGroupCommitTimeout=0")  # fmt: skip
+    return {**result, "warm": (result.get("later_passes") or [result])[-1]["mib_per_s"]}
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def attach_rows(bench: Bench) -> Iterator[Row]:
+    """Dispatch into a folder, with index and without, of three stores; and what the index adds."""
+    goals = {
+        SIXTEEN: (3.0, 4.0, 2.0, 2.5),
+        MANY: (0.0, 30.0, 0.0, 8.0),
+        LARGE: (0.0, 3.0, 1.8, 0.0),
+    }
+    for name, (with_index, cold, warm, cpu) in goals.items():
+        store, tier, other = bench.store(name), bench.work / "tier", bench.work / "tier-java"
+
+        def ours(*options: str, store: Path = store, tier: Path = tier) -> Result:
+            remove_and_settle(tier)
+            return attach_once(store, tier, *options)
+
+        def plain(store: Path = store, tier: Path = tier) -> Result:
+            remove_and_settle(tier)
+            return bench_dispatch(store, tier.as_uri())
+
+        def java(
+            *, index: bool, store: Path = store, other: Path = other, name: str = name
+        ) -> Result:
+            return java_dispatch(
+                store, other, index=index, passes=1 if index or name == MANY else 2
+            )
+
+        indexed, bare, mine, floor, theirs, peers = bench.alternate(
+            ours, lambda ours=ours: ours("--no-index"), plain,  # type: ignore[misc]
+            lambda tier=tier: bare_files(tier, bench.work / "bare"),  # type: ignore[misc]
+            lambda java=java: java(index=True), lambda java=java: java(index=False),  # type: ignore[misc]
+        )  # fmt: skip
+        yield indexed_row(name, indexed, theirs, with_index)
+        yield plain_row(name, mine, floor, peers, (cold, warm, cpu))
+        if name == SIXTEEN:
+            yield index_row(indexed, bare)
+
+
+def indexed_row(name: str, mine: list[Result], theirs: list[Result], goal: float) -> Row:
+    """The whole command against the peer until its index is made."""
+    speed, cpu, wall = median(mine, "mib_per_s"), median(mine, "cpu"), median(mine, "wall")
+    row = Row(f"dispatch {name}, with index", f"{speed:.0f} MiB/s, {wall:.2f} s in all, {cpu:.2f} CPU s",
+              "tiered attach STORE --to URL --once", peer="not measured")  # fmt: skip
+    if name == MANY:
+        row = replace(row, goal="2.5 s in all", reached=wall <= 2.5)
+    if not has_java():
+        return row
+    seconds, java_cpu = median(theirs, "indexed_seconds"), median(theirs, "indexed_cpu_seconds")
+    ratio, share = speed * seconds / median(mine, "mib"), cpu / java_cpu
+    row = replace(row, peer=f"{median(mine, 'mib') / seconds:.0f} MiB/s, {seconds:.2f} s, {java_cpu:.2f} CPU s",
+                  ratio=f"{ratio:.1f} x, CPU {share:.2f}")  # fmt: skip
+    if not goal:
+        return row
+    return replace(row, goal=f"{goal:g} x, CPU 0.35", reached=ratio >= goal and share <= 0.35)
+
+
+def plain_row(
+    name: str,
+    mine: list[Result],
+    floor: list[Result],
+    theirs: list[Result],
+    goals: tuple[float, float, float],
+) -> Row:
+    """Once it runs, without index on both sides."""
+    speed, cpu = median(mine, "mib_per_second"), median(mine, "cpu_seconds_per_gib")
+    of_copy, of_bare = (
+        speed / median(mine, "copy_mib_per_second"),
+        speed / median(floor, "mib_per_s"),
+    )
+    cold_goal, warm_goal, cpu_goal = goals
+    least = {
+        SIXTEEN: ("0.6 of bare files", of_bare >= 0.6),
+        MANY: ("0.2 of cp", of_copy >= 0.2),
+    }.get(name, ("", True))
+    said = {" x": cold_goal, " x warm": warm_goal, " CPU s/GiB": cpu_goal, least[0]: 0.0}
+    row = Row(
+        f"dispatch {name}, no index, once it runs",
+        f"{speed:.0f} MiB/s, {cpu:.2f} CPU s/GiB, {median(mine, 'peak_rss_bytes') / MIB:.0f} MiB RSS, "
+        f"{median(mine, 'requests_per_gib'):.0f} requests/GiB",
+        "tiered bench dispatch --store STORE --to URL",
+        limit=f"{of_copy:.2f} of cp + fsync ({median(mine, 'copy_mib_per_second'):.0f}), "
+        f"{of_bare:.2f} of bare files ({median(floor, 'mib_per_s'):.0f})",
+        peer="not measured",
+        goal=", ".join(
+            f"{goal:g}{of}" if goal else of
+            for of, goal in said.items()
+            if goal or of == least[0] != ""
+        ),
+    )
+    if not has_java():
+        return row
+    cold, warm = median(theirs, "mib_per_s"), median(theirs, "warm")
+    java_cpu = median(theirs, "cpu_seconds") / median(mine, "size_bytes") * MIB * 1024
+    reached = speed / cold >= cold_goal and speed / warm >= warm_goal and least[1]
+    return replace(
+        row,
+        peer=f"{cold:.0f} (warm {warm:.0f}) MiB/s, {java_cpu:.1f} CPU s/GiB",
+        ratio=f"{speed / cold:.1f} x (warm {speed / warm:.1f} x), CPU {cpu / java_cpu:.2f}",
+        reached=reached and (not cpu_goal or cpu <= cpu_goal),
+    )
+
+
+def index_row(indexed: list[Result], bare: list[Result]) -> Row:
+    """What the key index adds to a first copy."""
+    cpu = median(indexed, "cpu") - median(bare, "cpu")
+    wall = median(indexed, "wall") - median(bare, "wall")
+    return Row(f"what the key index adds, {SIXTEEN}, {median(indexed, 'messages'):,.0f} messages, two keys each",
+               f"{cpu:+.2f} CPU s, {wall:+.2f} s", "tiered attach STORE --to URL --once [--no-index]",
+               goal="0.6 CPU s for 500,000", reached=cpu <= 0.6)  # fmt: skip
+
+
+def start_rows(bench: Bench) -> Iterator[Row]:
+    """`attach --once` with nothing to do, behind a broker's crash; and what it loads."""
+    store, tier = bench.store(SIXTEEN), bench.work / f"start-{bench.share:g}"
+    if not tier.exists():
+        attach_once(store, tier)
+    abort = store / "abort"
+    was_there = abort.exists()
+    abort.touch()
+    try:
+        (found,) = bench.alternate(lambda: attach_once(store, tier))
+    finally:
+        if not was_there:
+            abort.unlink()
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "tiered",
+        "attach",
+        str(store),
+        "--to",
+        tier.as_uri(),
+        "--once",
+        "--quiet",
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stderr
+    lines = [
+        line.removeprefix("import time:").split("|")
+        for line in said.splitlines()
+        if line.startswith("import time:")
+    ]
+    took = sum(int(self_us) for self_us, _, _ in lines if self_us.strip().isdigit()) / 1e6
+    own = sum(
+        name.strip().split(".")[0] in {"tiered", "backends", "fetcher", "timer"}
+        for *_, name in lines
+    )
+    wall = median(found, "wall")
+    yield Row("attach --once of an unchanged store, unclean stop",
+              f"{wall:.2f} s, {median(found, 'cpu'):.2f} CPU s; imports {took:.2f} s, {own} modules of ours",
+              "tiered attach STORE --to URL --once", goal="0.9 s, imports 0.3 s, 90 modules",
+              reached=wall <= 0.9 and took <= 0.3 and own <= 90)  # fmt: skip
+
+
+def linear_rows(bench: Bench) -> Iterator[Row]:
+    """Speed by the number of queues, the messages of each being the same."""
+    found: dict[int, Result] = {}
+    for queues in (100, 1000, 10_000):
+        store, tier = bench.work / f"linear-{queues}", bench.work / "linear-tier"
+        made_store(store, queues // 100, 100, queues * 50, 256, by_us=True)
 
         def ours(store: Path = store, tier: Path = tier) -> Result:
             remove_and_settle(tier)
-            return run_json(
-                [
-                    *TIERED,
-                    "bench",
-                    "dispatch",
-                    "--store",
-                    str(store),
-                    "--to",
-                    tier.as_uri(),
-                    "--json",
-                ]
-            )
+            return bench_dispatch(store, tier.as_uri())
 
-        def bare(tier: Path = tier) -> Result:
-            return bare_files(tier, work / "bare")
-
-        def java(store: Path = store, other: Path = other, name: str = name) -> Result:
-            if not has_java():
-                return {"mib_per_s": 0, "cpu_seconds": 0}
-            remove_and_settle(other)
-            passes = "1" if "250" in name else "2"
-            result = peer("dispatch", "--store", str(store), "--tier", str(other), "--passes", passes,
-                          "--set", "tieredStoreGroupCommitTimeout=0")  # fmt: skip
-            later = result.get("later_passes") or [result]
-            return {**result, "warm": later[-1]["mib_per_s"]}
-
-        mine, floor, theirs = alternate(runs, ours, bare, java)
-        speed, cpu = median(mine, "mib_per_second"), median(mine, "cpu_seconds_per_gib")
-        line = (f"| dispatch {name}, folder | {speed:.0f} MiB/s, {cpu:.2f} CPU s/GiB, "
-                f"{median(mine, 'peak_rss_bytes') / MIB:.0f} MiB RSS, {median(mine, 'requests_per_gib'):.0f} requests/GiB "
-                f"| {speed / median(mine, 'copy_mib_per_second'):.2f} of cp + fsync "
-                f"({median(mine, 'copy_mib_per_second'):.0f}), "
-                f"{speed / median(floor, 'mib_per_s'):.2f} of bare files ({median(floor, 'mib_per_s'):.0f}) ")  # fmt: skip
-        if has_java():
-            cold, warm = median(theirs, "mib_per_s"), median(theirs, "warm")
-            mib = median(mine, "size_bytes") / MIB
-            java_cpu = median(theirs, "cpu_seconds") / mib * 1024
-            line += (f"| {cold:.0f} (warm {warm:.0f}) MiB/s, {java_cpu:.1f} CPU s/GiB "
-                     f"| {speed / cold:.1f} x (warm {speed / warm:.1f} x), CPU {cpu / java_cpu:.2f} |")  # fmt: skip
-        else:
-            line += "| not measured | |"
-        yield line
+        (results,) = bench.alternate(ours)
+        found[queues] = result = {name: median(results, name) for name in
+                                  ("mib_per_second", "cpu_seconds_per_gib", "peak_rss_bytes")}  # fmt: skip
+        share = result["mib_per_second"] / found.get(1000, result)["mib_per_second"]
+        yield Row(f"dispatch, {queues:,} queues x 50 x 256 B",
+                  f"{result['mib_per_second']:.0f} MiB/s, {result['cpu_seconds_per_gib']:.1f} CPU s/GiB, "
+                  f"{result['peak_rss_bytes'] / MIB:.0f} MiB RSS",
+                  "tiered bench dispatch --store STORE --to URL",
+                  limit=f"{share:.2f} of 1,000 queues" if queues == 10_000 else "",
+                  goal="0.8 of 1,000 queues" if queues == 10_000 else "",
+                  reached=share >= 0.8 if queues == 10_000 else None)  # fmt: skip
+    remove_and_settle(bench.work / "linear-tier")
 
 
-def read_rows(work: Path, runs: int) -> Iterator[str]:
-    """Sequential read back of one queue."""
-    name = next(iter(STORES))
-    store, tier, other = store_of(work, name), work / "read-tier", work / "read-tier-java"
+def status_rows(bench: Bench) -> Iterator[Row]:
+    """Status of a tier of 1,000 queues and some thousand objects."""
+    store, tier = bench.work / "s3-status", bench.work / "status-tier"
+    made_store(store, 4, 250, 100_000, 1024, by_us=True)
     if not tier.exists():
-        run_json([*TIERED, "attach", str(store), "--to", tier.as_uri(), "--once", "--json"])
-    if has_java() and not other.exists():
-        peer("dispatch", "--store", str(store), "--tier", str(other), "--metadata", "lazy",
-             "--set", "tieredStoreGroupCommitTimeout=0")  # fmt: skip
-
-    def ours() -> Result:
-        return run_json([*TIERED, "bench", "read", tier.as_uri(), "--json"])
-
-    def java() -> Result:
-        if not has_java():
-            return {"mib_per_s": 0}
-        result = peer("read", "--store", str(store), "--tier", str(other), "--passes", "2")
-        return {**result, "warm": result["later_passes"][-1]["mib_per_s"]}
-
-    mine, theirs = alternate(runs, ours, java)
-    speed = median(mine, "mib_per_second")
-    line = (f"| read back {name}, bytes checked | {speed:.0f} MiB/s, {median(mine, 'cpu_seconds_per_gib'):.2f} CPU s/GiB "
-            f"| {median(mine, 'copy_mib_per_second'):.0f} (plain GETs) ")  # fmt: skip
-    if has_java():
-        cold, warm = median(theirs, "mib_per_s"), median(theirs, "warm")
-        line += f"| {cold:.0f} (warm {warm:.0f}) MiB/s | {speed / cold:.1f} x (warm {speed / warm:.1f} x) |"
-    else:
-        line += "| not measured | |"
-    yield line
-
-
-def status_rows(work: Path, runs: int) -> Iterator[str]:
-    """Status of a tier of 1,000 queues and 10,000 objects."""
-    store, tier = work / "s3-status", work / "status-tier"
-    if not tier.exists():
-        run_json([*TIERED, "bench", "make-store", str(store), "--topics", "4", "--queues", "250", "--messages", "100000",
-                  "--body", "1024", "--seed", "1", "--json"])  # fmt: skip
-        run_json(
-            [
-                *TIERED,
-                "attach",
-                str(store),
-                "--to",
-                tier.as_uri(),
-                "--once",
-                "--json",
-                "--bundle-size",
-                "24KiB",
-            ]
-        )
+        attach_once(store, tier, "--bundle-size", "24KiB")
     objects = sum(1 for path in tier.rglob("*") if path.is_file())
-    seconds = []
-    document: Result = {}
-    for _ in range(runs):
-        begin = time.perf_counter()
-        document = run_json([*TIERED, "status", tier.as_uri(), "--json"])
-        seconds.append(time.perf_counter() - begin)
-    requests = document.get("requests", "not told")
-    yield f"| status, 1,000 queues, {objects:,} objects | {statistics.median(seconds):.2f} s, {requests} requests | | | |"
+    (found,) = bench.alternate(lambda: timed([*TIERED, "status", tier.as_uri(), "--json"]))
+    wall = median(found, "wall")
+    yield Row(f"status, 1,000 queues, {objects:,} objects", f"{wall:.2f} s, {median(found, 'cpu'):.2f} CPU s",
+              "tiered status URL", goal="1 s", reached=wall <= 1)  # fmt: skip
 
 
-def help_rows(_work: Path, runs: int) -> Iterator[str]:
+def help_rows(bench: Bench) -> Iterator[Row]:
     """Start of the program."""
     seconds = []
-    for _ in range(max(runs, 5)):
+    for _ in range(max(bench.runs, 5)):
         begin = time.perf_counter()
         subprocess.run([*TIERED, "--help"], stdout=subprocess.DEVNULL, check=True, cwd=ROOT)
         seconds.append(time.perf_counter() - begin)
-    yield f"| `tiered --help` | {statistics.median(seconds):.2f} s | | | |"
-
-
-def memory_rows(work: Path, _runs: int) -> Iterator[str]:
-    """Memory of attach on a 10 GiB store of 1,000 queues."""
-    store, tier = work / "s10g", work / "tier-10g"
-    if not store.exists():
-        run_json([*TIERED, "bench", "make-store", str(store), "--topics", "4", "--queues", "250",
-                  "--messages", "9000000", "--body", "1024", "--seed", "1", "--json"])  # fmt: skip
-    shutil.rmtree(tier, ignore_errors=True)
-    result = run_json(
-        [*TIERED, "bench", "dispatch", "--store", str(store), "--to", tier.as_uri(), "--json"]
+    wall = statistics.median(seconds)
+    yield Row(
+        "start of the program", f"{wall:.2f} s", "tiered --help", goal="0.3 s", reached=wall <= 0.3
     )
+
+
+def memory_rows(bench: Bench) -> Iterator[Row]:
+    """Memory of attach on a 10 GiB store of 1,000 queues, and how often it writes a byte."""
+    store, tier = bench.work / "s10g", bench.work / "tier-10g"
+    made_store(store, 4, 250, 9_000_000, 1024, by_us=True)
+    remove_and_settle(tier)
+    result = bench_dispatch(store, tier.as_uri())
     shutil.rmtree(tier, ignore_errors=True)
     program = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     bare_kib = int(subprocess.check_output([sys.executable, "-c", program]))
     above = result["peak_rss_bytes"] / MIB - bare_kib / 1024
-    yield (f"| attach, 10 GiB, 1,000 queues | {above:.0f} MiB above the interpreter, "
-           f"{result['mib_per_second']:.0f} MiB/s, "
-           f"{result['cpu_seconds_per_gib']:.2f} CPU s/GiB, "
-           f"{result['requests_per_gib']:.0f} requests/GiB | | | |")  # fmt: skip
+    written = 1 + result["merged_bytes"] / result["size_bytes"]
+    yield Row("attach, 10 GiB, 1,000 queues, merging included",
+              f"{above:.0f} MiB above the interpreter, {result['mib_per_second']:.0f} MiB/s, "
+              f"{result['cpu_seconds_per_gib']:.2f} CPU s/GiB, {result['requests_per_gib']:.0f} requests/GiB, "
+              f"each byte written {written:.1f} times",
+              "tiered bench dispatch --store STORE --to URL", goal="300 MiB; written 4 times",
+              reached=above <= 300 and written <= 4)  # fmt: skip
 
 
-def linear_rows(work: Path, _runs: int) -> Iterator[str]:
-    """Time by the number of queues, the messages of each being the same."""
-    for topics in (1, 10, 100):
-        queues = topics * 100
-        store, tier = work / f"linear-{queues}", work / "linear-tier"
-        if not store.exists():
-            run_json([*TIERED, "bench", "make-store", str(store), "--topics", str(topics), "--queues", "100",
-                      "--messages", str(queues * 50), "--body", "256", "--seed", "1", "--json"])  # fmt: skip
-        remove_and_settle(tier)
-        result = run_json(
-            [*TIERED, "bench", "dispatch", "--store", str(store), "--to", tier.as_uri(), "--json"]
-        )
-        bare = bare_files(tier, work / "bare")
-        yield (f"| dispatch, {queues:,} queues x 50 x 256 B | {result['seconds']:.2f} s, "
-               f"{1000 * result['seconds'] / queues:.2f} ms a queue, {1000 * result['cpu_seconds'] / queues:.2f} CPU ms "
-               f"a queue, {result['peak_rss_bytes'] / MIB:.0f} MiB RSS "
-               f"| {1000 * bare['seconds'] / queues:.2f} ms, {1000 * bare['cpu'] / queues:.2f} CPU ms a queue (bare files) "
-               f"| | {bare['seconds'] / result['seconds']:.2f} of bare |")  # fmt: skip
-    remove_and_settle(tier)
-
-
-def broker_rows(name: str) -> Callable[[Path, int], Iterator[str]]:
+def broker_rows(name: str) -> Callable[[Bench], Iterator[Row]]:
     """Rows that need a real broker."""
 
-    def rows(work: Path, runs: int) -> Iterator[str]:
+    def rows(bench: Bench) -> Iterator[Row]:
         import figures_live
 
-        yield from figures_live.ROWS[name](work, runs)
+        for line in figures_live.ROWS[name](bench.work, bench.runs):
+            what, ours, limit, _, ratio = (
+                cell.strip() for cell in line.strip().strip("|").split("|")
+            )
+            yield Row(what, ours, "tiered attach STORE --to URL", limit=limit, ratio=ratio)
 
     return rows
 
 
-ROWS: dict[str, Callable[[Path, int], Iterator[str]]] = {
-    "dispatch": dispatch_rows,
-    "read": read_rows,
+ROWS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "attach": attach_rows,
+    "start": start_rows,
+    "linear": linear_rows,
     "reads": reads_rows,
     "s3": s3_rows,
+    "memory": memory_rows,
     "status": status_rows,
     "help": help_rows,
-    "memory": memory_rows,
-    "linear": linear_rows,
     "live": broker_rows("live"),
     "idle": broker_rows("idle"),
 }
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def machine() -> str:
+    """What it ran on."""
+    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+                  if line.startswith("model name")), platform.machine())  # fmt: skip
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
+    return (f"{os.cpu_count()} cores ({model}), {memory:.0f} GiB, {platform.system()} {platform.release()}, "
+            f"Python {platform.python_version()}")  # fmt: skip
+
+
+def said_of(bench: Bench, now: datetime) -> str:
+    """The line above the table."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
+    ).stdout
+    state = " with changes" if changed.strip() else ""
+    sizes = "" if bench.share == 1 else f", stores of {bench.share:g} of their size"
+    runs = "one run" if bench.runs == 1 else f"medians of {bench.runs} runs"
+    return f"{now:%Y-%m-%d}, commit {commit or 'unknown'}{state}; {machine()}; {runs} of each side{sizes}."
+
+
+def write_page(text: str, page: Path = PAGE) -> None:
+    """Put the table in the place of the last one."""
+    before, _, rest = page.read_text("utf-8").partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"{page}: the marks of the table are missing")
+    page.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{after}", "utf-8")
 
 
 def main() -> None:
@@ -259,17 +421,49 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "tiered-figures")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", default="dispatch,read,s3,status,help")
-    arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    print(
-        "| what | ours | limit, same minutes | Java tiered store | ratio |\n|---|---|---|---|---|",
-        flush=True,
+    parser.add_argument("--runs", type=int)
+    parser.add_argument(
+        "--share", type=float, help="of the messages of each store; 1, or 0.2 with --quick"
     )
-    for name in arguments.only.split(","):
-        for line in ROWS[name](arguments.work, arguments.runs):
-            print(line, flush=True)
+    parser.add_argument("--only", help="groups of rows; all, or those of --quick")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        help="seconds that a run waits for a quiet machine; 30, or 5 with --quick",
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    patience_s = arguments.patience if arguments.patience is not None else 5.0 if quick else 30.0
+    runs = arguments.runs or (1 if quick else 3)
+    bench = Bench(arguments.work, runs, arguments.share or (0.2 if quick else 1.0), patience_s)
+    names = arguments.only.split(",") if arguments.only else QUICK if quick else list(ROWS)
+    bench.work.mkdir(parents=True, exist_ok=True)
+    # As for a user, who compiles a module once and not on each start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    run_json(
+        [
+            *TIERED,
+            "attach",
+            str(bench.store(SIXTEEN)),
+            "--to",
+            (bench.work / "first").as_uri(),
+            "--once",
+            "--json",
+            "--quiet",
+        ]
+    )
+    shutil.rmtree(bench.work / "first")
+    head = f"{said_of(bench, datetime.now(UTC))}\n\n{HEAD}"
+    print(head, flush=True)
+    lines = [head]
+    for name in names:
+        for row in ROWS[name](bench):
+            lines.append(row.line())
+            print(lines[-1], flush=True)
+    if arguments.write:
+        write_page("\n".join(lines))
 
 
 if __name__ == "__main__":

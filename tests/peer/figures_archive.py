@@ -3,7 +3,8 @@
 The same messages become Parquet in turn, each time in a fresh process: by the local engine with one thread, by the Spark
 engine, and by what one writes without this program: `binaryFile` over the store's commit log, a UDF that parses it, and
 `df.write.parquet`. The store and its sealed tier are made in DIR when they are not there. With bodies as columns beside:
-`local:json`, `local:text`, `local:records`.
+`local:json`, `local:text`, `local:records`. For the size of the files: `rewritten` is an archive's rows, every column, by
+Spark's writer as it is, `rewritten:zstd` with that packer.
 
 CPU is that of the whole tree of processes, JVM and workers included, read from /proc. `cold` counts from the start of the
 process; `warm` leaves out starting: the JVM, a first job with a worker, the imports.
@@ -28,6 +29,8 @@ MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
 MEMORY = "4g"
+RECORD_BYTES = 1232
+"""Of a message of ``bench make-store`` in the commit log."""
 PLAIN_ROW = (
     "array<struct<topic string, queue_id int, queue_offset long, sys_flag int, flag int, body_crc long,"
     " reconsume_times int, prepared_tx_offset long, born_ts long, store_ts long, born_host string,"
@@ -132,7 +135,7 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     from backends.s3_settings import S3Options
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import open_metered, with_retries
-    from tiered.archive.body.wishes import read_wishes
+    from tiered.archive.body_formats import read_wishes
     from tiered.archive.job import local_engine, run_job
     from tiered.archive.spark import SparkOrder, spark_engine
     from tiered.archive.task import Workshop
@@ -166,6 +169,22 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     return {"warm": done - begun, "cold": done, "rows": result.rows}
 
 
+def rewritten(folder: Path, out: Path, codec: str) -> dict[str, float]:
+    """The rows of an archive, every column, as Spark's own writer has them: for the size."""
+    made = folder / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    ours(folder, made, "local")
+    spark = session("rewritten")
+    rows = spark.read.parquet(str(made)).drop("topic_dir", "date").coalesce(1)
+    begun = tree_cpu_s()
+    (rows.write.option("compression", codec) if codec else rows.write).parquet(str(out))
+    done = tree_cpu_s()
+    found = spark.read.parquet(str(out)).count()
+    spark.stop()
+    shutil.rmtree(made)
+    return {"warm": done - begun, "cold": done, "rows": found}
+
+
 def make(folder: Path, messages: int) -> None:
     """Store and sealed tier."""
     store, tier = folder / "store", folder / "tier"
@@ -185,7 +204,11 @@ def one(folder: Path, kind: str) -> dict[str, float]:
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     begun = time.perf_counter()
-    found = plain(folder, out) if kind == "plain" else ours(folder, out, kind)
+    name, _, more = kind.partition(":")
+    if name == "rewritten":
+        found = rewritten(folder, out, more)
+    else:
+        found = plain(folder, out) if kind == "plain" else ours(folder, out, kind)
     size = sum(file.stat().st_size for file in out.rglob("*.parquet"))
     return {**found, "seconds": time.perf_counter() - begun, "size_bytes": size}
 
@@ -222,8 +245,7 @@ def main() -> None:
     for _ in range(arguments.runs):
         for side in sides:
             found[side].append(run(folder, side))
-    log = folder / "tier"
-    source = sum(f.stat().st_size for f in log.rglob("commitlog/*") if f.is_file()) / MIB
+    source = arguments.messages * RECORD_BYTES / MIB
     print(f"{source:.0f} MiB of commit log, medians of {arguments.runs}")
     print("| side | rows | MiB a CPU second, warm | CPU s warm | CPU s cold | Parquet MiB | s |")
     print("|---|---|---|---|---|---|---|")

@@ -1,14 +1,16 @@
-"""What all rows of the table of figures need: stores, commands, medians, and the patience to wait for a quiet machine."""
+"""What all rows of the table of figures need: rows, stores, commands, medians, and patience for a quiet machine."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +21,112 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TIERED = [sys.executable, "-m", "tiered"]
 MIB = 1024 * 1024
+ONE, SIXTEEN, MANY, LARGE = (
+    "1 queue, 1 KiB",
+    "16 queues, 1 KiB",
+    "1,000 queues, 256 B",
+    "8 queues, 64 KiB",
+)
 STORES = {
-    "1 x 1, 200k x 1 KiB": (1, 1, 200_000, 1024),
-    "1 x 16, 500k x 1 KiB": (1, 16, 500_000, 1024),
-    "4 x 250, 200k x 256 B": (4, 250, 200_000, 256),
-    "1 x 8, 8k x 64 KiB": (1, 8, 8_000, 65_536),
+    ONE: (1, 1, 200_000, 1024),
+    SIXTEEN: (1, 16, 500_000, 1024),
+    MANY: (4, 250, 200_000, 256),
+    LARGE: (1, 8, 8_000, 65_536),
 }
-DISPATCHED = list(STORES)[1:]
+"""Topics, queues of each, messages of all, bytes of a body."""
 Result = dict[str, Any]
 SETTLE_S = 6.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        what: Measured.
+        ours: What it came to.
+        limit: The plain thing of the same minutes that it cannot beat.
+        peer: What the Java tiered store came to.
+        ratio: Of ours to the peer's.
+        goal: To be reached.
+        reached: Whether it was; None: it has no goal, or could not be measured.
+        command: What a user types; STORE and URL stand for where.
+    """
+
+    what: str
+    ours: str
+    command: str
+    limit: str = ""
+    peer: str = ""
+    ratio: str = ""
+    goal: str = ""
+    reached: bool | None = None
+
+    def line(self) -> str:
+        """As Markdown."""
+        reached = {True: "yes", False: "**no**", None: ""}[self.reached]
+        cells = (
+            self.what,
+            f"`{self.command}`",
+            self.ours,
+            self.limit,
+            self.peer,
+            self.ratio,
+            self.goal,
+            reached,
+        )
+        return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+HEAD = """| what | command | ours | limit, same minutes | Java tiered store | ratio | goal | reached |
+|---|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How a table is measured.
+
+    Attributes:
+        work: Where stores and tiers are.
+        runs: Of each side, in turn.
+        share: Messages of each store, 1 for all.
+        patience_s: How long to wait for a quiet machine before each run.
+    """
+
+    work: Path
+    runs: int
+    share: float = 1.0
+    patience_s: float = 30.0
+
+    def store(self, name: str) -> Path:
+        """The store of a case, made on first use: by the peer where Java is there, so that both read the same one.
+
+        It is read once, since whoever reads it first would be measured with the disk, and the others without.
+        """
+        suffix = "" if self.share == 1 else f"-{self.share:g}"
+        path = self.work / f"s{list(STORES).index(name) + 1}{suffix}"
+        topics, queues, messages, body = STORES[name]
+        made_store(path, topics, queues, max(topics * queues, int(messages * self.share)), body)
+        for file in path.rglob("*"):
+            if file.is_file():
+                read_once(file)
+        return path
+
+    def alternate(self, *sides: Callable[[], Result]) -> list[list[Result]]:
+        """Run each side in turn."""
+        results: list[list[Result]] = [[] for _ in sides]
+        for _ in range(self.runs):
+            for row, side in zip(results, sides, strict=True):
+                wait_for_quiet(self.patience_s)
+                row.append(side())
+        return results
+
+
+def read_once(path: Path) -> None:
+    """Bring a file into the page cache."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(4 * MIB):
+            pass
 
 
 def busy_cores(seconds: float = 1.0) -> float:
@@ -45,7 +144,7 @@ def busy_cores(seconds: float = 1.0) -> float:
 def wait_for_quiet(patience_s: float = 30.0) -> None:
     """Wait until others leave the machine alone, within reason."""
     deadline = time.monotonic() + patience_s
-    while busy_cores() > 0.3 and time.monotonic() < deadline:
+    while time.monotonic() < deadline and busy_cores() > 0.3:
         pass
 
 
@@ -66,6 +165,15 @@ def run_json(command: list[str], **env: str) -> Result:
     return json.loads(text if text.startswith("{\n") else text.splitlines()[-1])
 
 
+def timed(command: list[str], **env: str) -> Result:
+    """As ``run_json``, with what the whole process took: ``wall`` and ``cpu`` seconds, start and end in them."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    document = run_json(command, **env)
+    wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {**document, "wall": wall, "cpu": cpu}
+
+
 def has_java() -> bool:
     """Whether the peer can run."""
     return bool(shutil.which("java") and shutil.which("mvn"))
@@ -84,38 +192,21 @@ def remove_and_settle(folder: Path) -> None:
         time.sleep(SETTLE_S)
 
 
-def store_of(work: Path, name: str) -> Path:
-    """The store of a case, made on first use: by the peer where Java is there, so that both read the same one."""
-    path = work / f"s{list(STORES).index(name) + 1}"
-    if not path.exists():
-        topics, queues, messages, body = STORES[name]
-        sizes = [
-            "--topics",
-            str(topics),
-            "--queues",
-            str(queues),
-            "--messages",
-            str(messages),
-            "--body",
-            str(body),
-        ]
-        if has_java():
-            peer("make-store", "--dir", str(path), *sizes)
-        else:
-            run_json([*TIERED, "bench", "make-store", str(path), "--seed", "1", "--json", *sizes])
+def made_store(
+    path: Path, topics: int, queues: int, messages: int, body: int, *, by_us: bool = False
+) -> Path:
+    """A store of these sizes, made on first use."""
+    sizes = ["--topics", topics, "--queues", queues, "--messages", messages, "--body", body]
+    words = [str(word) for word in sizes]
+    if path.exists():
+        return path
+    if has_java() and not by_us:
+        peer("make-store", "--dir", str(path), *words)
+    else:
+        run_json([*TIERED, "bench", "make-store", str(path), "--seed", "1", "--json", *words])
     return path
 
 
 def median(results: list[Result], field: str) -> float:
     """Median of a field."""
     return statistics.median(float(result[field]) for result in results)
-
-
-def alternate(runs: int, *sides: Callable[[], Result]) -> list[list[Result]]:
-    """Run each side in turn, ``runs`` times."""
-    results: list[list[Result]] = [[] for _ in sides]
-    for _ in range(runs):
-        for row, side in zip(results, sides, strict=True):
-            wait_for_quiet()
-            row.append(side())
-    return results

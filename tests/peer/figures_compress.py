@@ -15,19 +15,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from figures_common import MIB, store_of
+from figures_common import MIB, ONE, Bench
 
 from tiered.clock import SystemClock
 from tiered.format.bundle import build_packed_section, pays, train
-from tiered.format.consume_queue import ITEM_BYTES
+from tiered.format.items import ITEM_BYTES
 from tiered.log.sections import split_section
-from tiered.store.message_store import MessageStore
-from tiered.store.messages import Message
+from tiered.store.embedded import MessageStore
+from tiered.store.new_message import NewMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JSON_STORE = "1 x 1, 200k x 1 KiB"
 RANDOM_MESSAGES = 100_000
 BODY_BYTES = 1024
 OBJECT_BYTES = 32 * MIB
@@ -42,7 +41,7 @@ def random_store(work: Path) -> Path:
     with MessageStore.create(path, cluster="c", broker="b", clock=SystemClock()) as store:
         store.create_topic("t", queues=1)
         for _ in range(RANDOM_MESSAGES // 1000):
-            store.append_batch([Message("t", 0, rng.randbytes(BODY_BYTES)) for _ in range(1000)])
+            store.append_batch([NewMessage("t", 0, rng.randbytes(BODY_BYTES)) for _ in range(1000)])
     return path
 
 
@@ -71,7 +70,7 @@ def codecs(work: Path, runs: int) -> Iterator[str]:
     """What compressing itself costs."""
     yield "| bodies | level | ratio | dictionary, CPU s/GiB | compress | unpack and check |"
     yield "|---|---|---|---|---|---|"
-    for name, store in (("JSON", store_of(work, JSON_STORE)), ("random", random_store(work))):
+    for name, store in (("JSON", Bench(work, 1).store(ONE)), ("random", random_store(work))):
         for level in (1, 3, 9):
             columns = zip(*(codec(store, level) for _ in range(2 * runs + 1)), strict=True)
             ratio, *cpus = (statistics.median(column) for column in columns)

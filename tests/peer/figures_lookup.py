@@ -27,13 +27,12 @@ from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.made import make_archive
 from tiered.api.broker_place import choose_place
-from tiered.archive.query.duck import ask
-from tiered.archive.query.key_index import build, read_index
-from tiered.archive.query.lookup import lookup
+from tiered.archive.duck import ask
+from tiered.archive.lookup import build, lookup, read_index
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.index.lookup import IndexReader, Wish
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.log.state import TierMachine
 
 if TYPE_CHECKING:

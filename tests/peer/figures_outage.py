@@ -34,9 +34,9 @@ sys.path.insert(0, str(ROOT / "localstack"))
 import nulls3  # noqa: E402 (it is a program, no package)
 
 from tiered.clock import SystemClock  # noqa: E402 (only with the project's root)
-from tiered.store.message_store import MessageStore  # noqa: E402
-from tiered.store.messages import Message  # noqa: E402
-from tiered.store.options import StoreOptions  # noqa: E402
+from tiered.store.embedded import MessageStore  # noqa: E402
+from tiered.store.new_message import NewMessage  # noqa: E402
+from tiered.store.store_options import StoreOptions  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,7 +123,7 @@ def write(directory: Path, shared: Shared) -> None:
             if store.log_end >= shared.wanted.value:
                 time.sleep(0.02)
                 continue
-            store.append_batch([Message("t", n % QUEUES, body) for n, body in enumerate(bodies)])
+            store.append_batch([NewMessage("t", n % QUEUES, body) for n, body in enumerate(bodies)])
             shared.written.value = store.log_end
             _add(shared.messages, len(bodies))
 

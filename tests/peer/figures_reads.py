@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from figures_common import (
+    MANY,
     MIB,
+    ONE,
+    SIXTEEN,
     TIERED,
+    Bench,
     Result,
-    alternate,
+    Row,
     has_java,
     median,
     peer,
     run_json,
-    store_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ONE, SIXTEEN, MANY = "1 x 1, 200k x 1 KiB", "1 x 16, 500k x 1 KiB", "4 x 250, 200k x 256 B"
+COMMAND = "tiered bench read URL"
 
 
 class Case(NamedTuple):
@@ -30,155 +34,198 @@ class Case(NamedTuple):
         store: Name of the store.
         latency_ms: Added to each request, on both sides.
         threads: Of our reader; Java has one a queue, 64 at most.
+        cold: Goal, times the peer's first pass.
+        warm: Goal, times its second; 0: none.
+        cpu: Goal, CPU s/GiB at most; 0: none.
+        plain: Goal, share of plain GETs; 0: none.
     """
 
     store: str
     latency_ms: int
     threads: int
+    cold: float
+    warm: float = 0.0
+    cpu: float = 0.0
+    plain: float = 0.0
 
 
 CASES = (
-    Case(ONE, 20, 1),
-    Case(ONE, 0, 1),
-    Case(SIXTEEN, 0, 2),
-    Case(SIXTEEN, 20, 2),
-    Case(MANY, 0, 1),
+    Case(ONE, 20, 1, 8, plain=0.6),
+    Case(ONE, 0, 1, 6),
+    Case(SIXTEEN, 0, 2, 4, 2, 2.5),
+    Case(SIXTEEN, 20, 2, 4, 2, 2.5),
+    Case(MANY, 0, 1, 6, 3, 5),
+    Case(MANY, 20, 1, 6),
 )
 
 
-def tier_of(work: Path, name: str, *options: str, suffix: str = "") -> Path:
+def tier_of(bench: Bench, name: str, *options: str, suffix: str = "") -> Path:
     """Our tier of a store, made on first use."""
-    store = store_of(work, name)
-    tier = work / f"reads-{store.name}{suffix}"
+    store = bench.store(name)
+    tier = bench.work / f"reads-{store.name}{suffix}"
     if not tier.exists():
         run_json([*TIERED, "attach", str(store), "--to", tier.as_uri(), "--once", "--json", *options])  # fmt: skip
     return tier
 
 
-def java_tier_of(work: Path, name: str) -> Path:
+def java_tier_of(bench: Bench, name: str) -> Path:
     """Java's tier of a store, made on first use."""
-    store = store_of(work, name)
-    tier = work / f"reads-{store.name}-java"
+    store = bench.store(name)
+    tier = bench.work / f"reads-{store.name}-java"
     if has_java() and not tier.exists():
         peer("dispatch", "--store", str(store), "--tier", str(tier), "--metadata", "lazy",
              "--set", "tieredStoreGroupCommitTimeout=0")  # fmt: skip
     return tier
 
 
-def bench(tier: Path, *options: str) -> Result:
+def read(tier: Path, *options: str) -> Result:
     """One run of ours."""
     return run_json([*TIERED, "bench", "read", tier.as_uri(), "--json", "--quiet", *options])
 
 
-def sequential_row(work: Path, runs: int, case: Case) -> str:
+def sequential_row(bench: Bench, case: Case) -> Row:
     """Every queue of a store from its first to its last message, 32 messages at a time."""
-    store = store_of(work, case.store)
-    tier, other = tier_of(work, case.store), java_tier_of(work, case.store)
+    store = bench.store(case.store)
+    tier, other = tier_of(bench, case.store), java_tier_of(bench, case.store)
     latency = str(case.latency_ms)
 
     def ours() -> Result:
-        return bench(tier, "--latency-ms", latency, "--threads", str(case.threads))
+        return read(tier, "--latency-ms", latency, "--threads", str(case.threads))
 
     def java() -> Result:
         if not has_java():
-            return {"mib_per_s": 0, "warm": 0, "cpu_seconds": 0}
+            return {}
         result = peer("read", "--store", str(store), "--tier", str(other), "--passes", "2",
                       "--latency-ms", latency)  # fmt: skip
         return {**result, "warm": result["later_passes"][-1]["mib_per_s"]}
 
-    mine, theirs = alternate(runs, ours, java)
+    mine, theirs = bench.alternate(ours, java)
     speed, cpu = median(mine, "mib_per_second"), median(mine, "cpu_seconds_per_gib")
-    plain = median(mine, "copy_mib_per_second")
-    line = (f"| read {case.store}, {case.latency_ms} ms a request | {speed:.0f} MiB/s, {cpu:.2f} CPU s/GiB, "
-            f"{median(mine, 'peak_rss_bytes') / MIB:.0f} MiB RSS, {median(mine, 'requests_per_gib'):.0f} requests/GiB, "
-            f"over-fetch {median(mine, 'overfetch'):.3f}, {median(mine, 'hedges'):.0f} hedges "
-            f"| {1 / median(mine, 'ratio_to_copy'):.2f} of plain GETs ({plain:.0f}) ")  # fmt: skip
+    share = 1 / median(mine, "ratio_to_copy")
+    goals = {
+        " x": case.cold,
+        " x warm": case.warm,
+        " CPU s/GiB": case.cpu,
+        " of plain GETs": case.plain,
+    }
+    row = Row(
+        f"read {case.store}, {case.latency_ms} ms a request",
+        f"{speed:.0f} MiB/s, {cpu:.2f} CPU s/GiB, {median(mine, 'peak_rss_bytes') / MIB:.0f} MiB RSS, "
+        f"{median(mine, 'requests_per_gib'):.0f} requests/GiB, over-fetch {median(mine, 'overfetch'):.3f}, "
+        f"{median(mine, 'hedges'):.0f} hedges",
+        f"{COMMAND} --latency-ms {latency} --threads {case.threads}",
+        limit=f"{share:.2f} of plain GETs ({median(mine, 'copy_mib_per_second'):.0f})",
+        peer="not measured",
+        goal=", ".join(f"{goal:g}{of}" for of, goal in goals.items() if goal),
+    )
     if not has_java():
-        return line + "| not measured | |"
+        return row
     cold, warm = median(theirs, "mib_per_s"), median(theirs, "warm")
-    java_cpu = median(theirs, "cpu_seconds") / (median(mine, "size_bytes") / MIB) * 1024
-    return line + (f"| {cold:.0f} (warm {warm:.0f}) MiB/s, {java_cpu:.1f} CPU s/GiB "
-                   f"| {speed / cold:.1f} x (warm {speed / warm:.1f} x), CPU {cpu / java_cpu:.2f} |")  # fmt: skip
+    java_cpu = median(theirs, "cpu_seconds") / median(mine, "size_bytes") * MIB * 1024
+    reached = speed >= case.cold * cold and speed >= case.warm * warm and share >= case.plain
+    return replace(
+        row,
+        peer=f"{cold:.0f} (warm {warm:.0f}) MiB/s, {java_cpu:.1f} CPU s/GiB",
+        ratio=f"{speed / cold:.1f} x (warm {speed / warm:.1f} x), CPU {cpu / java_cpu:.2f}",
+        reached=reached and (not case.cpu or cpu <= case.cpu),
+    )
 
 
-def groups_row(work: Path, runs: int) -> str:
+def groups_row(bench: Bench) -> Row:
     """Many groups at once, within a limit of memory."""
-    tier, limit = tier_of(work, SIXTEEN), 256
-    (found,) = alternate(
-        runs,
-        lambda: bench(tier, "--pattern", "groups", "--groups", "64", "--memory", f"{limit}MiB", "--seconds", "10"),
-    )  # fmt: skip
+    tier, limit = tier_of(bench, SIXTEEN), 256
+    options = (
+        "--pattern",
+        "groups",
+        "--groups",
+        "64",
+        "--memory",
+        f"{limit}MiB",
+        "--seconds",
+        "10",
+    )
+    (found,) = bench.alternate(lambda: read(tier, *options))
     held = max(float(result["cache_bytes_max"]) for result in found) / MIB
     slowest = min(float(result["slowest_group_ratio"]) for result in found)
-    return (f"| 64 groups on 16 queues, {limit} MiB, 10 s | {median(found, 'mib_per_second'):.0f} MiB/s, "
-            f"{median(found, 'cpu_seconds_per_gib'):.2f} CPU s/GiB; slowest group {slowest:.2f} of the mean; held at most "
-            f"{held:.0f} MiB; {median(found, 'peak_rss_bytes') / MIB:.0f} MiB RSS | limit {limit} MiB | | |")  # fmt: skip
+    return Row("64 groups on 16 queues, 10 s",
+               f"{median(found, 'mib_per_second'):.0f} MiB/s, {median(found, 'cpu_seconds_per_gib'):.2f} CPU s/GiB; "
+               f"slowest group {slowest:.2f} of the mean; held at most {held:.0f} MiB; "
+               f"{median(found, 'peak_rss_bytes') / MIB:.0f} MiB RSS",
+               f"{COMMAND} {' '.join(options)}", goal=f"{limit} MiB held, slowest 0.5",
+               reached=held <= limit and slowest >= 0.5)  # fmt: skip
 
 
-def stops_row(work: Path, runs: int, latency_ms: int) -> str:
+def stops_row(bench: Bench, latency_ms: int) -> Row:
     """Readers that begin and stop at random, each with nothing cached."""
-    tier = tier_of(work, ONE)
+    tier = tier_of(bench, ONE)
     options = ("--pattern", "stops", "--reads", "40", "--latency-ms", str(latency_ms))
-    (found,) = alternate(runs, lambda: bench(tier, *options))
-    return (f"| 40 readers that stop at random, {latency_ms} ms | over-fetch {median(found, 'overfetch'):.2f}, "
-            f"{median(found, 'mib_per_second'):.0f} MiB/s | | | |")  # fmt: skip
+    (found,) = bench.alternate(lambda: read(tier, *options))
+    over = median(found, "overfetch")
+    return Row(f"40 readers that stop at random, {latency_ms} ms",
+               f"over-fetch {over:.2f}, {median(found, 'mib_per_second'):.0f} MiB/s",
+               f"{COMMAND} {' '.join(options)}", goal="over-fetch 1.5", reached=over <= 1.5)  # fmt: skip
 
 
-def stalls_row(work: Path, runs: int, pattern: str) -> str:
+def stalls_row(bench: Bench, pattern: str) -> Row:
     """The same reads, undisturbed and with two requests of a hundred held up by a second."""
-    tier = tier_of(work, SIXTEEN)
+    tier = tier_of(bench, SIXTEEN)
     options = ("--pattern", pattern, "--latency-ms", "20", "--reads", "400", "--threads", "4")
-    calm, stalled = alternate(
-        runs,
-        lambda: bench(tier, *options),
-        lambda: bench(tier, *options, "--stall-percent", "2", "--stall-ms", "1000"),
+    stalls = ("--stall-percent", "2", "--stall-ms", "1000")
+    calm, stalled = bench.alternate(
+        lambda: read(tier, *options), lambda: read(tier, *options, *stalls)
     )
     before, after = median(calm, "read_p99_ms"), median(stalled, "read_p99_ms")
-    return (f"| {pattern}, 20 ms, 2 % of requests + 1 s | p99 of a read {after:.1f} ms, "
-            f"p50 {median(stalled, 'read_p50_ms'):.2f} ms, "
-            f"{median(stalled, 'hedges') / median(stalled, 'requests') * 100:.1f} % hedges, "
-            f"{median(stalled, 'mib_per_second'):.0f} MiB/s | undisturbed: p99 {before:.1f} ms, p50 "
-            f"{median(calm, 'read_p50_ms'):.2f} ms, {median(calm, 'mib_per_second'):.0f} MiB/s "
-            f"| | {after - 2 * before:+.1f} ms above twice the undisturbed |")  # fmt: skip
+    return Row(f"{pattern}, 20 ms, 2 % of requests + 1 s",
+               f"p99 of a read {after:.1f} ms, p50 {median(stalled, 'read_p50_ms'):.2f} ms, "
+               f"{median(stalled, 'hedges') / median(stalled, 'requests') * 100:.1f} % hedges, "
+               f"{median(stalled, 'mib_per_second'):.0f} MiB/s",
+               f"{COMMAND} {' '.join((*options, *stalls))}",
+               limit=f"undisturbed: p99 {before:.1f} ms, p50 {median(calm, 'read_p50_ms'):.2f} ms, "
+               f"{median(calm, 'mib_per_second'):.0f} MiB/s",
+               goal="p99 of twice the undisturbed and the hedge's delay")  # fmt: skip
 
 
-def keys_row(work: Path, runs: int) -> str:
-    """Lookups by key over about 100 index objects; Java's lookups of its own index."""
-    tier = tier_of(work, SIXTEEN, "--index-items", "10000", suffix="-index")
-    (found,) = alternate(runs, lambda: bench(tier, "--pattern", "keys", "--reads", "400"))
+def keys_row(bench: Bench) -> Row:
+    """Lookups by key over many index objects; Java's lookups of its own index."""
+    tier = tier_of(bench, SIXTEEN, "--index-items", "10000", suffix="-index")
+    options = ("--pattern", "keys", "--reads", "400")
+    (found,) = bench.alternate(lambda: read(tier, *options))
     asked = found[0]["lookup_requests"]
     objects = sum(1 for path in tier.rglob("index/**/*") if path.is_file())
-    line = (f"| lookup by key, {objects} index objects | requests of a hit {asked['hit']['mean']:.2f}, at most "
-            f"{asked['hit']['max']}; of a miss {asked['miss']['mean']:.2f}, at most {asked['miss']['max']}; p99 "
-            f"{median(found, 'read_p99_ms'):.1f} ms | ")  # fmt: skip
+    row = Row(f"lookup by key, {objects} index objects",
+              f"requests of a hit {asked['hit']['mean']:.2f}, at most {asked['hit']['max']}; of a miss "
+              f"{asked['miss']['mean']:.2f}, at most {asked['miss']['max']}; p99 {median(found, 'read_p99_ms'):.1f} ms",
+              f"{COMMAND} {' '.join(options)}", peer="not measured", goal="3 requests, a miss 1",
+              reached=asked["hit"]["mean"] <= 3 and asked["miss"]["max"] <= 1)  # fmt: skip
     if not has_java():
-        return line + "| not measured | |"
-    other = java_tier_of(work, SIXTEEN)
-    theirs = peer("index-query", "--store", str(store_of(work, SIXTEEN)), "--tier", str(other),
+        return row
+    theirs = peer("index-query", "--store", str(bench.store(SIXTEEN)), "--tier", str(java_tier_of(bench, SIXTEEN)),
                   "--lookups", "1000", "--consumers", "1")  # fmt: skip
-    return line + f"| {theirs['provider_reads'] / theirs['lookups']:.2f} reads of a hit | |"
+    return replace(row, peer=f"{theirs['provider_reads'] / theirs['lookups']:.2f} reads of a hit")
 
 
-def times_row(work: Path, runs: int) -> str:
-    """Offset by time in about a thousand segments."""
+def times_row(bench: Bench) -> Row:
+    """Offset by time in many segments."""
     small = ("--segment-size", "192KiB", "--bundle-size", "192KiB", "--buffer-size", "256KiB")
-    tier = tier_of(work, ONE, *small, suffix="-segments")
-    segments = sum(1 for path in tier.rglob("commitlog/*") if path.is_file())
-    (found,) = alternate(runs, lambda: bench(tier, "--pattern", "times", "--reads", "200"))
+    tier = tier_of(bench, ONE, *small, suffix="-segments")
+    (status,) = run_json([*TIERED, "status", tier.as_uri(), "--json"])["brokers"]
+    options = ("--pattern", "times", "--reads", "200")
+    (found,) = bench.alternate(lambda: read(tier, *options))
     asked = found[0]["lookup_requests"]["time"]
     fetched = median(found, "fetched_bytes") / 200 / 1024
-    return (f"| offset by time, {segments:,} segments | {asked['mean']:.2f} requests, at most {asked['max']}, "
-            f"{fetched:.1f} KiB | | | |")  # fmt: skip
+    return Row(f"offset by time, {status['segments']:,} segments",
+               f"{asked['mean']:.2f} requests, at most {asked['max']}, {fetched:.1f} KiB",
+               f"{COMMAND} {' '.join(options)}", goal="12 requests", reached=asked["max"] <= 12)  # fmt: skip
 
 
-def reads_rows(work: Path, runs: int) -> Iterator[str]:
+def reads_rows(bench: Bench) -> Iterator[Row]:
     """All of them."""
     for case in CASES:
-        yield sequential_row(work, runs, case)
-    yield groups_row(work, runs)
+        yield sequential_row(bench, case)
+    yield groups_row(bench)
     for latency_ms in (0, 20):
-        yield stops_row(work, runs, latency_ms)
+        yield stops_row(bench, latency_ms)
     for pattern in ("seeks", "sequential"):
-        yield stalls_row(work, runs, pattern)
-    yield keys_row(work, runs)
-    yield times_row(work, runs)
+        yield stalls_row(bench, pattern)
+    yield keys_row(bench)
+    yield times_row(bench)

@@ -14,8 +14,8 @@ from tests.e2e import harness
 from tiered.clock import SystemClock
 from tiered.errors import DataError
 from tiered.model import MessageQueue
-from tiered.store.message_store import MessageStore
-from tiered.store.messages import Message
+from tiered.store.embedded import MessageStore
+from tiered.store.new_message import NewMessage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def make_store(folder: Path, topics: Sequence[str]) -> None:
     with MessageStore.create(folder, cluster="c", broker="b", clock=SystemClock()) as store:
         for topic in topics:
             store.create_topic(topic, queues=1)
-            store.append_batch([Message(topic, 0, f"{topic} {n}".encode()) for n in range(5)])
+            store.append_batch([NewMessage(topic, 0, f"{topic} {n}".encode()) for n in range(5)])
 
 
 @pytest.fixture

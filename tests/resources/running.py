@@ -120,7 +120,7 @@ class Held:
         self._files = files()
         self._threads = threading.active_count()
 
-    def check(self, *, wait_s: float = 5.0) -> None:
+    def check(self, *, wait_s: float = 20.0) -> None:
         """Nothing more than at first, perhaps after a moment."""
         deadline_s = time.monotonic() + wait_s
         while True:

@@ -19,7 +19,7 @@ from backends.errors import (
 )
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tiered.api.deadline_store import REASONS, PatientStore, RefusedForNowError
+from tiered.api.stores import REASONS, PatientStore, RefusedForNowError
 from tiered.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -197,3 +197,21 @@ def test_that_a_store_is_full_is_said_once_for_parts_and_for_the_lease(
         patient.compare_and_set("lease", b"x", None)
     assert len(caplog.messages) == 1
     assert {one.kind for one in patient.troubles()} == {"put", "replace"}
+
+
+def test_that_a_store_is_full_is_said_once_a_minute_however_often_it_has_room_for_something(
+    patient: PatientStore, failing: Failing, clock: ManualClock, caplog: pytest.LogCaptureFixture
+):
+    """At the border of full a part goes in, and the next one does not."""
+    for number in range(7):
+        failing.error = StoreFullError("no room")
+        put(patient, data=b"part")
+        assert patient.seconds_waiting().keys() >= {"full"}
+        assert [one.reason for one in patient.troubles()] == ["full"]
+        failing.error = None
+        clock.advance(10)
+        put(patient, f"large {number}", b"part")
+        assert patient.troubles() == []
+    full = "waiting (full): no room; make room"
+    again = "the store takes put requests again, after 10 s"
+    assert caplog.messages == [full, again, full, again]

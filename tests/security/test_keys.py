@@ -11,7 +11,7 @@ from support.synthetic import SyntheticStore
 
 from backends.base import check_key
 from backends.memory import MemoryStore
-from backends.probe import PREFIX, probe
+from backends.registry import PREFIX, probe
 from tiered import keys
 from tiered.api.broker_place import Place, find_places
 from tiered.clock import SystemClock
@@ -56,6 +56,7 @@ BUILDERS: Mapping[str, Callable[[str, MessageQueue, int, keys.ObjectId], str]] =
     "queue_prefix": lambda at, queue, _number, _made: keys.queue_prefix(at, queue) + "x",
     "mount_prefix": lambda at, queue, _number, _made: keys.mount_prefix(at, queue.topic) + "x",
     "handover_key": lambda at, _queue, number, made: keys.handover_key(at, number, made),
+    "recall_key": lambda at, _queue, number, made: keys.recall_key(at, number, made),
     "bundle_key": lambda at, _queue, number, made: keys.bundle_key(at, number % 10, number, made),
     "topic_bundle_key": lambda at, queue, n, made: keys.topic_bundle_key(at, queue.topic, n % 10, n, made),
     "queue_bundle_key": lambda at, queue, n, made: keys.queue_bundle_key(at, queue, n, QueueOffset(1), made),

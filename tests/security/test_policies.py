@@ -16,7 +16,7 @@ from backends.registry import open_store
 from tests.mount.harness import mounted
 from tiered.errors import StoreUnavailableError
 from tiered.keys import broker_prefix
-from tiered.mount import codes
+from tiered.mount import protocol
 from tiered.upkeep.policies import ROLES, Grounds, policy
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def test_a_mounter_serves_and_keeps_offsets_and_writes_nowhere_else(actors: Acto
     actors.be("mounter")
     with mounted(tier, snapshot_s=0.01) as served, served.client() as client:
         for offset in range(60):
-            client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=offset, **place)
+            client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=offset, **place)
             assert client.pull("orders", 1, offset).code == 0
         served.stop()
         assert served.mount.is_drained
@@ -196,7 +196,7 @@ def test_a_mounter_serves_and_keeps_offsets_and_writes_nowhere_else(actors: Acto
         key for key in kept.keys() ^ before if not key.startswith(f"{prefix}meta/mount/broker-a/")
     } == set()
     with mounted(tier) as served, served.client() as client:
-        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": "59"}
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": "59"}
     before = kept.keys()
     actors.be("reader")
     with pytest.raises(StoreUnavailableError, match="s3:PutObject"), mounted(tier):
@@ -287,6 +287,7 @@ def planted(actors: Actors) -> dict[str, str]:
         "ledger": f"{PLACE}ledger/{1:020d}-0badcafe-0000000000",
         "quarantine": DATA.replace("queue/", "quarantine/"),
         "index": f"{PLACE}index/{1:020d}-0000000001-0badcafe-0000000000",
+        "timer": f"{PLACE}timer/bundle/0/{1:020d}-0000000001-0badcafe-0000000000",
         "probe": "probe-0badcafe-put",
         "mount": f"{PLACE}meta/mount/broker-a/journal/{7:020d}",
     }
@@ -301,12 +302,13 @@ OF_DATA = ("data", "bundle", "topic", "quarantine", "index")
 
 
 MAY = {
-    "writer": {("put", kind) for kind in (*OF_DATA, "entry", "lease", "probe")}
+    "writer": {("put", kind) for kind in (*OF_DATA, "entry", "lease", "probe", "timer")}
     | {("delete", "probe")},
     "reader": set(),
     "archiver": set(),
     "reclaimer": {("put", kind) for kind in ("entry", "lease", "ledger")}
-    | {("delete", kind) for kind in (*OF_DATA, "entry", "ledger")},
+    | {("delete", kind) for kind in (*OF_DATA, "entry", "ledger", "timer")},
+    "timekeeper": {("put", "timer"), ("put", "probe"), ("delete", "probe")},
     "mounter": {("put", "mount"), ("delete", "mount")},
 }
 BY_THE_STAR = {

@@ -10,15 +10,14 @@ from unittest import mock
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
-from tiered.dispatch import continuity, group_commit, merging, rounds
+from tiered.dispatch import continuity, group_commit, merging
 from tiered.dispatch.dispatcher import TieredDispatcher
-from tiered.dispatch.group_commit import GroupCommitter, Uploader
+from tiered.dispatch.group_commit import GroupCommitter, RoundBuilder, Uploader
 from tiered.dispatch.merging import Merger
-from tiered.dispatch.rounds import RoundBuilder
 from tiered.journal import checkpoint
+from tiered.journal.append import JournalWriter
 from tiered.journal.entry import Entry, encode_entry
-from tiered.journal.reader import JournalReader
-from tiered.journal.writer import JournalWriter
+from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key, entry_key
 from tiered.log import composite, merge, parting, state
 from tiered.log.composite import CommitColumns, CompositeFlatFile, GroupCommit
@@ -242,7 +241,7 @@ def _gap_not_recorded() -> Patches:
 
 def _beginning_not_told() -> Patches:
     """A queue that the tier has never met begins with what retention has left of it."""
-    from tiered.attach.starting import Starting
+    from tiered.attach.writer import Starting
 
     begin = Starting.__call__
 
@@ -276,7 +275,7 @@ def _later_part_first() -> Patches:
 
 def _bundles_in_another_order() -> Patches:
     """An entry names bundles in another order than that of their sections."""
-    actions = rounds._actions
+    actions = group_commit._actions
 
     def turned(durable: Any) -> Any:
         for action in actions(durable):
@@ -284,7 +283,7 @@ def _bundles_in_another_order() -> Patches:
                 action | {"bundles": action["bundles"][::-1]} if action["do"] == "part" else action
             )
 
-    return [mock.patch.object(rounds, "_actions", turned)]
+    return [mock.patch.object(group_commit, "_actions", turned)]
 
 
 def _named_by_a_neighbour() -> Patches:
@@ -377,8 +376,7 @@ def _memory_not_given_back() -> Patches:
 
 
 def _gc_without_grace() -> Patches:
-    from tiered.log.history import TierHistory
-    from tiered.log.named import named_objects
+    from tiered.log.history import TierHistory, named_objects
     from tiered.upkeep import gc
 
     plan = gc.plan_orphans

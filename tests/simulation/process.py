@@ -11,7 +11,7 @@ from simulation.scheduler import Owner, SimClock, SimLock
 
 from backends.base import as_pieces
 from backends.errors import BackendError, UnavailableError, UnknownOutcomeError
-from backends.probe import PREFIX as PROBES
+from backends.registry import PREFIX as PROBES
 from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import MeteredStore, WrappingStore
 from tiered.attach.writer import Attachment, AttachSettings

@@ -14,7 +14,7 @@ from support.synthetic import SyntheticStore, _Queue
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
-from tiered.journal.writer import JournalWriter
+from tiered.journal.append import JournalWriter
 from tiered.keys import JOURNAL
 from tiered.log.expiry import plan_expiry
 from tiered.log.history import TierHistory

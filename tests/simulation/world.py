@@ -201,7 +201,7 @@ class World:
         for number, ahead in enumerate(self.rng.choice(((), (False,), (True,), (False, True)))):
             self._watch(Bystander(self, number, ahead=ahead))
         with (
-            mock.patch("tiered.journal.writer.CHECKPOINT_ENTRIES", 3),
+            mock.patch("tiered.journal.append.CHECKPOINT_ENTRIES", 3),
             mock.patch("tiered.log.merge._OVERHEAD_BYTES", 300),
             mock.patch("tiered.dispatch.merging._LOOK_S", 5.0),
         ):

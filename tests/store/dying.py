@@ -11,22 +11,36 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from store.harness import SYNC, create, reopen
 
 from tiered import crashpoints
-from tiered.store.messages import Message
+from tiered.store.new_message import NewMessage
+from tiered.store.store_options import Compacting
 
-OPTIONS = replace(SYNC, flush_interval_s=0.05, checkpoint_interval_s=0.05)
+if TYPE_CHECKING:
+    from tiered.store.embedded import MessageStore
+
+OPTIONS = replace(
+    SYNC,
+    flush_interval_s=0.05,
+    checkpoint_interval_s=0.05,
+    compacting=Compacting(20_000, 60, interval_s=1e9),
+    message_bytes_max=8_000,
+    sync_timeout_s=60.0,
+)
 OF_RECOVERY = ("store-lists-cut", "store-log-cut")
 TIMES = {"store-checkpoint-due": 2, "store-checkpoint-written": 2, "store-listed": 5}
 """Where not the first time: a store's beginning writes a checkpoint."""
 COUNT, BATCH = 240, 8
 
 
-def messages() -> list[Message]:
+def messages() -> list[NewMessage]:
     return [
-        Message(f"t{at % 2}", at % 3, b"%d " % at + b"x" * 1200, tags=f"g{at % 5}", keys=f"k{at}")
+        NewMessage(
+            f"t{at % 2}", at % 3, b"%d " % at + b"x" * 1200, tags=f"g{at % 5}", keys=f"k{at}"
+        )
         for at in range(COUNT)
     ]
 
@@ -41,9 +55,19 @@ def live(root: Path) -> None:
                 told.write(json.dumps(line) + "\n")
             told.flush()
         store.wait_listed()
+        compact(store)
         for path in sorted((root / "commitlog").iterdir())[:2]:
             os.utime(path, (1, 1))
         store.expire()
+
+
+def compact(store: MessageStore) -> None:
+    """One pass over a topic of which the newest message of each key is kept."""
+    store.create_topic("kept", queues=1, is_compacted=True)
+    for number in range(120):
+        store.append(NewMessage("kept", 0, b"%d " % number + b"y" * 300, keys=f"k{number % 7}"))
+    store.wait_listed()
+    store.compact()
 
 
 def die(folder: Path, point: str) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from store.reading import NAMES
 
 from tiered.clock import Clock, SystemClock
-from tiered.store.message_store import MessageStore
-from tiered.store.options import Flush, StoreOptions
+from tiered.store.embedded import MessageStore
+from tiered.store.store_options import Flush, StoreOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

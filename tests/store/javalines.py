@@ -10,7 +10,7 @@ from store.reading import read_all
 from support.oracle import dump
 
 from tiered.format.hosts import offset_msg_id
-from tiered.format.message import decompress_body
+from tiered.format.message_forms import decompress_body
 from tiered.format.properties import tag_hash
 
 if TYPE_CHECKING:

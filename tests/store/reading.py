@@ -9,25 +9,25 @@ from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.format.record import Record, decode_record
 from tiered.local.rocketmq import RocketMQStore
-from tiered.store.messages import Message
+from tiered.store.new_message import NewMessage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tiered.model import MessageQueue
-    from tiered.store.messages import Appended
+    from tiered.store.new_message import Appended
 
 RETRY = "%RETRY%" + "g" * 248
 NAMES = {"cluster": "cluster-a", "broker": "broker-a"}
 KINDS = (
-    Message("plain", 0, b"body"),
-    Message("plain", 3, b"", tags="täg-✓", keys="k1 k2"),
-    Message("plain", 0, b"\0\x01\x02" * 100, properties={"näme": "välue 🚀", "x": "y"}),
-    Message(RETRY, 0, b"again", reconsume_times=3),
-    Message("%DLQ%g", 0, b"dead", flag=-7, born_timestamp_ms=12),
-    Message("p|q", 1, b"six", born_host="[2001:db8:0:0:0:0:0:1]:40000"),
-    Message("plain", 0, b"squeezed", sys_flag=0x301),
-    Message("plain", 0, b"known", properties={"UNIQ_KEY": "MINE", "CLUSTER": "other"}),
+    NewMessage("plain", 0, b"body"),
+    NewMessage("plain", 3, b"", tags="täg-✓", keys="k1 k2"),
+    NewMessage("plain", 0, b"\0\x01\x02" * 100, properties={"näme": "välue 🚀", "x": "y"}),
+    NewMessage(RETRY, 0, b"again", reconsume_times=3),
+    NewMessage("%DLQ%g", 0, b"dead", flag=-7, born_timestamp_ms=12),
+    NewMessage("p|q", 1, b"six", born_host="[2001:db8:0:0:0:0:0:1]:40000"),
+    NewMessage("plain", 0, b"squeezed", sys_flag=0x301),
+    NewMessage("plain", 0, b"known", properties={"UNIQ_KEY": "MINE", "CLUSTER": "other"}),
 )
 """A message of each kind."""
 
@@ -61,7 +61,7 @@ def read_all(directory: Path, count_max: int = 1000) -> dict[MessageQueue, dict[
         store.close()
 
 
-def check_same(message: Message, put: Appended, record: Record) -> None:
+def check_same(message: NewMessage, put: Appended, record: Record) -> None:
     """A record is what was put, where it was put."""
     assert (record.topic, record.queue_id, record.body) == (
         message.topic,
@@ -91,7 +91,7 @@ def check_same(message: Message, put: Appended, record: Record) -> None:
     assert record.born_host == (message.born_host or record.store_host)
 
 
-def without_cluster(message: Message) -> Message:
+def without_cluster(message: NewMessage) -> NewMessage:
     """What ``check_same`` expects of a message that names a cluster: the store names its own."""
     properties = {name: value for name, value in message.properties.items() if name != "CLUSTER"}
     return replace(message, properties=properties)

@@ -11,13 +11,13 @@ from store.reading import NAMES
 
 from tiered.clock import ManualClock
 from tiered.format.record import Record, decode_record
-from tiered.local.files import FileCache
 from tiered.local.layout import inspect
 from tiered.local.pieces import LogPieces, Next, count_sound
-from tiered.store.message_store import MessageStore
-from tiered.store.options import StoreOptions
-from tiered.store.recovery import open_log
+from tiered.local.rows import FileCache
+from tiered.store.embedded import MessageStore
+from tiered.store.opening import open_log
 from tiered.store.special import message_of
+from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

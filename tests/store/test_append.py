@@ -12,19 +12,19 @@ from store.harness import SMALL, SYNC, create, reopen
 from store.reading import KINDS, RETRY, check_same, read_all, without_cluster
 
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
-from tiered.format.checkpoint import decode_checkpoint
+from tiered.format.broker_checkpoint import decode_checkpoint
 from tiered.format.fastjson import loads
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store import disk
-from tiered.store.messages import Appended, Message
-from tiered.store.options import StoreOptions
+from tiered.store.new_message import Appended, NewMessage
+from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def check_all(root: Path, put: list[tuple[Message, Appended]]) -> None:
+def check_all(root: Path, put: list[tuple[NewMessage, Appended]]) -> None:
     """The store holds exactly what was put."""
     found = read_all(root)
     assert sum(map(len, found.values())) == len(put)
@@ -36,7 +36,7 @@ def check_all(root: Path, put: list[tuple[Message, Appended]]) -> None:
 @pytest.mark.parametrize("options", [SMALL, SYNC], ids=["async", "sync"])
 def test_messages_of_all_kinds_come_back(tmp_path: Path, options: StoreOptions):
     root = tmp_path / "s"
-    put: list[tuple[Message, Appended]] = []
+    put: list[tuple[NewMessage, Appended]] = []
     for times in (120, 3):
         with create(root, options) if not put else reopen(root, options) as store:
             assert store.recovered is None
@@ -55,12 +55,12 @@ def test_messages_of_all_kinds_come_back(tmp_path: Path, options: StoreOptions):
 
 @pytest.mark.parametrize("options", [SMALL, SYNC], ids=["async", "sync"])
 def test_many_threads(tmp_path: Path, options: StoreOptions):
-    put: list[tuple[Message, Appended]] = []
+    put: list[tuple[NewMessage, Appended]] = []
     with create(tmp_path / "s", options) as store:
 
         def work(number: int) -> None:
             for at in range(40):
-                messages = [Message("t", at % 3, f"{number}-{at}".encode(), keys=f"k{at}")] * 2
+                messages = [NewMessage("t", at % 3, f"{number}-{at}".encode(), keys=f"k{at}")] * 2
                 put.extend(zip(messages, store.append_batch(messages), strict=True))
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -76,7 +76,7 @@ def test_a_running_store_is_live_and_readers_follow_it(tmp_path: Path):
     with create(tmp_path / "s") as store:
         reader = RocketMQStore.open(tmp_path / "s")
         for count in range(1, 20):
-            store.append(Message("t", 1, b"x" * count * 20))
+            store.append(NewMessage("t", 1, b"x" * count * 20))
             assert store.wait_listed()
             reader.refresh()
             assert reader.identity.is_live
@@ -84,14 +84,14 @@ def test_a_running_store_is_live_and_readers_follow_it(tmp_path: Path):
         reader.close()
         assert (tmp_path / "s" / "abort").exists()
     with pytest.raises(ClosedError):
-        store.append(Message("t", 0, b""))
+        store.append(NewMessage("t", 0, b""))
 
 
 def test_a_reader_sees_the_newest_file_of_a_running_store_with_its_first_refresh(tmp_path: Path):
     """A store on which somebody has just started, and nothing was appended since: nothing waits, nothing is missing."""
     queue = MessageQueue("t", 0)
     with create(tmp_path / "s") as store:
-        store.append_batch([Message("t", 0, b"x" * 1000)] * 150)
+        store.append_batch([NewMessage("t", 0, b"x" * 1000)] * 150)
     with reopen(tmp_path / "s"):
         reader = RocketMQStore.open(tmp_path / "s")
         first = reader.queues()[queue].end
@@ -104,43 +104,43 @@ def test_a_reader_sees_the_newest_file_of_a_running_store_with_its_first_refresh
 @pytest.mark.parametrize(
     "message",
     [
-        Message("", 0, b""),
-        Message("a/b", 0, b""),
-        Message("ünicode", 0, b""),
-        Message("t\n", 0, b""),
-        Message("t" * 128, 0, b""),
-        Message("%DLQ%" + "g" * 123, 0, b""),
-        Message(RETRY + "g", 0, b""),
-        Message("t", -1, b""),
-        Message("t", 65_536, b""),
-        Message("t", 0, b"x" * 4097),
-        Message("t", 0, b"", flag=1 << 31),
-        Message("t", 0, b"", born_timestamp_ms=1 << 63),
-        Message("t", 0, b"", born_host="localhost:1"),
-        Message("t", 0, b"", born_host="1.2.3.4"),
-        Message("t", 0, b"", sys_flag=0x80),
-        Message("t", 0, b"", sys_flag=0x4),
-        Message("t", 0, b"", sys_flag=0xC),
-        Message("t", 0, b"", sys_flag=-1),
-        Message("t", 0, b"", tags=""),
-        Message("t", 0, b"", tags="a\x01b"),
-        Message("t", 0, b"", keys="a\x02"),
-        Message("t", 0, b"", properties={"": "x"}),
-        Message("t", 0, b"", properties={"a\x01b\x02c": "x"}),
-        Message("t", 0, b"", properties={"x": "\ud800"}),
-        Message("t", 0, b"", properties={"TAGS": "a"}, tags="b"),
-        Message("t", 0, b"", properties={"x": "y" * 32_768}),
-        Message("t", 0, b"", reconsume_times=-1),
+        NewMessage("", 0, b""),
+        NewMessage("a/b", 0, b""),
+        NewMessage("ünicode", 0, b""),
+        NewMessage("t\n", 0, b""),
+        NewMessage("t" * 128, 0, b""),
+        NewMessage("%DLQ%" + "g" * 123, 0, b""),
+        NewMessage(RETRY + "g", 0, b""),
+        NewMessage("t", -1, b""),
+        NewMessage("t", 65_536, b""),
+        NewMessage("t", 0, b"x" * 4097),
+        NewMessage("t", 0, b"", flag=1 << 31),
+        NewMessage("t", 0, b"", born_timestamp_ms=1 << 63),
+        NewMessage("t", 0, b"", born_host="localhost:1"),
+        NewMessage("t", 0, b"", born_host="1.2.3.4"),
+        NewMessage("t", 0, b"", sys_flag=0x80),
+        NewMessage("t", 0, b"", sys_flag=0x4),
+        NewMessage("t", 0, b"", sys_flag=0xC),
+        NewMessage("t", 0, b"", sys_flag=-1),
+        NewMessage("t", 0, b"", tags=""),
+        NewMessage("t", 0, b"", tags="a\x01b"),
+        NewMessage("t", 0, b"", keys="a\x02"),
+        NewMessage("t", 0, b"", properties={"": "x"}),
+        NewMessage("t", 0, b"", properties={"a\x01b\x02c": "x"}),
+        NewMessage("t", 0, b"", properties={"x": "\ud800"}),
+        NewMessage("t", 0, b"", properties={"TAGS": "a"}, tags="b"),
+        NewMessage("t", 0, b"", properties={"x": "y" * 32_768}),
+        NewMessage("t", 0, b"", reconsume_times=-1),
     ],
     ids=map(str, itertools.count()),
 )
-def test_what_is_refused_leaves_nothing(tmp_path: Path, message: Message):
+def test_what_is_refused_leaves_nothing(tmp_path: Path, message: NewMessage):
     options = StoreOptions(4096 * 20, 7, 100, 400, message_bytes_max=4096)
     with create(tmp_path / "s", options) as store:
         with pytest.raises(InvalidError):
-            store.append_batch([Message("good", 0, b""), message])
+            store.append_batch([NewMessage("good", 0, b""), message])
         assert store.log_end == 0
-        put = store.append(Message("good", 0, b""))
+        put = store.append(NewMessage("good", 0, b""))
         assert (put.queue_offset, put.physical_offset) == (0, 0)
     table = loads((tmp_path / "s" / "config" / "topics.json").read_bytes())["topicConfigTable"]
     assert "good" in table
@@ -151,14 +151,14 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, message: Message):
 def test_a_queue_that_does_not_begin_at_0(tmp_path: Path, offset: int):
     queue = MessageQueue("far", 2)
     with create(tmp_path / "s") as store:
-        store.append(Message("near", 0, b"in front"))
+        store.append(NewMessage("near", 0, b"in front"))
         store.begin_queue(queue, QueueOffset(offset))
-        put = [store.append(Message("far", 2, b"x")).queue_offset for _ in range(60)]
+        put = [store.append(NewMessage("far", 2, b"x")).queue_offset for _ in range(60)]
         with pytest.raises(InvalidError):
             store.begin_queue(queue, QueueOffset(0))
     assert put == list(range(offset, offset + 60))
     with reopen(tmp_path / "s") as store:
-        assert store.append(Message("far", 2, b"x")).queue_offset == offset + 60
+        assert store.append(NewMessage("far", 2, b"x")).queue_offset == offset + 60
     assert list(read_all(tmp_path / "s")[queue]) == list(range(offset, offset + 61))
     first = min((tmp_path / "s" / "consumequeue" / "far" / "2").iterdir())
     assert int(first.name) == offset // 50 * 1000
@@ -180,17 +180,17 @@ def test_a_full_disk_refuses_and_the_next_append_goes_on(
         return real(descriptor, raw[: len(raw) // 2], at)
 
     with create(tmp_path / "s") as store:
-        put = [(Message("t", 0, b"a"), store.append(Message("t", 0, b"a")))]
+        put = [(NewMessage("t", 0, b"a"), store.append(NewMessage("t", 0, b"a")))]
         assert store.wait_listed()
         with monkeypatch.context() as patch:
             patch.setattr(disk.os, "pwrite", refuse)
             patch.setattr(disk.os, "pwritev", refuse)
             with pytest.raises(StoreUnavailableError, match=r"No space left.*make room"):
-                store.append_batch([Message("t", 0, body)] * 4)
+                store.append_batch([NewMessage("t", 0, body)] * 4)
         assert len(calls) == 2
         log = (tmp_path / "s" / "commitlog" / f"{0:020d}").read_bytes()
         assert not log[store.log_end :].strip(b"\0")
-        put.append((Message("t", 0, b"b"), store.append(Message("t", 0, b"b"))))
+        put.append((NewMessage("t", 0, b"b"), store.append(NewMessage("t", 0, b"b"))))
     check_all(tmp_path / "s", put)
 
 
@@ -202,8 +202,8 @@ def test_a_replica_completes_the_append(tmp_path: Path):
     store.register(
         lambda batch: seen.extend([batch.base_offset + i for i in range(batch.count)]) or True
     )
-    first, done = store.submit([Message("t", 0, b"1")])
-    second, later = store.submit([Message("t", 0, b"2")])
+    first, done = store.submit([NewMessage("t", 0, b"1")])
+    second, later = store.submit([NewMessage("t", 0, b"2")])
     assert done is not None
     assert later is not None
     store.flush()

@@ -16,8 +16,8 @@ from tiered.clock import ManualClock
 from tiered.format.record import MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.model import MessageQueue
 from tiered.store import commitlog, disk
-from tiered.store.messages import Message
-from tiered.store.options import StoreOptions
+from tiered.store.new_message import NewMessage
+from tiered.store.store_options import StoreOptions
 
 QUEUE = MessageQueue("t", 0)
 
@@ -31,7 +31,7 @@ def without_syncs():
         yield
 
 
-def write(folder: Path, messages: list[Message], file_bytes: int, *, cuts: int = 0) -> list:
+def write(folder: Path, messages: list[NewMessage], file_bytes: int, *, cuts: int = 0) -> list:
     """Store messages in batches; ``cuts`` times it is closed and opened in between."""
     options = StoreOptions(file_bytes, 5, index_slots=100, index_items=400)
     create(folder, options, ManualClock()).close()
@@ -51,7 +51,7 @@ def write_some(descriptor: int, pieces: list[bytes], at: int) -> int:
 
 def test_every_remainder(tmp_path: Path):
     """Behind two records from none to a whole record more than fits: 8 bytes are a blank, 7 are too few."""
-    message = Message("t", 0, b"")
+    message = NewMessage("t", 0, b"")
     size = write(tmp_path / "size", [message], 4096)[0].size_bytes
     for rest in range(size + 9):
         put = write(tmp_path / f"{rest}", [message] * 5, 2 * size + rest)
@@ -84,7 +84,7 @@ def test_any_sizes(
 ):
     """Whether what is written is joined or not (``pieces_max`` at once), and whatever of it the system takes."""
     messages = [
-        Message("t", at % queues, bytes([at]) * size, tags=f"tag-{at}")
+        NewMessage("t", at % queues, bytes([at]) * size, tags=f"tag-{at}")
         for at, size in enumerate(bodies)
     ]
     with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,8 @@ from tiered.errors import InvalidError
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
 from tiered.store.bulk import EVENTS, MadeStore, make_store
-from tiered.store.message_store import MessageStore
-from tiered.store.messages import Message
+from tiered.store.embedded import MessageStore
+from tiered.store.new_message import NewMessage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_it_is_clean_and_can_be_gone_on_with(tmp_path: Path):
     with MessageStore.open(
         tmp_path / "s", cluster="c", broker="b", clock=ManualClock(NOW_MS), options=SMALL
     ) as writer:
-        assert writer.append(Message("bench-0", 2, b"")).queue_offset == 250
+        assert writer.append(NewMessage("bench-0", 2, b"")).queue_offset == 250
 
 
 @pytest.mark.parametrize("body_bytes", [0, 1, 7, 150, 210, 220, 221, 222, 230])

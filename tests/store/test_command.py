@@ -12,6 +12,7 @@ from cli.program import CommandLine, Ran
 from local.harness import unpack
 from store.reading import read_all
 
+from tiered.local.layout import read_topics
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -49,6 +50,22 @@ def test_cat_and_put_copy_a_topic(tmp_path: Path, tiered: CommandLine):
     tiered.good("attach", str(copy), "--to", f"file://{tmp_path}/other", "--once")
     again = tiered.good("cat", f"file://{tmp_path}/other", "orders").lines
     assert [same(line) for line in again] == [same(json.loads(line)) for line in lines.splitlines()]
+
+
+def test_a_compacted_topic_is_made(tmp_path: Path, tiered: CommandLine):
+    root = tmp_path / "s"
+    tiered.good("store", "create", str(root), *SMALL)
+    done = tiered.good(
+        "store", "topic", str(root), "prices", "--queues", "2", "--compacted", "--json"
+    )
+    assert done.document["compacted"]
+    tiered.good("store", "topic", str(root), "orders", "--queues", "3")
+    topics = read_topics(str(root))
+    assert topics.compacted == {"prices"}
+    assert topics.names
+    assert {"prices", "orders"} <= topics.names
+    (tmp_path / "one").write_text('{"topic": "prices", "body": "no key"}')
+    assert tiered("store", "put", str(root), str(tmp_path / "one")).code == 2
 
 
 def test_put_reads_stdin(tmp_path: Path):

@@ -14,16 +14,16 @@ from store.reading import KINDS, check_same, read_all, without_cluster
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue
-from tiered.store.commits import GroupCommits
+from tiered.store.commitlog import GroupCommits
 from tiered.store.encoding import INT_MAX
-from tiered.store.messages import Appended, Message
+from tiered.store.new_message import Appended, NewMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tiered.store.embedded import MessageStore
     from tiered.store.encoding import Prepared, RecordPlaces
-    from tiered.store.message_store import MessageStore
 
 
 class Groups:
@@ -31,7 +31,7 @@ class Groups:
 
     def __init__(self, store: MessageStore) -> None:
         self.written: list[int] = []
-        self.refuses: OSError | None = None
+        self.refuses: Exception | None = None
         self.sync_refuses: OSError | None = None
         self._store = store
         self.commits = GroupCommits(
@@ -50,7 +50,7 @@ class Groups:
             raise self.sync_refuses
         return self._store._log.sync()
 
-    def together(self, batches: list[list[Message]]) -> list[list[Appended] | Exception]:
+    def together(self, batches: list[list[NewMessage]]) -> list[list[Appended] | Exception]:
         """Append batches in threads of their own, all of them in one group, in their order."""
         found: list[list[Appended] | Exception] = [[] for _ in batches]
 
@@ -101,7 +101,7 @@ def test_a_group_is_one_write_and_everyone_gets_his_own_places(store: MessageSto
 
 
 def test_a_write_that_is_refused_fails_its_group_and_the_next_goes_on(store: MessageStore):
-    groups, one = Groups(store), [[Message("t", 0, b"x")], [Message("t", 1, b"y")]]
+    groups, one = Groups(store), [[NewMessage("t", 0, b"x")], [NewMessage("t", 1, b"y")]]
     groups.refuses = OSError(errno.ENOSPC, "No space left on device")
     for error in groups.together(one):
         assert isinstance(error, StoreUnavailableError)
@@ -112,13 +112,39 @@ def test_a_write_that_is_refused_fails_its_group_and_the_next_goes_on(store: Mes
     assert [receipts[0].queue_offset for receipts in found if isinstance(receipts, list)] == [0, 0]
 
 
+def test_a_fault_of_ours_in_a_write_is_told_to_all_who_wait(store: MessageStore):
+    """At once, and not by their time limits: the thread that would answer them ends."""
+    groups, one = Groups(store), [[NewMessage("t", 0, b"x")], [NewMessage("t", 1, b"y")]]
+    groups.refuses = fault = MemoryError("no room")
+    future, told = groups.commits.submit(1), []
+    prepared = [store._encoder.prepare(messages, 0) for messages in one]
+
+    def work(number: int) -> None:
+        try:
+            groups.commits.append(prepared[number], 60.0)
+        except (MemoryError, TimeoutError) as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(groups.commits._unwritten) == 2)
+    with pytest.raises(MemoryError):
+        groups.commits.run_once()
+    groups.commits.fail(fault)
+    for thread in threads:
+        thread.join()
+    assert told == [fault, fault]
+    assert future.exception(0) is fault
+
+
 def test_a_sync_that_fails_fails_all_and_whatever_comes(store: MessageStore):
-    groups, one = Groups(store), [[Message("t", 0, b"x")], [Message("t", 1, b"y")]]
+    groups, one = Groups(store), [[NewMessage("t", 0, b"x")], [NewMessage("t", 1, b"y")]]
     groups.sync_refuses = OSError(errno.EIO, "broken")
     with pytest.raises(OSError, match="broken"):
         groups.together(one)
     with pytest.raises(StoreUnavailableError, match="broken"):
-        store.append(Message("t", 0, b"z"))
+        store.append(NewMessage("t", 0, b"z"))
     future = groups.commits.submit(0)
     assert isinstance(future.exception(0), OSError)
 
@@ -128,7 +154,7 @@ def test_who_waits_when_the_store_is_closed_is_told(store: MessageStore):
 
     def work() -> None:
         with pytest.raises(ClosedError):
-            store.append(Message("t", 0, b"x"))
+            store.append(NewMessage("t", 0, b"x"))
         found.append(True)
 
     thread = threading.Thread(target=work)
@@ -139,17 +165,38 @@ def test_who_waits_when_the_store_is_closed_is_told(store: MessageStore):
     assert found
 
 
+def test_who_gave_up_keeps_no_answer_from_those_behind_him(store: MessageStore):
+    """Each that is woken wakes the next, and those who are gone cannot."""
+    groups, found = Groups(store), []
+    message = [NewMessage("t", 0, b"x")]
+    store.create_topic("t", queues=1)
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            groups.commits.append(store._encoder.prepare(message, 0), 0.01)
+    threads = [
+        threading.Thread(target=lambda: found.append(store.append(message[0]))) for _ in range(9)
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(groups.commits._unwritten) == 14)
+    groups.commits.run_once()
+    for thread in threads:
+        thread.join()
+    assert groups.written == [14]
+    assert sorted(one.queue_offset for one in found) == list(range(5, 14))
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        Message("t", 0, b"", flag=INT_MAX + 1),
-        Message("t", 0, b"", born_timestamp_ms=1 << 63),
-        Message("t", 0, b"", reconsume_times=INT_MAX + 1),
+        NewMessage("t", 0, b"", flag=INT_MAX + 1),
+        NewMessage("t", 0, b"", born_timestamp_ms=1 << 63),
+        NewMessage("t", 0, b"", reconsume_times=INT_MAX + 1),
     ],
     ids=["flag", "born", "times"],
 )
 def test_what_does_not_fit_is_refused_before_it_joins_a_group(
-    store: MessageStore, message: Message
+    store: MessageStore, message: NewMessage
 ):
     groups = Groups(store)
     with pytest.raises(InvalidError):

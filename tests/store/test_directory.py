@@ -16,20 +16,20 @@ from store.reading import KINDS, RETRY, check_same, read_all, without_cluster
 
 from tiered.clock import Clock, ManualClock, SystemClock
 from tiered.errors import ClosedError, DataError, InvalidError
-from tiered.format.checkpoint import decode_checkpoint
+from tiered.format.broker_checkpoint import decode_checkpoint
 from tiered.format.fastjson import loads
 from tiered.format.hosts import parse_offset_msg_id
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
 from tiered.store import disk
 from tiered.store.encoding import PROPERTIES_BYTES_MAX
-from tiered.store.messages import Appended, KeyMaker, Message, ms_of_month
-from tiered.store.options import StoreOptions
+from tiered.store.new_message import Appended, KeyMaker, NewMessage, ms_of_month
+from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiered.store.message_store import MessageStore
+    from tiered.store.embedded import MessageStore
 
 SMALL = StoreOptions(4096, 7, index_slots=100, index_items=400)
 
@@ -88,7 +88,7 @@ def test_a_batch_is_one_append_after_another(tmp_path: Path):
 
 def test_files_have_their_full_size(tmp_path: Path):
     with make(tmp_path) as store:
-        store.append_batch([Message("t", 0, b"x" * 300)] * 20)
+        store.append_batch([NewMessage("t", 0, b"x" * 300)] * 20)
     log = sorted((tmp_path / "s" / "commitlog").iterdir())
     assert [path.name for path in log] == [f"{4096 * at:020d}" for at in range(len(log))]
     assert {path.stat().st_size for path in log} == {4096}
@@ -100,9 +100,9 @@ def test_files_have_their_full_size(tmp_path: Path):
 def test_a_big_message(tmp_path: Path):
     body = random.Random(1).randbytes(4 << 20)
     with make(tmp_path, StoreOptions(16 << 20, 7, index_slots=100, index_items=400)) as store:
-        put = [store.append(Message("t", 0, body)) for _ in range(5)]
+        put = [store.append(NewMessage("t", 0, body)) for _ in range(5)]
         with pytest.raises(InvalidError):
-            store.append(Message("t", 0, body + b"x"))
+            store.append(NewMessage("t", 0, body + b"x"))
     assert put[3].physical_offset == 16 << 20
     found = read_all(tmp_path / "s")[MessageQueue("t", 0)]
     assert [record.body == body for record in found.values()] == [True] * 5
@@ -115,7 +115,7 @@ def test_a_stopped_store_is_clean_and_a_running_one_is_live(tmp_path: Path):
     reader = RocketMQStore.open(root, clock=clock)
     queue = MessageQueue("t", 1)
     for count in range(1, 30):
-        store.append(Message("t", 1, b"x" * count * 20))
+        store.append(NewMessage("t", 1, b"x" * count * 20))
         assert store.wait_listed()
         reader.refresh()
         assert reader.identity.is_live
@@ -132,17 +132,17 @@ def test_a_stopped_store_is_clean_and_a_running_one_is_live(tmp_path: Path):
     assert (reader.identity.cluster, reader.identity.broker) == ("cluster-a", "broker-a")
     reader.close()
     with pytest.raises(ClosedError):
-        store.append(Message("t", 0, b""))
+        store.append(NewMessage("t", 0, b""))
     with pytest.raises(ClosedError):
         store.flush()
 
 
 def test_going_on_after_a_stop(tmp_path: Path):
     """Stopped after every append, at every place in a file, it goes on where it was."""
-    put: list[tuple[Message, Appended]] = []
+    put: list[tuple[NewMessage, Appended]] = []
     make(tmp_path).close()
     for number in range(40):
-        message = Message("t", number % 2, b"x" * (number * 97 % 800), tags=f"t{number}")
+        message = NewMessage("t", number % 2, b"x" * (number * 97 % 800), tags=f"t{number}")
         with again(tmp_path) as store:
             assert store.queue_end(MessageQueue("t", number % 2)) == number // 2
             put.append((message, store.append(message)))
@@ -154,7 +154,7 @@ def test_going_on_after_a_stop(tmp_path: Path):
 
 def test_sizes_on_disk_win(tmp_path: Path):
     with make(tmp_path) as store:
-        store.append(Message("t", 0, b"x"))
+        store.append(NewMessage("t", 0, b"x"))
     with again(tmp_path, StoreOptions(index_slots=100, index_items=400)) as store:
         assert store.options.commitlog_file_bytes == 4096
         assert store.options.consumequeue_file_items == 7
@@ -164,7 +164,7 @@ def test_going_on_with_a_brokers_store(tmp_path: Path):
     root = unpack("s01-basic", tmp_path)
     before = read_all(root)
     with reopen(root, clock=SystemClock()) as store:
-        messages = [Message("orders", 0, b"x" * 400), Message("new", 1, b"y")] * 900
+        messages = [NewMessage("orders", 0, b"x" * 400), NewMessage("new", 1, b"y")] * 900
         put = list(store.append_batch(messages))
     found = read_all(root)
     for queue, records in before.items():
@@ -181,7 +181,7 @@ def test_going_on_with_a_brokers_store(tmp_path: Path):
 
 def test_a_log_that_is_not_listed_is_listed_again(tmp_path: Path):
     with make(tmp_path) as store:
-        store.append_batch([Message("t", 0, b"x"), Message("t", 1, b"x")])
+        store.append_batch([NewMessage("t", 0, b"x"), NewMessage("t", 1, b"x")])
     (tmp_path / "s" / "consumequeue" / "t" / "1" / f"{0:020d}").unlink()
     with again(tmp_path) as store:
         assert store.recovered is not None
@@ -192,7 +192,7 @@ def test_a_log_that_is_not_listed_is_listed_again(tmp_path: Path):
 
 def test_a_damaged_tail_is_refused(tmp_path: Path):
     with make(tmp_path) as store:
-        put = store.append_batch([Message("t", 0, b"x")] * 3)
+        put = store.append_batch([NewMessage("t", 0, b"x")] * 3)
     with (tmp_path / "s" / "commitlog" / f"{0:020d}").open("r+b") as log:
         log.seek(put[2].physical_offset + 4)
         log.write(b"oops")
@@ -211,7 +211,7 @@ def test_nothing_is_made_where_something_is(tmp_path: Path):
 def test_one_writer_at_a_time(tmp_path: Path):
     lock = tmp_path / "s" / "lock"
     with make(tmp_path) as store:
-        store.append(Message("t", 0, b""))
+        store.append(NewMessage("t", 0, b""))
         for _ in range(
             2
         ):  # the refused one's descriptor has been closed: the lock must still stand
@@ -241,10 +241,10 @@ def test_topics_and_checkpoint(tmp_path: Path):
     clock = ManualClock(1_700_000_000_123)
     with make(tmp_path, clock=clock) as store:
         store.create_topic("made", queues=2)
-        store.append(Message("named", 9, b""))
-        store.append(Message("made", 5, b""))
+        store.append(NewMessage("named", 9, b""))
+        store.append(NewMessage("made", 5, b""))
         clock.advance(1)
-        store.append(Message("made", 0, b""))
+        store.append(NewMessage("made", 0, b""))
     root = tmp_path / "s"
     checkpoint = decode_checkpoint((root / "checkpoint").read_bytes())
     assert checkpoint.physical_timestamp_ms == 1_700_000_001_123
@@ -269,11 +269,11 @@ def test_store_times_never_go_back(tmp_path: Path):
     clock = ManualClock()
     with make(tmp_path, clock=clock) as store:
         for step in (5, -100, 30, 80):
-            store.append(Message("t", 0, b""))
+            store.append(NewMessage("t", 0, b""))
             clock.jump(step)
         last = clock.now_ms()
     with reopen(tmp_path / "s", clock=ManualClock(1)) as store:
-        store.append(Message("t", 0, b""))
+        store.append(NewMessage("t", 0, b""))
     times = [r.store_timestamp_ms for r in read_all(tmp_path / "s")[MessageQueue("t", 0)].values()]
     assert times == sorted(times)
     assert times[-1] == times[-2]
@@ -283,7 +283,7 @@ def test_store_times_never_go_back(tmp_path: Path):
 def test_properties_up_to_the_limit(tmp_path: Path):
     with make(tmp_path, StoreOptions(1 << 20, 7, index_slots=100, index_items=400)) as store:
         added = len("x\x01\x02UNIQ_KEY\x01\x02CLUSTER\x01cluster-a\x02") + 32
-        message = Message("t", 0, b"", properties={"x": "y" * (PROPERTIES_BYTES_MAX - added)})
+        message = NewMessage("t", 0, b"", properties={"x": "y" * (PROPERTIES_BYTES_MAX - added)})
         put = store.append(message)
     record = read_all(tmp_path / "s")[MessageQueue("t", 0)][0]
     assert len(record.properties_raw) == PROPERTIES_BYTES_MAX
@@ -294,10 +294,10 @@ def test_many_queues_with_few_open_files(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(disk, "OPEN_MAX", 3)
     with make(tmp_path) as store:
         for number in range(60):
-            store.append(Message("t", number % 20, b"x"))
+            store.append(NewMessage("t", number % 20, b"x"))
             assert store.wait_listed()
             assert len(store._parts.queue_rows._open) <= 3
-        store.append(Message("t", 0, b"x"))
+        store.append(NewMessage("t", 0, b"x"))
     found = read_all(tmp_path / "s")
     assert [len(found[MessageQueue("t", number)]) for number in range(20)] == [4] + [3] * 19
 

@@ -12,18 +12,18 @@ from support.dispatching import FAST, PREFIX, read_back
 from backends.memory import MemoryStore
 from tiered.clock import SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
-from tiered.journal.writer import JournalWriter
+from tiered.journal.append import JournalWriter
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
-from tiered.store.messages import Message
+from tiered.store.new_message import NewMessage
 
 if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
     from tiered.local.face import RecordBatch
-    from tiered.store.message_store import MessageStore
+    from tiered.store.embedded import MessageStore
 
 
 def tier(objects: MemoryStore, store: MessageStore, stop: threading.Event) -> TieredDispatcher:
@@ -57,7 +57,7 @@ def test_a_tier_registered_in_the_chain_gets_all(tmp_path: Path):
     dispatcher = tier(objects, store, stop)
     try:
         for at in range(400):
-            store.append(Message("t", at % 3, rng.randbytes(rng.randrange(600)), keys=f"k{at}"))
+            store.append(NewMessage("t", at % 3, rng.randbytes(rng.randrange(600)), keys=f"k{at}"))
         assert store.wait_listed()
         for _ in range(
             1000
@@ -99,13 +99,13 @@ def test_dispatchers_are_called_in_order_behind_the_lists(tmp_path: Path):
         store.register(lambda batch: hear("a", batch))
         store.register(lambda batch: hear("b", batch))
         for _ in range(50):
-            store.append(Message("t", 0, b"x"))
+            store.append(NewMessage("t", 0, b"x"))
         assert store.wait_listed()
     for name in "ab":
         assert [(at, ok) for one, at, ok in seen if one == name] == [(at, True) for at in range(50)]
     assert seen.index(("a", 0, True)) < seen.index(("b", 0, True))
     with reopen(tmp_path / "s") as store:
         store.register(lambda batch: hear("later", batch))
-        store.append(Message("t", 0, b"x"))
+        store.append(NewMessage("t", 0, b"x"))
         assert store.wait_listed()
     assert [at for name, at, _ in seen if name == "later"] == [50]

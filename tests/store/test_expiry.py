@@ -12,11 +12,11 @@ from store.reading import check_same, read_all
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import StoreUnavailableError
 from tiered.model import MessageQueue
-from tiered.store import upkeep
-from tiered.store.messages import Message
-from tiered.store.options import Expiry
-from tiered.store.reading import Status
-from tiered.store.upkeep import AgedFile, is_full, leave_in_use, plan_expiry
+from tiered.store import embedded
+from tiered.store.embedded import AgedFile, is_full, leave_in_use, plan_expiry
+from tiered.store.live_reading import Status
+from tiered.store.new_message import NewMessage
+from tiered.store.store_options import Expiry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def test_the_hour():
 
 def test_old_files_go_and_the_rest_is_exact(tmp_path: Path):
     root = tmp_path / "s"
-    messages = [Message("t", at % 2, b"x" * 1000, keys=f"k{at}") for at in range(700)]
+    messages = [NewMessage("t", at % 2, b"x" * 1000, keys=f"k{at}") for at in range(700)]
     with create(root) as store:
         put = list(zip(messages, store.append_batch(messages), strict=True))
         assert store.wait_listed()
@@ -105,7 +105,7 @@ def test_old_files_go_and_the_rest_is_exact(tmp_path: Path):
 def test_a_tier_holds_expiry_back(tmp_path: Path):
     clock = SystemClock()
     with create(tmp_path / "s", SMALL, clock) as store:
-        store.append_batch([Message("t", 0, b"x" * 1000)] * 300)
+        store.append_batch([NewMessage("t", 0, b"x" * 1000)] * 300)
         assert store.wait_listed()
         for path in (tmp_path / "s" / "commitlog").iterdir():
             os.utime(path, (1, 1))
@@ -134,7 +134,7 @@ def test_a_file_in_use_is_spared_for_a_bounded_time(now_s: int, in_use: set[int]
 def test_the_store_spares_what_is_used(tmp_path: Path):
     clock = ManualClock()
     with create(tmp_path / "s", SMALL, clock) as store:
-        store.append_batch([Message("t", 0, b"x" * 1000)] * 300)
+        store.append_batch([NewMessage("t", 0, b"x" * 1000)] * 300)
         assert store.wait_listed()
         for path in (tmp_path / "s" / "commitlog").iterdir():
             os.utime(path, (1, 1))
@@ -152,13 +152,13 @@ def test_a_disk_that_is_too_full_refuses_appends(tmp_path: Path, monkeypatch: py
     assert [is_full(ratio, settings, was_full=False) for ratio in (0.89, 0.9, 0.91)] == [0, 0, 1]
     assert [is_full(ratio, settings, was_full=True) for ratio in (0.84, 0.85, 0.91)] == [0, 1, 1]
     ratios = iter([0.91, 0.86, 0.5])
-    real = upkeep.look
-    monkeypatch.setattr(upkeep, "look", lambda parts: (real(parts)[0], next(ratios)))
+    real = embedded.look
+    monkeypatch.setattr(embedded, "look", lambda parts: (real(parts)[0], next(ratios)))
     with create(tmp_path / "s") as store:
         for is_refused in (True, True, False):
             store.expire()
             if is_refused:
                 with pytest.raises(StoreUnavailableError, match="too full"):
-                    store.append(Message("t", 0, b""))
+                    store.append(NewMessage("t", 0, b""))
             else:
-                assert store.append(Message("t", 0, b"")).queue_offset == 0
+                assert store.append(NewMessage("t", 0, b"")).queue_offset == 0

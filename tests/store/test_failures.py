@@ -13,13 +13,13 @@ from store.reading import read_all
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue
 from tiered.store import disk
-from tiered.store.messages import Message
-from tiered.store.options import StoreOptions
+from tiered.store.new_message import NewMessage
+from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GOOD, BAD = Message("t", 0, b"good"), Message("t", 0, b"bad")
+GOOD, BAD = NewMessage("t", 0, b"good"), NewMessage("t", 0, b"bad")
 
 
 def test_a_flush_that_fails_ends_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

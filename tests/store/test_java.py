@@ -19,9 +19,9 @@ from support.oracle import SMALL as FILES
 from support.oracle import Broker, dump, needs_java, run
 
 from tiered.model import MessageQueue, QueueOffset
-from tiered.store.messages import Message, delayed
-from tiered.store.options import StoreOptions
+from tiered.store.new_message import NewMessage, delayed
 from tiered.store.special import inner_batch
+from tiered.store.store_options import Compacting, StoreOptions
 from tiered.store.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ OPTIONS = StoreOptions(
     index_items=4000,
 )
 ORDERS = [
-    Message("orders", at % 4, b"x" * 1000, tags=f"t{at % 3}", keys=f"k{at} all")
+    NewMessage("orders", at % 4, b"x" * 1000, tags=f"t{at % 3}", keys=f"k{at} all")
     for at in range(600)
 ]
 
@@ -47,11 +47,13 @@ def test_java_reads_what_we_wrote(tmp_path: Path):
     with create(tmp_path / "s", options) as store:
         for _ in range(40):
             store.append_batch(messages)
-            store.append(Message("sizes", rng.randrange(3), rng.randbytes(rng.randrange(20_000))))
+            store.append(
+                NewMessage("sizes", rng.randrange(3), rng.randbytes(rng.randrange(20_000)))
+            )
     with reopen(tmp_path / "s", options) as store:
         store.begin_queue(MessageQueue("far", 0), QueueOffset(120))
-        store.append_batch([Message("far", 0, b"x", tags="täg")] * 70)
-        store.append(Message("plain", 0, b"after a stop"))
+        store.append_batch([NewMessage("far", 0, b"x", tags="täg")] * 70)
+        store.append(NewMessage("plain", 0, b"after a stop"))
     check_as_java_reads(tmp_path / "s", 40 * (len(messages) + 1) + 71)
 
 
@@ -68,7 +70,7 @@ def killed_writer(root: Path) -> list[dict[str, int]]:
         "from store.test_java import OPTIONS, ORDERS\n"
         "from store.harness import create\n"
         "from dataclasses import replace\n"
-        "from tiered.store.options import Flush\n"
+        "from tiered.store.store_options import Flush\n"
         "store = create(Path(sys.argv[1]), replace(OPTIONS, flush=Flush.SYNC))\n"
         "for start in range(0, 500, 10):\n"
         "    for where in store.append_batch(ORDERS[start:start + 10]):\n"
@@ -124,12 +126,14 @@ def test_a_broker_delivers_and_serves_what_it_would_have_stored_itself(tmp_path:
         store.create_topic("later", queues=4)
         store.create_topic("grouped", queues=2, is_batch=True)
         for at in range(5):
-            store.append(delayed(Message("later", at % 4, b"%d" % at, tags="t", keys=f"k{at}"), 1))
-        parts = [Message("grouped", 1, b"%d" % at, keys=f"k{at}") for at in range(10)]
+            store.append(
+                delayed(NewMessage("later", at % 4, b"%d" % at, tags="t", keys=f"k{at}"), 1)
+            )
+        parts = [NewMessage("grouped", 1, b"%d" % at, keys=f"k{at}") for at in range(10)]
         store.append_as_is(store.complete(inner_batch(parts)))
-        store.append(Message("grouped", 1, b"10"))
+        store.append(NewMessage("grouped", 1, b"10"))
         bank = Transactions(store)
-        halves = [bank.prepare(Message("bank", 0, b"%d" % at), "group") for at in range(3)]
+        halves = [bank.prepare(NewMessage("bank", 0, b"%d" % at), "group") for at in range(3)]
         assert store.wait_listed()
         bank.commit(halves[0].offset_msg_id)
         bank.rollback(halves[1].offset_msg_id)
@@ -151,3 +155,31 @@ def test_a_broker_delivers_and_serves_what_it_would_have_stored_itself(tmp_path:
     with reopen(root, OPTIONS) as store:
         assert store.queue_end(MessageQueue("grouped", 1)) == 11
         assert [half.queue_offset for half in Transactions(store).undecided()] == [2]
+
+
+@pytest.mark.slow
+def test_a_real_broker_goes_on_with_a_compaction_log_of_ours(tmp_path: Path):
+    """A Java client pulls from it exactly what our own reader gives."""
+    options = replace(
+        OPTIONS, compacting=Compacting(23_000, 100, interval_s=1e9), message_bytes_max=8_000
+    )
+    queue = MessageQueue("prices", 0)
+    with create(tmp_path / "s", options) as store:
+        store.create_topic("prices", queues=1, is_compacted=True)
+        for at in range(500):
+            store.append(NewMessage("prices", 0, b"%d " % at + b"x" * 100, keys=f"k{at % 23}"))
+        store.wait_listed()
+        assert store.compact().gone_messages
+        at, end = store.reader.bounds(queue)
+        wanted = []
+        while at < end:
+            got = store.reader.get(queue, at)
+            wanted += [(one.queue_offset, one.properties["KEYS"]) for one in got.records]
+            at = got.next_offset
+    sizes = {"compactionMappedFileSize": 25_000, "compactionCqMappedFileSize": 4_600}
+    (tmp_path / "b").mkdir()
+    with Broker(tmp_path / "b", tmp_path / "s", **sizes) as broker:
+        broker.start()
+        found = run("pull", "--namesrv", broker.address, "--topic", "prices")
+    assert [(one["queue_offset"], one["keys"]) for one in found] == wanted
+    assert len(wanted) < 400

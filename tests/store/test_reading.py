@@ -14,13 +14,13 @@ from tiered.format.properties import java_hash
 from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.store.facts import key_hash
 from tiered.store.keyindex import index_paths
-from tiered.store.messages import Appended, Message
-from tiered.store.reading import Status
+from tiered.store.live_reading import Status
+from tiered.store.new_message import Appended, NewMessage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiered.store.message_store import MessageStore
+    from tiered.store.embedded import MessageStore
 
 QUEUE = MessageQueue("t", 1)
 FIRST = 7
@@ -32,20 +32,20 @@ def filled(tmp_path_factory: pytest.TempPathFactory):
     clock, rng = ManualClock(), random.Random(1)
     store = create(tmp_path_factory.mktemp("s") / "s", SMALL, clock)
     store.begin_queue(QUEUE, QueueOffset(FIRST))
-    put: list[tuple[Message, Appended, int]] = []
+    put: list[tuple[NewMessage, Appended, int]] = []
     while len(put) < 300:
         keys = " ".join(f"k{rng.randrange(40)}" for _ in range(rng.randrange(1, 4)))
-        message = Message("t", 1, rng.randbytes(rng.randrange(900)), keys=keys, tags="a")
+        message = NewMessage("t", 1, rng.randbytes(rng.randrange(900)), keys=keys, tags="a")
         for _ in range(rng.randrange(1, 5)):
             put.append((message, store.append(message), int(clock.now_ms())))
-            store.append(Message("other", 0, b"", keys=keys))
+            store.append(NewMessage("other", 0, b"", keys=keys))
         clock.advance(rng.choice((0.001, 0.7, 3)))
     assert store.wait_listed(timeout_s=1e6)
     yield store, put
     store.close()
 
 
-Filled = tuple["MessageStore", list[tuple[Message, Appended, int]]]
+Filled = tuple["MessageStore", list[tuple[NewMessage, Appended, int]]]
 
 
 def test_by_queue_offset(filled: Filled):
@@ -123,7 +123,7 @@ def test_hashes_are_those_of_java():
 
 
 def test_keys_that_are_no_ascii_and_after_a_restart(tmp_path: Path):
-    messages = [Message("t", 0, b"x", keys="ключ 🚀 k"), Message("t", 0, b"y", keys="k ключ")]
+    messages = [NewMessage("t", 0, b"x", keys="ключ 🚀 k"), NewMessage("t", 0, b"y", keys="k ключ")]
     with create(tmp_path / "s") as store:
         store.append_batch(messages)
     with reopen(tmp_path / "s") as store:

@@ -25,23 +25,23 @@ from store.reading import check_same, read_all
 
 from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
-from tiered.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from tiered.format.consume_queue import ITEM
+from tiered.format.broker_checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from tiered.format.items import ITEM
 from tiered.local.layout import list_queues
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
-from tiered.store import recovery as replaying
+from tiered.store import opening as replaying
 from tiered.store.keyindex import index_paths
 from tiered.store.listing import Listing
-from tiered.store.messages import Appended, Message
-from tiered.store.options import INDEX_HEADER_BYTES
+from tiered.store.new_message import Appended, NewMessage
+from tiered.store.store_options import INDEX_HEADER_BYTES
 
 if TYPE_CHECKING:
     from tiered.store.facts import Facts
 
 RNG = random.Random(1)
 MESSAGES = [
-    Message(
+    NewMessage(
         f"t{RNG.randrange(3)}",
         RNG.randrange(2),
         RNG.randbytes(RNG.randrange(1500)),
@@ -56,7 +56,7 @@ CHECKPOINT_AT, CRASH_AT = 90, 250
 class Crashed:
     """A store as it stood when its process was killed."""
 
-    def __init__(self, root: Path, put: list[tuple[Message, Appended]], covered: int) -> None:
+    def __init__(self, root: Path, put: list[tuple[NewMessage, Appended]], covered: int) -> None:
         """``covered``: the physical offset up to which the last checkpoint says that all is on the disk."""
         self.root = root
         self.put = put
@@ -70,7 +70,7 @@ class Crashed:
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
     folder = tmp_path_factory.mktemp("crashed")
     store = create(folder / "running")
-    put: list[tuple[Message, Appended]] = []
+    put: list[tuple[NewMessage, Appended]] = []
     for start in range(0, CRASH_AT, 10):
         batch = MESSAGES[start : start + 10]
         put += zip(batch, store.append_batch(batch), strict=True)
@@ -124,7 +124,7 @@ def damage_index(root: Path, covered: int, rng: random.Random) -> None:
                 zero_or_noise(path, at + 20 * number, 20, rng)
 
 
-def check_exact(root: Path, put: list[tuple[Message, Appended]]) -> None:
+def check_exact(root: Path, put: list[tuple[NewMessage, Appended]]) -> None:
     """The store (stopped) holds exactly ``put``; lists and index say so, and nothing more."""
     found = read_all(root)
     assert sum(map(len, found.values())) == len(put)
@@ -195,6 +195,23 @@ def test_cut_or_damaged_at_any_byte(crashed: Crashed, share: float, seed: int):
         with reopen(root) as store:
             more = [(m, store.append(m)) for m in MESSAGES[CRASH_AT:]]
         check_exact(root, crashed.put[:survived] + more)
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue", "index"])
+def test_killed_before_a_new_file_has_its_length(crashed: Crashed, tmp_path: Path, folder: str):
+    """A file is made, then given its length: a process may end between the two, on every roll."""
+    root = tmp_path / "s"
+    shutil.copytree(crashed.root, root)
+    newest = max((path for path in (root / folder).rglob("*") if path.is_file()), key=str)
+    if folder == "commitlog":
+        newest.with_name(f"{int(newest.name) + SMALL.commitlog_file_bytes:020d}").touch()
+    elif folder == "consumequeue":
+        items = SMALL.consumequeue_file_items * ITEM.itemsize
+        newest.with_name(f"{int(newest.name) + items:020d}").touch()
+    else:
+        newest.with_name(f"{int(newest.name) + 1:017d}").touch()
+    reopen(root).close()
+    check_exact(root, crashed.put)
 
 
 def test_lists_and_index_from_the_log_alone(crashed: Crashed, tmp_path: Path):
@@ -301,11 +318,11 @@ SCRIPT = """
 import json, sys, threading
 from pathlib import Path
 from store.harness import SYNC, create
-from tiered.store.messages import Message
+from tiered.store.new_message import NewMessage
 store = create(Path(sys.argv[1]), SYNC)
 def work(number):
     for at in range(100_000):
-        where = store.append(Message("t", number, b"x" * (at * 97 % 900), keys=f"{number}-{at}"))
+        where = store.append(NewMessage("t", number, b"x" * (at * 97 % 900), keys=f"{number}-{at}"))
         line = [number, at, where.queue_offset, where.physical_offset, where.msg_id]
         sys.stdout.write(json.dumps(line) + chr(10)); sys.stdout.flush()
 for number in range(4):
@@ -369,7 +386,7 @@ def test_a_brokers_crashed_store_is_gone_on_with(name: str, tmp_path: Path):
 
 def test_a_log_file_whose_name_was_lost_above_the_checkpoint_ends_the_log(tmp_path: Path):
     """Names come to the disk in any order: what is behind the file was promised to nobody. Below it stays an error."""
-    root, message = tmp_path / "s", Message("t", 0, bytes(1000))
+    root, message = tmp_path / "s", NewMessage("t", 0, bytes(1000))
     with create(tmp_path / "running", SMALL, ManualClock()) as store:
         for _ in range(30):
             store.append(message)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,14 +21,14 @@ from tiered.local.layout import read_text
 from tiered.model import MessageQueue, PhysicalOffset
 from tiered.store import commitlog, disk, opening
 from tiered.store.disk import RowWriter
-from tiered.store.messages import Message
+from tiered.store.new_message import NewMessage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tiered.local.face import RecordBatch
 
-GOOD, OTHER = Message("t", 0, b"good"), Message("t", 0, b"other")
+GOOD, OTHER = NewMessage("t", 0, b"good"), NewMessage("t", 0, b"other")
 SLOW = replace(SMALL, flush_interval_s=99, checkpoint_interval_s=99)
 
 
@@ -71,6 +73,39 @@ def test_a_sync_during_a_write_does_not_count_for_it(
     assert synced == ["0" * 20]
 
 
+def test_of_many_files_that_are_synced_at_once_none_counts_when_one_is_refused(
+    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    writer, count = RowWriter(), 2 * disk.SYNCED_ALONE_MAX
+    for number in range(count):
+        writer.write(str(tmp_path / "row"), 64, number * 64, b"x")
+    counted = disk._sync_file
+
+    def sync(path: str) -> None:
+        (refuse if path.endswith(f"{64 * 7:020d}") else counted)(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "_sync_file", sync)
+        with pytest.raises(OSError, match="Input/output"):
+            writer.sync()
+    synced.clear()
+    writer.sync()
+    writer.close()
+    assert sorted(synced) == [f"{64 * number:020d}" for number in range(count)]
+
+
+def test_many_files_are_synced_also_when_the_interpreter_ends(tmp_path: Path):
+    """Who closes a store from ``atexit`` gets no new threads any more."""
+    program = (
+        "import atexit, sys; from tiered.store.disk import RowWriter as Rows, SYNCED_ALONE_MAX as most; rows = Rows();"
+        " rows.write(sys.argv[1], 64, 0, bytes(64 * 2 * most));"
+        " atexit.register(lambda: print(rows.sync()))"
+    )
+    words = (sys.executable, "-c", program, str(tmp_path / "row"))
+    ran = subprocess.run(words, capture_output=True, check=True)
+    assert (ran.stdout, ran.stderr) == (b"None\n", b"")
+
+
 def test_after_a_failed_sync_a_good_one_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -97,13 +132,14 @@ def test_an_append_that_is_under_way_when_the_store_closes(
     """It must not write once the lock is given free: another process may be writing."""
     store = create(tmp_path / "s")
     store.append(GOOD)
-    real = store._topics.ensure
+    real = store._topics.has
 
-    def ensure(*queues: object) -> None:
-        real(*queues)  # type: ignore[arg-type]
+    def has(queues: set[tuple[str, int]]) -> bool:
+        found = real(queues)
         store.close()
+        return found
 
-    monkeypatch.setattr(store._topics, "ensure", ensure)
+    monkeypatch.setattr(store._topics, "has", has)
     with pytest.raises(ClosedError):
         store.append(OTHER)
     assert bodies(tmp_path / "s") == [b"good"]
@@ -240,7 +276,7 @@ def test_a_store_that_ends_within_a_record_closes_at_once(tmp_path: Path):
 def test_what_recovery_found_is_brought_to_the_disk(tmp_path: Path, synced: list[str]):
     """It becomes what the checkpoint covers and ``sync`` has answered; a killed process may have left it in memory."""
     store = create(tmp_path / "s", SLOW)
-    store.append_batch([Message("t", 0, bytes(30_000))] * 9)
+    store.append_batch([NewMessage("t", 0, bytes(30_000))] * 9)
     end = store.log_end
     store._upkeep.fail("killed")
     store.close()
@@ -274,7 +310,7 @@ def test_a_group_over_the_ends_of_files_is_on_the_disk_whole(tmp_path: Path, syn
     store = create(tmp_path / "s", SYNC)
     groups = Groups(store)
     synced.clear()
-    found = groups.together([[Message("t", 0, bytes(40_000))] for _ in range(4)])
+    found = groups.together([[NewMessage("t", 0, bytes(40_000))] for _ in range(4)])
     assert [one[0].queue_offset for one in found if isinstance(one, list)] == [0, 1, 2, 3]
     assert {f"{base:020d}" for base in range(0, store.log_end, 65_536)} <= set(synced)
     store.close()
@@ -286,9 +322,9 @@ def test_many_threads_leave_no_hole_and_no_id_twice(tmp_path: Path):
 
     def work(queue: int) -> None:
         for _ in range(20):
-            put = store.append(Message("t", queue, b"x" * 300))
+            put = store.append(NewMessage("t", queue, b"x" * 300))
             found.append((queue, put.queue_offset, put.msg_id))
-            rest, future = store.submit([Message("t", queue, b"y" * 700)] * 3)
+            rest, future = store.submit([NewMessage("t", queue, b"y" * 700)] * 3)
             found.extend((queue, each.queue_offset, each.msg_id) for each in rest)
             assert future is not None
             future.result(5)
@@ -334,7 +370,7 @@ def test_a_forked_child_cannot_write(tmp_path: Path):
 def test_a_last_file_that_is_missing(tmp_path: Path):
     """What it held was answered: it may not go without a word."""
     store = create(tmp_path / "s", SLOW)
-    store.append_batch([Message("t", 0, bytes(40_000))] * 5)
+    store.append_batch([NewMessage("t", 0, bytes(40_000))] * 5)
     assert store.wait_listed()
     store._upkeep.write_checkpoint()
     end = store.log_end

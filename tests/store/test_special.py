@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,25 +13,31 @@ from store.harness import SMALL, SYNC, create, reopen
 from store.reading import read_all
 
 from tiered.errors import InvalidError
-from tiered.format.consume_queue import ITEM
-from tiered.format.message import split_batch
+from tiered.format.block import parse_records
+from tiered.format.items import ITEM
+from tiered.format.message_forms import split_batch
+from tiered.format.record import MAGIC_BLANK, decode_record
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
-from tiered.store.messages import SCHEDULE_TOPIC, Message, broker_order, delayed, parse_levels
+from tiered.store.new_message import SCHEDULE_TOPIC, NewMessage, broker_order, delayed, parse_levels
+from tiered.store.restored import ReadyRecords
 from tiered.store.special import inner_batch
 from tiered.store.transactions import HALF_QUEUE, Transactions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiered.store.message_store import MessageStore
-    from tiered.store.options import StoreOptions
+    from tiered.format.block import RecordBlock
+    from tiered.store.embedded import MessageStore
+    from tiered.store.store_options import StoreOptions
 
 GROUPED = MessageQueue("grouped", 1)
 
 
-def batch(store: MessageStore, count: int) -> Message:
-    messages = [Message("grouped", 1, b"%d" % at, tags="a", keys=f"k{at}") for at in range(count)]
+def batch(store: MessageStore, count: int) -> NewMessage:
+    messages = [
+        NewMessage("grouped", 1, b"%d" % at, tags="a", keys=f"k{at}") for at in range(count)
+    ]
     return store.complete(inner_batch(messages))
 
 
@@ -49,10 +56,10 @@ def copy_while_running(store: MessageStore, to: Path) -> Path:
 
 def test_delayed_messages_are_listed_by_their_time(tmp_path: Path):
     with create(tmp_path / "s") as store:
-        message = Message("orders", 2, b"later", tags="t", properties={"a": "b"})
+        message = NewMessage("orders", 2, b"later", tags="t", properties={"a": "b"})
         for level in (1, 3, 99):
             store.append(delayed(message, level))
-        store.append(Message(SCHEDULE_TOPIC, 2, b"without a level", tags="t"))
+        store.append(NewMessage(SCHEDULE_TOPIC, 2, b"without a level", tags="t"))
         crashed = copy_while_running(store, tmp_path / "crashed")
         (record,) = store.reader.get(MessageQueue(SCHEDULE_TOPIC, 0), 0).records
     assert (
@@ -79,9 +86,9 @@ def test_levels():
         with pytest.raises(InvalidError):
             parse_levels(bad)
     with pytest.raises(InvalidError):
-        delayed(Message("t", 0, b""), 0)
+        delayed(NewMessage("t", 0, b""), 0)
     with pytest.raises(InvalidError):
-        delayed(delayed(Message("t", 0, b""), 1), 1)
+        delayed(delayed(NewMessage("t", 0, b""), 1), 1)
 
 
 @pytest.mark.parametrize("options", [SMALL, SYNC], ids=["async", "sync"])
@@ -89,7 +96,7 @@ def test_transactions(tmp_path: Path, options: StoreOptions):
     with create(tmp_path / "s", options) as store:
         bank = Transactions(store)
         kept, gone, open_ = (
-            bank.prepare(Message("bank", at, b"%d" % at, tags="t", keys="k"), "group")
+            bank.prepare(NewMessage("bank", at, b"%d" % at, tags="t", keys="k"), "group")
             for at in range(3)
         )
         assert store.wait_listed()
@@ -135,7 +142,7 @@ def test_inner_batches_go_on_after_a_stop_and_a_crash(tmp_path: Path):
         with pytest.raises(InvalidError):
             store.create_topic("grouped", queues=4)
         assert store.append_as_is(batch(store, 10)).queue_offset == 0
-        assert store.append(Message("grouped", 1, b"alone", keys="single")).queue_offset == 10
+        assert store.append(NewMessage("grouped", 1, b"alone", keys="single")).queue_offset == 10
         assert store.append_as_is(batch(store, 3)).queue_offset == 11
         copy_while_running(store, tmp_path / "crashed")
     for where, more in (
@@ -148,7 +155,7 @@ def test_inner_batches_go_on_after_a_stop_and_a_crash(tmp_path: Path):
             assert store.queues()[GROUPED] == 14
     for where in (root, tmp_path / "crashed"):
         with reopen(where) as store:
-            assert store.append(Message("grouped", 1, b"alone")).queue_offset == 14
+            assert store.append(NewMessage("grouped", 1, b"alone")).queue_offset == 14
             last = store.append_as_is(batch(store, 32))
             assert (last.queue_offset, store.wait_listed()) == (15, True)
             got = store.reader.get(GROUPED, 3, count_max=9)
@@ -175,34 +182,34 @@ def test_a_batch_queue_rolls_over(tmp_path: Path):
 
 
 def test_what_is_refused(tmp_path: Path):
-    good = Message("t", 0, b"", properties={"UNIQ_KEY": "A"})
+    good = NewMessage("t", 0, b"", properties={"UNIQ_KEY": "A"})
     with create(tmp_path / "s") as store:
         store.create_topic("grouped", queues=2, is_batch=True)
         wrong = batch(store, 3)
         for message in (
-            Message("t", 0, b"", tags="a"),
-            Message("t", -1, b""),
-            Message("t/", 0, b""),
-            Message("t", 0, b"", sys_flag=0x4),
-            Message("t", 0, b"", sys_flag=0xC),
-            Message("t", 0, b"", sys_flag=0xC0, properties={"INNER_NUM": "1"}),
-            Message("t", 0, b"", properties={"a": ""}),
-            Message("t", 0, b"", properties={"a": "x" * 40_000}),
-            Message("t", 0, b"x" * 70_000),
-            Message("t", 0, b"", flag=1 << 31),
-            Message("t", 0, b"", born_host="nowhere"),
-            Message("grouped", 1, b"x", sys_flag=0xC0, properties={"INNER_NUM": "1"}),
-            Message("grouped", 1, wrong.body, sys_flag=0xC0, properties={"INNER_NUM": "2"}),
+            NewMessage("t", 0, b"", tags="a"),
+            NewMessage("t", -1, b""),
+            NewMessage("t/", 0, b""),
+            NewMessage("t", 0, b"", sys_flag=0x4),
+            NewMessage("t", 0, b"", sys_flag=0xC),
+            NewMessage("t", 0, b"", sys_flag=0xC0, properties={"INNER_NUM": "1"}),
+            NewMessage("t", 0, b"", properties={"a": ""}),
+            NewMessage("t", 0, b"", properties={"a": "x" * 40_000}),
+            NewMessage("t", 0, b"x" * 70_000),
+            NewMessage("t", 0, b"", flag=1 << 31),
+            NewMessage("t", 0, b"", born_host="nowhere"),
+            NewMessage("grouped", 1, b"x", sys_flag=0xC0, properties={"INNER_NUM": "1"}),
+            NewMessage("grouped", 1, wrong.body, sys_flag=0xC0, properties={"INNER_NUM": "2"}),
         ):
             with pytest.raises(InvalidError):
                 store.append_as_is(message)
-        for several in ([], [good, Message("t", 1, b"")], [Message("t", 0, b"", sys_flag=1)]):
+        for several in ([], [good, NewMessage("t", 1, b"")], [NewMessage("t", 0, b"", sys_flag=1)]):
             with pytest.raises(InvalidError):
                 inner_batch(several)
         assert store.log_end == 0
         put = store.append_as_is(good)
         assert (put.msg_id, put.queue_offset) == ("A", 0)
-        bare = store.append_as_is(Message("t", 0, b""))
+        bare = store.append_as_is(NewMessage("t", 0, b""))
         assert bare.msg_id == bare.offset_msg_id
     found = read_all(tmp_path / "s")[MessageQueue("t", 0)]
     assert [record.properties for record in found.values()] == [{"UNIQ_KEY": "A"}, {}]
@@ -225,3 +232,70 @@ def test_the_brokers_order():
     assert list(broker_order(dict.fromkeys(["UNIQ_KEY", *sorted(names)], "x"))) == names
     many = {f"p{at}": "x" for at in range(200)}
     assert broker_order(many).keys() == many.keys()
+
+
+def blocks(root: Path) -> RecordBlock:
+    """All records of a store."""
+    data = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
+    pieces, at = [], 0
+    while (size := int.from_bytes(data[at : at + 4], "big")) > 0:
+        if data[at + 4 : at + 8] != MAGIC_BLANK.to_bytes(4, "big"):
+            pieces.append((at, size))
+        at += size
+    positions, sizes = np.array(pieces, np.int64).T
+    return parse_records(data, positions, sizes.astype(np.int32))
+
+
+@pytest.mark.parametrize("source_host", ["127.0.0.1:10911", "[::1]:10911"])
+def test_records_of_elsewhere_keep_all_but_queue_place_and_time(tmp_path: Path, source_host: str):
+    """As they come through a broker's own door; over the ends of files, with a producer of either kind."""
+    hosts = ["10.0.0.1:5", "[fe80::1]:7", None]
+    with create(tmp_path / "a", options=replace(SMALL, store_host=source_host)) as store:
+        for at in range(2_000):
+            store.append(NewMessage(
+                "orders", at % 3, b"b%d" % at * 9, tags="t", keys=f"k{at}", flag=at,
+                born_host=hosts[at % 3], born_timestamp_ms=1_000 + at, reconsume_times=at % 2,
+            ))  # fmt: skip
+    block, topics = blocks(tmp_path / "a"), ("real", "t" * 200, "other")
+    queues = [(f"%RETRY%{topics[at % 3]}", at % 5) for at in range(2_000)]
+    options = replace(SMALL, store_host="192.168.0.9:10911")
+    with create(tmp_path / "b", options=options) as store:
+        store.append(NewMessage(*queues[0], b"before"))
+        ready = ReadyRecords(block, queues, [b"A\x01%d\x02" % at for at in range(2_000)], options)
+        places = store.append_records(ready)
+        assert store.wait_listed()
+        found = [store.reader.get(MessageQueue(*queue), offset).records[0] for queue, offset in
+                 zip(queues, places.queue_offsets, strict=True)]  # fmt: skip
+    with contextlib.closing(RocketMQStore.open(tmp_path / "b")) as local:
+        assert sum(bounds.end for bounds in local.queues().values()) == 2_001
+    for at, record in enumerate(found):
+        old = decode_record(block.buffer, int(block.positions[at]))
+        assert (record.topic, record.queue_id) == queues[at]
+        assert record.properties == {"A": str(at)}
+        assert (record.store_host, record.physical_offset) == (
+            options.store_host,
+            places.positions[at],
+        )
+        for name in (
+            "body",
+            "flag",
+            "born_host",
+            "born_timestamp_ms",
+            "reconsume_times",
+            "body_crc",
+        ):
+            assert getattr(record, name) == getattr(old, name)
+
+
+def test_records_that_no_store_takes_change_nothing(tmp_path: Path):
+    with create(tmp_path / "a") as store:
+        store.append(NewMessage("orders", 0, b"x" * 10))
+        end = store.log_end
+        block = blocks(tmp_path / "a")
+        for queue, raw in ((("a b", 0), b""), (("a", 70_000), b""), (("a", 0), b"x" * 40_000)):
+            with pytest.raises(InvalidError):
+                ReadyRecords(block, [queue], [raw], store.options)
+        block.sys_flags[0] |= 0x80
+        with pytest.raises(InvalidError):
+            ReadyRecords(block, [("a", 0)], [b""], store.options)
+        assert store.log_end == end

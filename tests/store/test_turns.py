@@ -26,8 +26,8 @@ from support.timed import put_queue
 from backends.memory import MemoryStore
 from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.model import Boundary
-from tiered.store.messages import Message
-from tiered.store.options import Flush, StoreOptions
+from tiered.store.new_message import NewMessage
+from tiered.store.store_options import Flush, StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ Place = tuple[int, int]
 LISTS = ("commitlog", "consumequeue")
 
 
-def messages(turn: int) -> list[Message]:
+def messages(turn: int) -> list[NewMessage]:
     """Of many kinds, others in each turn."""
     rng = random.Random(turn)
     kinds = (
@@ -63,7 +63,7 @@ def messages(turn: int) -> list[Message]:
         {"properties": {"UNIQ_KEY": f"OWN{turn}", "WAIT": "false"}, "keys": f"u{turn}"},
     )
     return [
-        Message(
+        NewMessage(
             TOPIC,
             at % QUEUES,
             **{"body": rng.randbytes(rng.randrange(1500)), "keys": f"k{turn}-{at}", **kind},

@@ -10,8 +10,8 @@ from support.synthetic import SyntheticStore
 from support.tiers import TierBuilder
 
 from fetcher.fetcher import TieredMessageFetcher
+from fetcher.limits import FetchSettings
 from fetcher.message_store import LocalSide, MessageStoreSettings, TieredMessageStore, TierSide
-from fetcher.settings import FetchSettings
 from fetcher.statuses import Policy
 from tiered.clock import Clock, ManualClock
 from tiered.log.reader import TierReader

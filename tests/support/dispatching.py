@@ -15,7 +15,7 @@ from backends.errors import UnknownOutcomeError
 from tiered.clock import SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.settings import DispatchSettings
-from tiered.journal.writer import JournalWriter
+from tiered.journal.append import JournalWriter
 from tiered.log.reader import TierReader
 from tiered.log.state import Gap, TierMachine
 from tiered.model import MessageQueue, QueueOffset

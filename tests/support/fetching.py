@@ -9,7 +9,7 @@ from support.journals import PREFIX
 from support.tiers import QUEUE, batch_of
 
 from fetcher.fetcher import TieredMessageFetcher
-from fetcher.settings import FetchSettings
+from fetcher.limits import FetchSettings
 from tiered.clock import ManualClock
 from tiered.log.reader import TierReader
 from tiered.log.state import Gap
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
+    from tiered.log.cursor import LifeView
     from tiered.log.decode import TierBatch
-    from tiered.log.view import LifeView
 
 
 class InlineExecutor(Executor):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
+from tiered.journal.append import JournalWriter
 from tiered.journal.entry import json_text
-from tiered.journal.writer import JournalWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from support.examples import make
 from support.journals import PREFIX
 from support.tiers import TIME_MS, TierBuilder
 
-from tiered.format.message import InnerMessage, encode_inner_messages
+from tiered.format.message_forms import InnerMessage, encode_inner_messages
 from tiered.format.properties import join_properties
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH

@@ -12,7 +12,7 @@ from tiered.api.open_tier import OpenTier
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
-    from fetcher.settings import FetchSettings
+    from fetcher.limits import FetchSettings
 
 
 class _Place(Place):

@@ -92,6 +92,11 @@ class Server:
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
 
+    @property
+    def pid(self) -> int:
+        """Its process: the script becomes it."""
+        return self._process.pid
+
     def wait_ready(self) -> None:
         if not self._ready.wait(READY_SECONDS_MAX):
             self.end(signal.SIGKILL)
@@ -153,6 +158,12 @@ class Broker:
             *options,
         )
         self._broker.wait_ready()
+
+    @property
+    def pid(self) -> int:
+        """The broker's process."""
+        assert self._broker is not None
+        return self._broker.pid
 
     def kill(self) -> None:
         """A crash."""

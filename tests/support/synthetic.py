@@ -239,6 +239,11 @@ class SyntheticStore:
                 size += len(raw)
             return row.batch(queue, start, end)
 
+    def read_compacted(
+        self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        return None
+
     def follow(
         self,
         starts: Mapping[MessageQueue, QueueOffset],

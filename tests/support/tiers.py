@@ -16,7 +16,7 @@ from tiered.clock import ManualClock
 from tiered.dispatch.group_commit import Uploader
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.journal.writer import JournalWriter
+from tiered.journal.append import JournalWriter
 from tiered.local.face import HoleReason, Quarantined, RecordBatch
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.parting import measure

@@ -16,9 +16,9 @@ from tiered.format.bundle import build_section
 from tiered.format.record import encode_record
 from tiered.format.sysflag import BORN_HOST_V6
 from tiered.log.bundles import SectionRow
-from tiered.log.consume_queue import ITEM
+from tiered.log.cursor import LifeView
+from tiered.log.flat_file import ITEM
 from tiered.log.parts import Bundle, Part, Parts, QueueLife, Segment
-from tiered.log.view import LifeView
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:

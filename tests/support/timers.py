@@ -15,7 +15,7 @@ from tiered.dispatch.group_commit import Uploader
 from tiered.errors import StoreUnavailableError
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, decode_record, encode_record
-from tiered.journal.writer import JournalWriter
+from tiered.journal.append import JournalWriter
 from tiered.local.catalog import WHEEL_TOPIC
 from tiered.local.face import RecordBatch
 from tiered.log.state import TierMachine, TierState
@@ -25,8 +25,8 @@ from timer.dequeue import DueMessage, TimerReader
 from timer.enqueue import ChosenTimers, Counts
 from timer.handover import HandOver, Target
 from timer.records import read_rows
+from timer.rounds import TimerWriter
 from timer.wheel import TimingWheel
-from timer.writer import TimerWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,22 +120,22 @@ class Box:
                 names.remove(message.record)
         return found
 
-    def give(self, messages: Sequence[DueMessage]) -> int:
+    def give(self, messages: Sequence[DueMessage]) -> list[int]:
         moment = self._moment()
         if moment == "before":
             raise Killed
         taken = len(messages) // 2 if moment == "within" else len(messages)
         taken = min(taken, self.fails[0]) if self.fails else taken
-        for message in messages[:taken]:
-            self.wheel.add(message.due_ms, 0, len(self.got))
-            self.got.append(message)
+        dues = np.array([message.due_ms for message in messages[:taken]], np.int64)
+        self.wheel.add(dues, 0, len(self.got) + np.arange(taken))
+        self.got += messages[:taken]
         self.max_waiting = max(self.max_waiting, len(self.wheel))
         if moment:
             raise Killed
         if self.fails:
             self.fails.pop(0)
             raise StoreUnavailableError("no answer")
-        return 0
+        return []
 
     def _moment(self) -> str:
         if self.dies is None:
@@ -220,7 +220,7 @@ class Timers:
         while self.now_ms < end_ms:
             while run.step():
                 pass
-            delivered += [(one.due_ms, self.now_ms) for one in box.wheel.fire(self.now_ms)]
+            delivered += [(due, self.now_ms) for due in box.wheel.fire(self.now_ms).dues.tolist()]
             moments = [m for m in (run.next_ms, box.wheel.next_ms) if m is not None]
             if not moments:
                 break

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from fetcher.settings import TransferLimits
+from fetcher.limits import TransferLimits
 from fetcher.transfers import Transfers
 from tiered.clock import ManualClock
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from support.window_simulation import KINDS, MIB, Line, Reader, figures_of, simulate
 
-from fetcher.settings import FetchSettings
+from fetcher.limits import FetchSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

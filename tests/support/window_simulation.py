@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from fetcher.cache import ByteCache
+from fetcher.limits import WindowLimits  # noqa: TC001
 from fetcher.runs import Cached, Shelf
-from fetcher.settings import WindowLimits  # noqa: TC001
 from fetcher.window import grown, halved, plan_pieces, wants_more
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 from typing import TYPE_CHECKING
 
 from support import captures
@@ -79,7 +80,8 @@ def test_nothing_is_handed_over_to_the_store_that_it_was_taken_from(
     """The broker's files still have what was taken: both copies would be delivered."""
     url = f"file://{store.parent}/tier"
     tiered("timer", "import", store, "--to", url, "--near", "0s")
-    before, clock = delivered(store), ManualClock(CAPTURED_MS + 4 * 24 * HOUR_MS)
+    before, clock = delivered(store), Shifted()
+    clock.shift_ms = CAPTURED_MS + 4 * 24 * HOUR_MS - clock.now_ms()
     tiered.clock = clock
     ran = tiered("timer", "run", url, "--to", store, "--once")
     assert (ran.code, "taken from this store" in ran.error) == (2, True)
@@ -89,6 +91,20 @@ def test_nothing_is_handed_over_to_the_store_that_it_was_taken_from(
         ran = tiered("timer", "run", url, "--to", tmp_path / "other", "--once", "--json")
         assert ran.code == 0
     assert sum(delivered(tmp_path / "other").values()) == 226
+
+
+def test_nor_to_a_store_of_ours_that_it_was_taken_from(
+    tiered: CommandLine, store: Path, tmp_path: Path
+):
+    first, second, folder = f"file://{tmp_path}/1", f"file://{tmp_path}/2", tmp_path / "ours"
+    clock = tiered.clock = Shifted()
+    clock.shift_ms = CAPTURED_MS + 4 * 24 * HOUR_MS - clock.now_ms()
+    tiered.good("timer", "import", store, "--to", first, "--near", "0s")
+    for _ in range(2):  # it may be given more
+        tiered.good("timer", "run", first, "--to", folder, "--once")
+    tiered.good("timer", "import", folder, "--to", second, "--near", "0s")
+    run = tiered("timer", "run", second, "--to", folder, "--once")
+    assert (run.code, "taken from this store" in run.error) == (2, True)
 
 
 def test_topics_are_read_as_if_there_were_no_timers(tiered: CommandLine, store: Path):
@@ -131,8 +147,63 @@ def test_run_delivers_everything_to_its_topic_once(tiered: CommandLine, store: P
         assert row["queue_id"] == int(was["properties"]["REAL_QID"])
 
 
-def test_run_goes_to_a_directory_only(tiered: CommandLine, store: Path):
+def test_run_says_where_it_cannot_go(tiered: CommandLine, store: Path):
     url = f"file://{store.parent}/tier"
     tiered("timer", "import", store, "--to", url, "--near", "0s")
-    ran = tiered("timer", "run", url, "--to", "namesrv://127.0.0.1:9876")
-    assert (ran.code, "store directory only" in ran.error) == (2, True)
+    for to, near, code, word in (
+        ("kafka://127.0.0.1:9876", "1h", 2, "or to brokers"),
+        ("namesrv://127.0.0.1", "1h", 2, "namesrv://HOST:PORT"),
+        ("namesrv://127.0.0.1:9876", "41h", 2, "choose 1d16h or less"),
+        ("namesrv://127.0.0.1:1,127.0.0.1:2", "1h", 3, "no name server answers"),
+    ):
+        ran = tiered("timer", "run", url, "--to", to, "--near", near)
+        assert (ran.code, word in ran.error) == (code, True), ran.error
+
+
+def test_files_go_when_they_are_handed_over(tiered: CommandLine, store: Path, tmp_path: Path):
+    url = f"file://{store.parent}/tier"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    clock = tiered.clock = Shifted()
+    clock.shift_ms = CAPTURED_MS + 24 * HOUR_MS - clock.now_ms()
+    tiered("timer", "run", url, "--to", tmp_path / "t", "--once")
+    left = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    assert 0 < len(left) < 226
+    clock.shift_ms = 0  # the store dates its objects by the machine's clock
+    done = tiered("expire", url, "--timers", "--ttl", "1h", "--apply", "-", "--json").document
+    assert done["applied"]["steps"] == len(done["steps"]) > 0
+    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines == left
+    assert tiered("verify", url, "--timers").code == 0
+    plan = tmp_path / "plan"
+    assert tiered("gc", url, "--timers", "--grace", "0s", "--plan", plan).code == 0
+    assert tiered("gc", url, "--timers", "--grace", "0s", "--apply", plan).code == 0
+    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines == left
+
+
+def test_a_lost_journal_of_timers_comes_back_with_what_was_taken_and_handed_over(
+    tiered: CommandLine, store: Path, tmp_path: Path
+):
+    url = f"file://{store.parent}/tier"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    tiered("timer", "cancel", url, rows[-1]["msg_id"])
+    clock = tiered.clock = Shifted()
+    clock.shift_ms = CAPTURED_MS + 24 * HOUR_MS - clock.now_ms()
+    tiered("timer", "run", url, "--to", tmp_path / "t", "--once")
+    (journal,) = store.parent.glob("tier/*/*/timer/journal")
+    shutil.rmtree(journal)
+    assert tiered("timer", "ls", url).code == 5
+    assert tiered("rebuild", url, "--timers", "--apply", "-").code == 0
+    again = tiered("timer", "import", store, "--to", url, "--near", "0s", "--json").document
+    assert again["taken"] == 0
+    clock.shift_ms += 10 * 24 * HOUR_MS
+    tiered("timer", "run", url, "--to", tmp_path / "t", "--once")
+    came = delivered(tmp_path / "t")
+    assert (sum(came.values()), set(came.values())) == (225, {1})
+
+
+def test_timers_alone_are_told(tiered: CommandLine, store: Path):
+    url = f"file://{store.parent}/tier"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    for command in ("status", "ls", "gc"):
+        ran = tiered(command, url)
+        assert (ran.code, "timers here, and no topics" in ran.error) == (2, True)

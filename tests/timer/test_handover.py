@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.timers import Box, Killed, Timers
 
-from tiered.errors import FencedError, StoreUnavailableError
-from tiered.log.timers import HOUR_MS
+from backends.local import LocalFolderStore
+from backends.memory import MemoryStore
+from backends.s3_settings import S3Options
+from tiered.api.broker_place import Place
+from tiered.attach.timer_run import LEASE_S, KeptLease, RunSettings, TimerDelivery, hand_over
+from tiered.clock import ManualClock, SystemClock
+from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
+from tiered.format.record import decode_record
+from tiered.journal.lease import Holder, Lease
+from tiered.log.timers import (
+    HOUR_MS,
+    FactsCopy,
+    TimerFacts,
+    TimerHour,
+    TimerRun,
+    TimerSource,
+    hour_queue,
+    kept_facts,
+)
+from timer.dequeue import TimerReader
 from timer.wheel import TimingWheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from tiered.log.parts import TierState
+    from timer.handover import HandOver
 
 YEAR_HOURS = 365 * 24
 
@@ -28,16 +52,42 @@ def timers() -> Iterator[Timers]:
         yield made
 
 
-def test_a_year_comes_once_in_order_and_never_early(timers: Timers):
-    rng = random.Random(3)
-    dues = sorted(timers.now_ms + rng.randrange(YEAR_HOURS * HOUR_MS) for _ in range(1_200))
-    for some in (dues[::3], dues[1::3], dues[2::3]):
-        timers.put(some)
-    box = Box()
-    delivered = timers.live(box, YEAR_HOURS, near_ms=HOUR_MS)
+class Calendar(ManualClock):
+    """The time of day is moved by the test; what work takes is measured, so that it is paced as it is in life."""
+
+    def monotonic_s(self) -> float:
+        return SystemClock().monotonic_s()
+
+
+@pytest.mark.parametrize("count", [1_200, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.timeout(900)
+def test_a_year_comes_once_in_order_and_never_early(count: int):
+    with Timers(clock=Calendar(1_700_000_000_000 // HOUR_MS * HOUR_MS)) as timers:
+        rng = random.Random(3)
+        dues = sorted(timers.now_ms + rng.randrange(YEAR_HOURS * HOUR_MS) for _ in range(count))
+        for some in (dues[::3], dues[1::3], dues[2::3]):
+            timers.put(some)
+        box = Box()
+        delivered = timers.live(box, YEAR_HOURS, near_ms=HOUR_MS)
     assert [due for due, _ in delivered] == dues
     assert all(0 <= at - due <= 1_000 for due, at in delivered)
-    assert box.max_waiting < 20
+    assert box.max_waiting < 20 + count // 1_000
+
+
+def test_the_copy_of_what_is_known_is_what_was_kept_last():
+    """Hours come, change and go; it is read again, and replaced though another has replaced it."""
+    rng, store = random.Random(2), MemoryStore()
+    copies, hours = [FactsCopy(store, "t/"), FactsCopy(store, "t/")], dict[int, TimerHour]()
+    for number in range(1, 60):
+        for hour in rng.sample(range(30), rng.randrange(5)):
+            hours[hour] = TimerHour(hour, number, refused=(number,))
+        if rng.random() < 0.2 and hours:
+            del hours[rng.choice([*hours])]
+        source = TimerSource(0, number, ((number, 7),))
+        facts = TimerFacts({hour_queue(3): source}, dict(hours), TimerRun(number, {"pid": 1}, {}))
+        copies[number % 7 == 0].keep(facts, number)
+        copies[number % 7 != 0].keep(TimerFacts(), number - 1)  # is older
+        assert kept_facts(store, "t/") == (facts, number)
 
 
 def test_late_hours_come_in_due_order(timers: Timers):
@@ -109,9 +159,87 @@ def test_a_run_whose_lease_is_gone_gives_nothing(timers: Timers):
     box = Box()
     run = timers.run(box)
     run.is_ours = lambda: False
-    with pytest.raises(FencedError, match="lease"):
+    with pytest.raises(StoreUnavailableError, match="lease"):
         run.step()
     assert box.got == []
+    run.is_ours = lambda: True  # renewed: nobody had it meanwhile
+    assert run.step() == 1
+    assert len(box.got) == 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=40))
+def test_a_delete_mark_takes_back_what_is_in_front_of_it_and_due_with_it(
+    rows: list[tuple[int, int, bool]],
+):
+    """Named by unique id, or by real topic and unique id."""
+    with Timers() as timers:
+        due_ms, left = timers.now_ms, list[tuple[int, int]]()
+        for due, key, is_mark in rows:
+            said = {"TIMER_DEL_UNIQKEY": f"orders+K{key}" if due % 2 else f"K{key}"}
+            timers.put([due_ms + due], UNIQ_KEY=f"K{key}", **(said if is_mark else {}))
+            left = [one for one in left if one != (due, key)] if is_mark else [*left, (due, key)]
+        box = Box()
+        run = timers.hand(box)
+        found = [decode_record(one.record, 0).properties["UNIQ_KEY"] for one in box.got]
+        dues = [one.due_ms - due_ms for one in box.got]
+        assert Counter(zip(dues, found, strict=True)) == Counter((d, f"K{k}") for d, k in left)
+        assert run.counters.dropped == len(rows) - len(left)
+
+
+def test_a_file_that_has_lost_messages_or_is_damaged_holds_up_nothing(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+):
+    for hour in range(4):
+        timers.put([timers.now_ms + hour * HOUR_MS + n for n in range(10)])
+    first, box, lost = timers.now_ms // HOUR_MS, Box(), {1: range(3), 3: range(10)}
+    batches = TimerReader._batches
+
+    def damaged(self: TimerReader, state: TierState, hour: int, low: int, high: int) -> Any:
+        if hour == first:
+            raise DataError("its checksum is wrong")
+        for batch in batches(self, state, hour, low, high):
+            batch.sizes[list(lost.get(hour - first, ()))] = -1
+            yield batch
+
+    monkeypatch.setattr(TimerReader, "_batches", damaged)
+    timers.clock.advance(4 * 3600)
+    run = timers.hand(box, batch=4)
+    assert timers.messages(box) == [f"{n:032X}" for n in range(13, 30)]
+    assert (run.counters.missing, run.counters.damaged) == (13, 1)
+    assert run.next_ms is None
+    monkeypatch.undo()
+    timers.hand(box, batch=4)  # it has been mended
+    assert timers.messages(box)[17:] == [f"{n:032X}" for n in range(10)]
+
+
+@pytest.mark.parametrize("lost", [range(3), range(2, 6), range(8, 10)])
+@pytest.mark.parametrize("moment", ["before", "within", "after"])
+def test_a_file_that_loses_messages_while_it_is_swept_loses_no_others(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch, lost: range, moment: str
+):
+    """What the journal counts is of the file as it was: those that moved up are not taken for handed over."""
+    timers.put([timers.now_ms + n for n in range(10)])
+    box = Box(dies=(moment, 1))
+    with pytest.raises(Killed):
+        timers.hand(box, batch=4)
+    batches = TimerReader._batches
+
+    def torn(self: TimerReader, state: TierState, hour: int, low: int, high: int) -> Any:
+        for batch in batches(self, state, hour, low, high):
+            batch.sizes[[n - int(batch.base_offset) for n in lost]] = -1
+            yield batch
+
+    monkeypatch.setattr(TimerReader, "_batches", torn)
+    box.dies = ("before", 1)
+    with contextlib.suppress(Killed):  # not where one batch is enough
+        timers.hand(box, batch=2)
+    box.dies = None
+    run = timers.hand(box, batch=2)
+    got = Counter(one.offset for one in box.got)
+    assert set(got) >= {*range(10)} - {*lost}
+    assert max(got.values()) == 1
+    assert run.next_ms is None
 
 
 def test_what_comes_while_its_hour_is_swept_is_handed_over_too(timers: Timers):
@@ -140,16 +268,226 @@ def test_a_target_that_does_not_answer_gets_nothing_twice(timers: Timers):
     assert run.counters.found == 3
 
 
+def test_an_hour_that_comes_while_another_is_swept_is_handed_over_when_it_is_near(timers: Timers):
+    """Its entry is read on the way, when ours finds its number taken."""
+    timers.put([timers.now_ms + n for n in range(10)])
+    box = Box()
+    run = timers.run(box, batch=4)
+    run.step()
+    timers.put([timers.now_ms + HOUR_MS + 1])
+    while run.step():
+        pass
+    timers.clock.advance(3600)
+    run.refresh()
+    while run.step():
+        pass
+    assert len(box.got) == 11
+
+
+def test_a_batch_whose_entry_was_not_written_is_not_given_again(timers: Timers):
+    timers.put([timers.now_ms + n for n in range(10)])
+    box = Box()
+    run = timers.run(box, batch=4)
+    run.step()
+    append = run.journal.append
+
+    def refuse(*_: object, **__: object) -> None:
+        run.journal.append = append  # type: ignore[method-assign]
+        raise StoreUnavailableError("no")
+
+    run.journal.append = refuse  # type: ignore[method-assign,assignment]
+    with pytest.raises(StoreUnavailableError):
+        run.step()
+    while run.step():
+        pass
+    assert len(box.got) == 10
+
+
+def test_a_long_stretch_that_may_have_been_given_is_asked_for_in_pieces(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+):
+    """As after a rebuild: all that is left of a sweep."""
+    monkeypatch.setattr("timer.handover._ASKED_MAX", 4)
+    timers.put([timers.now_ms + n // 3 for n in range(30)])
+    box = Box(dies=("within", 0))
+    with pytest.raises(Killed):
+        timers.hand(box, batch=1_000)
+    assert len(box.got) == 15
+    box.dies = ("within", 1)
+    with pytest.raises(Killed):
+        timers.hand(box, batch=1_000)
+    run, sizes = timers.run(box, batch=1_000), []
+    while size := run.step():
+        sizes.append(size)
+    assert timers.messages(box) == [f"{n:032X}" for n in range(30)]
+    assert max(sizes) <= 6
+    assert run.journal.state.timers.run.target["batch"][0] == 1_000
+
+
+class Delivering(Box):
+    """A target with a wheel of its own."""
+
+    def __init__(self, clock: ManualClock, stop: threading.Event) -> None:
+        super().__init__()
+        self.clock, self.stop, self.late_ms, self.most = clock, stop, list[int](), 60
+
+    @property
+    def next_ms(self) -> int | None:
+        return self.wheel.next_ms
+
+    def tick(self) -> int:
+        now_ms = self.clock.now_ms()
+        dues = self.wheel.fire(now_ms).dues.tolist()
+        self.late_ms += [now_ms - due for due in dues]
+        if len(self.late_ms) == self.most:
+            self.stop.set()
+        return len(dues)
+
+    def close(self) -> None:
+        pass
+
+
+class Ours(KeptLease):
+    def __init__(self) -> None:
+        pass
+
+    def require(self) -> None:
+        pass
+
+
+def delivery(
+    timers: Timers, target: Delivering, run: HandOver, run_settings: RunSettings, clock: Any = None
+) -> TimerDelivery:
+    return TimerDelivery(
+        target, run, Ours(), Place("c", "b"), run_settings, clock=clock or timers.clock,
+        stop=timers.stop, abandon=threading.Event(),
+    )  # fmt: skip
+
+
+def test_a_rate_holds_up_the_handing_over_and_nothing_that_is_due(timers: Timers):
+    begin_ms = timers.now_ms
+    timers.put([begin_ms + 1_000 * n for n in range(60)])
+    target = Delivering(timers.clock, timers.stop)
+    run = timers.run(target, batch=20)
+    delivery(timers, target, run, RunSettings(rate=1)).work()
+    assert len(target.late_ms) == 60
+    assert max(target.late_ms) <= 1_000
+    assert 59 <= (timers.now_ms - begin_ms) / 1000 <= 61
+
+
+def test_a_run_whose_journal_cannot_be_written_says_why(timers: Timers):
+    timers.put([timers.now_ms])
+    target = Delivering(timers.clock, timers.stop)
+    run = timers.run(target)
+    answers = iter([StoreUnavailableError("it may not be written"), ClosedError("it has ended")])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise next(answers)
+
+    run.journal.append = refuse  # type: ignore[method-assign,assignment]
+    with pytest.raises(StoreUnavailableError, match="it may not be written"):
+        delivery(timers, target, run, RunSettings()).work()
+
+
+def test_a_tier_that_does_not_answer_holds_up_nothing_that_the_target_has(timers: Timers):
+    """The step hangs until all that the target has was delivered, and is told; then it goes on."""
+    timers.put([timers.now_ms + n for n in range(20)])
+    target = Delivering(timers.clock, timers.stop)
+    run, seen = timers.run(target, batch=10), list[int]()
+    assert run.step() == 10
+    hung, append = threading.Event(), run.journal.append
+
+    def hang(*some: Any, **more: Any) -> Any:
+        if not hung.is_set():
+            while len(target.late_ms) < 10:
+                timers.clock.wait(hung, 0.001)
+            timers.clock.advance(20)
+            while not work.trouble:
+                hung.wait(0.01)
+            seen.append(len(target.late_ms))
+            hung.set()
+        return append(*some, **more)
+
+    run.journal.append = hang  # type: ignore[method-assign]
+    target.most = 20
+    work = delivery(timers, target, run, RunSettings())
+    work.work()
+    assert seen[0] >= 10
+    assert len(target.late_ms) == len(target.got) == 20
+    assert not work.trouble
+
+
+def test_a_run_that_is_told_to_stop_while_the_tier_hangs_ends(timers: Timers):
+    timers.put([timers.now_ms])
+    target = Delivering(timers.clock, timers.stop)
+    run, abandon = timers.run(target), threading.Event()
+
+    def hang(*_: object, **_more: object) -> None:
+        timers.stop.set()
+        while not abandon.wait(0.01):
+            timers.clock.advance(1)
+        raise StoreUnavailableError("given up")
+
+    run.journal.append = hang  # type: ignore[method-assign,assignment]
+    TimerDelivery(
+        target, run, Ours(), Place("c", "b"), RunSettings(), clock=timers.clock, stop=timers.stop,
+        abandon=abandon,
+    ).work()  # fmt: skip
+    assert target.got == []
+
+
+def test_a_lease_whose_taking_took_long_is_ours_no_longer_than_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    clock, store = ManualClock(), MemoryStore()
+    lease = Lease(
+        store, "t/", writer="0badcafe", holder=Holder.present(), seconds=LEASE_S, clock=clock
+    )
+    swap, slow_s = store.compare_and_set, [LEASE_S - 1]
+
+    def slow(*some: Any) -> Any:
+        clock.advance(slow_s[0])
+        return swap(*some)
+
+    monkeypatch.setattr(store, "compare_and_set", slow)
+    assert lease.try_acquire() is None
+    ours = KeptLease(lease, clock)
+    assert ours.is_ours()
+    clock.advance(2)
+    assert not ours.is_ours()
+    slow_s[0] = 0
+    lease.renew()
+    assert ours.is_ours()
+
+
+def test_a_run_keeps_its_lease_while_the_target_is_opened(tmp_path: Path):
+    with Timers(LocalFolderStore(tmp_path / Place("c", "b").prefix)) as timers:
+        timers.put([timers.now_ms])
+
+    def opening(*_: object) -> Delivering:
+        assert any(one.name == "tiered-lease" for one in threading.enumerate())
+        raise Killed
+
+    with pytest.raises(Killed):
+        hand_over(
+            f"file://{tmp_path}", opening, RunSettings(), options=S3Options(), clock=SystemClock()
+        )
+    assert all(one.name != "tiered-lease" for one in threading.enumerate())
+
+
 def test_the_wheel_fires_in_order_and_not_early():
     wheel, rng = TimingWheel(), random.Random(1)
-    entries = [(rng.randrange(100_000), 0, n) for n in range(2_000)]
-    for entry in entries:
-        wheel.add(*entry)
+    entries = [(rng.randrange(100_000), n % 2, n) for n in range(2_000)]
+    for low in range(0, 2_000, 100):
+        for source in (0, 1):
+            some = [one for one in entries[low : low + 100] if one[1] == source]
+            dues, _, offsets = np.array(some).T
+            wheel.add(dues, source, offsets)
     fired: list[Any] = []
-    for now in range(0, 100_001, 137):
-        some = wheel.fire(now)
-        assert all(one.due_ms <= now for one in some)
-        fired += some
-    fired += wheel.fire(100_001)
+    for now in [*range(0, 100_001, 137), 100_001]:
+        ready = wheel.fire(now)
+        assert (ready.dues <= now).all()
+        columns = (ready.dues.tolist(), ready.sources.tolist(), ready.offsets.tolist())
+        fired += zip(*columns, strict=True)
     assert fired == sorted(entries)
     assert (len(wheel), wheel.next_ms) == (0, None)

@@ -8,8 +8,8 @@ from typing import Any
 from support import captures
 
 from backends.local import LocalFolderStore
+from tiered.attach.timer_import import ImportSettings, TimerImport, import_timers
 from tiered.attach.timer_place import TimerPlace
-from tiered.attach.timers import ImportSettings, TimerImport, import_timers
 from tiered.clock import ManualClock
 from tiered.dispatch.settings import DispatchSettings
 from tiered.format.record import decode_record

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 OF_IMPORT = ("timers-stored", "timers-committed")
-OF_RUN = ("timers-giving:2", "timers-given:2", "timers-handed:3")
+OF_RUN = ("timers-giving:2", "timers-handed:3", "timers-given")
+"""The last leaves a batch that was given, and that no entry speaks of."""
 
 
 def ended_at(point: str, *arguments: str | Path) -> int:
@@ -43,7 +44,7 @@ def test_each_point(tiered: CommandLine, store: Path):
     clock = tiered.clock = Shifted()
     clock.shift_ms = max(0, CAPTURED_MS + 240 * HOUR_MS - clock.now_ms())
     ran = tiered.good("timer", "run", url, "--to", folder, "--once", "--json").document
-    assert (ran["waiting"], ran["next_hand_over_ms"]) == (0, None)
+    assert (ran["found"] > 0, ran["waiting"], ran["next_hand_over_ms"]) == (True, 0, None)
     came = delivered(folder)
     assert {(topic, key): n for (topic, _, key), n in came.items()} == {
         (topic, key): n for (_, topic, key), n in pending().items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -11,17 +12,20 @@ from support.timers import Timers
 
 from tests.timer.test_import import CAPTURED_MS, pending
 from tiered.clock import SystemClock
+from tiered.errors import StoreUnavailableError
 from tiered.local.rocketmq import RocketMQStore
 from tiered.log.messages import messages_json
 from tiered.log.timers import HOUR_MS
 from tiered.model import TimestampMs
-from tiered.store.options import StoreOptions
+from tiered.store.store_options import StoreOptions
 from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tiered.store.commitlog import RecordPlaces
+    from tiered.store.restored import ReadyRecords
     from timer.handover import HandOver
 
 SMALL = StoreOptions(1 << 20, 1_000, index_slots=100, index_items=400)
@@ -118,11 +122,32 @@ def test_what_was_delivered_and_not_noted_is_known_after_a_crash(near: Timers, t
     assert len(delivered(folder)) == 50
 
 
+def test_nothing_is_delivered_before_the_second_that_was_noted_is_over(tmp_path: Path):
+    """A broker notes the second before the time that was asked for."""
+    clock = Stopped()
+    timers = Timers(clock=clock)
+    due_ms = clock.now_ms() // 1000 * 1000 + 60_000
+    timers.put([due_ms])
+    with contextlib.closing(
+        LocalTarget.open(
+            str(tmp_path), cluster="c", broker="b", clock=clock, rng=random.Random(), options=SMALL
+        )
+    ) as target:
+        hand(timers, target)
+        assert target.next_ms == due_ms + 1000
+        clock.time_ms = due_ms  # the second has begun
+        assert target.tick() == 0
+        clock.time_ms += 999
+        assert target.tick() == 0
+        clock.time_ms += 1
+        assert target.tick() == 1
+
+
 def test_a_clock_that_is_set_back_loses_and_doubles_nothing(tmp_path: Path):
     clock = Shifted()
     timers = Timers(clock=clock)
     now = clock.now_ms()
-    timers.put([now - 5_000 + 100 * n for n in range(50)])
+    timers.put([now - 6_000 + 100 * n for n in range(50)])
     folder = tmp_path / "store"
     target = LocalTarget.open(
         str(folder), cluster="c", broker="b", clock=clock, rng=random.Random(), options=SMALL
@@ -141,6 +166,36 @@ def test_a_clock_that_is_set_back_loses_and_doubles_nothing(tmp_path: Path):
     target.tick()
     target.close()
     assert (len(delivered(folder)), set(delivered(folder).values())) == (60, {1})
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_disk_that_is_full_while_messages_are_delivered_loses_and_doubles_none(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """They were due before what was noted as delivered; and one batch of them, or none, goes through before."""
+    monkeypatch.setattr("timer.local_target._BATCH", 10)
+    clock, folder = Shifted(), tmp_path / "store"
+    timers = Timers(clock=clock)
+    timers.put([clock.now_ms() - 6_000])
+    with contextlib.closing(opened(folder)) as target:
+        hand(timers, target)
+        assert target.tick() == 1
+    timers.put([clock.now_ms() - 30_000 + n for n in range(20)])
+    with contextlib.closing(opened(folder)) as target:
+        hand(timers, target)
+        append, calls = target.store.append_records, iter(range(left))
+
+        def full(records: ReadyRecords) -> RecordPlaces:
+            if next(calls, None) is None:
+                raise StoreUnavailableError("no space left on device")
+            return append(records)
+
+        target.store.append_records = full  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailableError):
+            target.tick()
+    with contextlib.closing(opened(folder)) as target:
+        target.tick()
+    assert (len(delivered(folder)), set(delivered(folder).values())) == (21, {1})
 
 
 def test_a_brokers_own_pending_timers_are_delivered_as_well(store: Path):
@@ -175,3 +230,13 @@ class Shifted(SystemClock):
 
     def now_ms(self) -> TimestampMs:
         return TimestampMs(super().now_ms() + self.shift_ms)
+
+
+class Stopped(SystemClock):
+    """The machine's clock, but for the time of day, which stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.time_ms = super().now_ms()
+
+    def now_ms(self) -> TimestampMs:
+        return TimestampMs(self.time_ms)

@@ -22,9 +22,9 @@ QUARANTINE = "quarantine-stored"
 OF_MERGING = ("merged-stored", "merge-known")
 OF_ARCHIVE = {
     *("archive-writing", "archive-written", "archive-rewriting", "archive-rewritten"),
-    "archive-deleted",
+    *("archive-deleted", "archive-repaired"),
 }
-OF_COMPACTION = {"compacted-stored", "compacted-named"}
+OF_COMPACTION = {"compacted-stored", "compacted-named", "latest-written", "latest-named"}
 OF_OTHER_COMMANDS = OF_RECLAIM | OF_ARCHIVE | OF_COMPACTION
 """Points that `attach` never reaches; their command's own tests end a process there."""
 

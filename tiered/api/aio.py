@@ -22,10 +22,9 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from tiered.api.choice import Choice
 from tiered.api.reading import FOLLOW_S_MIN, QueueFollower, longer, require_positive
+from tiered.api.tier import MESSAGE_BATCH_BYTES, Choice
 from tiered.api.tier import open as open_tier
-from tiered.api.tier_reader import MESSAGE_BATCH_BYTES
 from tiered.errors import ClosedError
 from tiered.model import MessageQueue
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiered.api.message import Found, Message
-    from tiered.api.tier_reader import Tier
+    from tiered.api.tier import Tier
     from tiered.log.decode import TierBatch
     from tiered.model import QueueBounds, QueueOffset
 
@@ -67,30 +66,30 @@ class AsyncTier:
         self._news = asyncio.Event()
 
     def topics(self) -> list[str]:
-        """See ``Tier``; asks no store."""
+        """Names of the topics that have a queue in the tier. Asks no store."""
         return self.tier.topics()
 
     def queues(self, topic: str | None = None) -> list[MessageQueue]:
-        """See ``Tier``; asks no store."""
+        """The queues of a topic, or all, as of opening or the last ``refresh``. Asks no store."""
         return self.tier.queues(topic)
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """See ``Tier``; asks no store."""
+        """Queue offsets ``[min, end)`` of a queue, as last seen. Asks no store."""
         return self.tier.bounds(topic, queue_id)
 
     async def refresh(self) -> bool:
-        """See ``Tier``."""
+        """Look at the journal; whether there was anything new. Followers that wait are woken then."""
         return self._tell(is_new=await self._call(self.tier.refresh))
 
     async def offset_for_time(
         self, topic: str, queue_id: int, time: int | datetime, *, upper: bool = False
     ) -> QueueOffset:
-        """See ``Tier``."""
+        """A queue offset by store time (``Tier.offset_for_time``), found in a thread."""
         work = partial(self.tier.offset_for_time, topic, queue_id, time, upper=upper)
         return await self._call(work)
 
     async def query(self, topic: str, key: str, **more: Any) -> Found:  # noqa: ANN401 (those of Tier.query)
-        """See ``Tier``."""
+        """Messages by key, or by their unique id, newest first (``Tier.query``), found in a thread."""
         return await self._call(partial(self.tier.query, topic, key, **more))
 
     def read(
@@ -104,7 +103,7 @@ class AsyncTier:
         sql: str | None = None,
         incarnation: int | None = None,
     ) -> AsyncReading[Message]:
-        """See ``Tier``."""
+        """The messages of a queue in ``[start, stop)``, in order; ``tags`` or ``sql`` choose among them (``Tier.read``)."""
 
         def begin() -> Iterator[list[Message]]:
             batches = self.tier.read_records(
@@ -129,14 +128,14 @@ class AsyncTier:
         columns: Sequence[str] | None = None,
         **more: Any,  # noqa: ANN401 (those of Tier.read_arrow)
     ) -> AsyncReading[pa.RecordBatch]:
-        """See ``Tier``."""
+        """The same as Arrow record batches; ``more`` are the further arguments of ``Tier.read_arrow``."""
         read = partial(self.tier.read_arrow, topic, queue_id, start, stop, columns=columns, **more)
         return self._reading(_each(read))
 
     def read_records(
         self, topic: str, queue_id: int, start: int = 0, stop: int | None = None
     ) -> AsyncReading[TierBatch]:
-        """See ``Tier``."""
+        """The same as batches of raw records (``Tier.read_records``)."""
         read = partial(self.tier.read_records, topic, queue_id, start, stop)
         return self._reading(_each(read))
 
@@ -148,7 +147,7 @@ class AsyncTier:
         sql: str | None = None,
         queues_at_once: int = 16,
     ) -> AsyncReading[Message]:
-        """See ``Tier``."""
+        """All messages of a topic, several queues at once, each in order (``Tier.read_topic``)."""
         limits = {"queues_at_once": queues_at_once, "batch_bytes": MESSAGE_BATCH_BYTES}
 
         def begin() -> Iterator[list[Message]]:
@@ -157,7 +156,7 @@ class AsyncTier:
         return self._reading(_lists(begin))
 
     def read_topic_arrow(self, topic: str, **more: Any) -> AsyncReading[pa.RecordBatch]:  # noqa: ANN401 (those of Tier.read_topic_arrow)
-        """See ``Tier``."""
+        """The same as Arrow record batches; ``more`` are the further arguments of ``Tier.read_topic_arrow``."""
         return self._reading(_each(partial(self.tier.read_topic_arrow, topic, **more)))
 
     def follow(
@@ -170,7 +169,10 @@ class AsyncTier:
         sql: str | None = None,
         pause_s_max: float = 5.0,
     ) -> AsyncReading[Message]:
-        """See ``Tier``; cancel the task that reads it, and drop it, or ``aclose`` it, to end it."""
+        """The messages of a queue from ``start`` on, and those that come (``Tier.follow``), without end.
+
+        Cancel the task that reads it, and drop it, or ``aclose`` it, to end it.
+        """
 
         def begin(stack: ExitStack) -> _Work[Message]:
             require_positive("pause_s_max", pause_s_max)
@@ -215,6 +217,7 @@ class AsyncTier:
         if self._looking is None:
             self._looking = asyncio.create_task(self._call(self.tier.refresh))
             self._looking.add_done_callback(self._looked)
+        # Shielded: it is looked for all that wait, and one that is cancelled must not end it for the others.
         return await asyncio.shield(self._looking)
 
     def _looked(self, task: asyncio.Task[bool]) -> None:
@@ -226,6 +229,7 @@ class AsyncTier:
     def _tell(self, *, is_new: bool) -> bool:
         """Wake the followers that wait, if there is anything new."""
         if is_new:
+            # A new one each time: who begins to wait now waits for what comes next, and not for this.
             self._news.set()
             self._news = asyncio.Event()
         return is_new
@@ -253,6 +257,7 @@ class AsyncTier:
             return await future
         except asyncio.CancelledError:
             task = asyncio.current_task()
+            # Cancelled by the pool that was shut down, not by whoever awaits: that is told as what it is.
             if self._closing.is_set() and task is not None and not task.cancelling():
                 raise self._closed() from None
             raise
@@ -262,11 +267,13 @@ class AsyncTier:
 
     async def close(self) -> None:
         """End threads and give back connections; see ``Tier``. Followers that wait end with ``ClosedError``."""
+        # In this order: followers that wake up now see that it is closed.
         self._closing.set()
         self._news.set()
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        # The tier first: it ends the reads that the pool's threads wait in.
         self.tier.close()
         self._pool.shutdown(cancel_futures=True)
 

@@ -1,22 +1,32 @@
-"""Where a broker's data lies under a tier's URL: which brokers there are, and which one is meant.
+"""Where a broker's data lies under a tier's URL: which brokers there are, which one is meant, which store belongs there.
 
 A place without a journal that has data objects is one as well, so that a lost journal is told, and never taken for a tier
-that is not there: who opens it (``tiered.journal.reader``) refuses it.
+that is not there: who opens it (``tiered.journal.replay``) refuses it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from backends.registry import probe
 from tiered.errors import InvalidError
-from tiered.keys import DATA_ROOTS, JOURNAL, LEASE, PREFIX_BYTES_MAX, broker_prefix, unescape_name
+from tiered.keys import (
+    DATA_ROOTS,
+    JOURNAL,
+    LEASE,
+    PREFIX_BYTES_MAX,
+    TIMER,
+    broker_prefix,
+    unescape_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import random
+    from collections.abc import Mapping, Sequence
 
-    from backends.base import ObjectStore
-
+    from backends.base import Capabilities, ObjectStore
+    from tiered.local.face import StoreIdentity
 
 _LISTED_MAX = 1000
 """A page of a listing; behind so many keys of others a new listing skips the rest of their folder."""
@@ -152,11 +162,7 @@ def choose_place(
         if cluster in {None, place.cluster} and broker in {None, place.broker}
     ]
     if not fitting:
-        raise InvalidError(
-            "there is no tier here",
-            where=store.url,
-            do="check the URL; `tiered attach` makes a tier",
-        )
+        raise no_tier(store)
     if len(fitting) > 1:
         names = ", ".join(f"{place.cluster}/{place.broker}" for place in fitting)
         raise InvalidError(
@@ -165,3 +171,85 @@ def choose_place(
             do="name one with --cluster and --broker",
         )
     return fitting[0]
+
+
+def no_tier(store: ObjectStore) -> InvalidError:
+    """There is none; timers alone are said to be there."""
+    if find_places(store, (TIMER + JOURNAL,)):
+        what, do = "there are timers here, and no topics", "`tiered timer ls URL` lists them"
+    else:
+        what, do = "there is no tier here", "check the URL; `tiered attach` makes a tier"
+    return InvalidError(what, where=store.url, do=do)
+
+
+# -- does this store belong there ------------------------------------------------------------------
+
+
+def require_conditional_writes(
+    store: ObjectStore, rng: random.Random, where: str, *, below: str = ""
+) -> Capabilities:
+    """Refuse an object store on which two writers could not be kept apart; what the store can do.
+
+    Args:
+        store: Which.
+        rng: For the names of the objects that it is tried with.
+        where: The store, for people.
+        below: Prefix of these objects, for who may write only there.
+
+    Raises:
+        InvalidError: It does not write conditionally.
+        BackendError: It does not answer, or refuses us.
+    """
+    found = probe(store, f"{rng.getrandbits(64):016x}", below=below)
+    if not (found.put_if_absent and found.compare_and_set):
+        raise InvalidError(
+            "this store does not write conditionally, so two writers could not be kept apart",
+            where=where,
+            do="use AWS S3, MinIO, versitygw, LocalStack, or a local folder",
+        )
+    return found
+
+
+def store_document(identity: StoreIdentity, place: Place) -> dict[str, Any]:
+    """What a tier remembers of the local store that it belongs to."""
+    return {
+        "cluster": place.cluster,
+        "broker": place.broker,
+        "store_id": identity.store_id,
+        "kind": identity.kind,
+    }
+
+
+def require_same_store(known: Mapping[str, Any], mine: Mapping[str, Any], where: str) -> None:
+    """Refuse a tier of another store.
+
+    Args:
+        known: What the tier remembers; empty when it is new.
+        mine: What the local store is.
+        where: The tier, for people.
+
+    Raises:
+        InvalidError: They are not the same.
+    """
+    known = {
+        "cluster": "",
+        "store_id": "",
+        **known,
+    }  # a rebuilt journal may know that the broker is gone, and no more
+    if known["cluster"] and (known["cluster"], known["broker"]) != (
+        mine["cluster"],
+        mine["broker"],
+    ):
+        raise InvalidError(  # as where a folder takes names for one that differ only in case
+            f"this tier belongs to {known['cluster']}/{known['broker']},"
+            f" not to {mine['cluster']}/{mine['broker']}",
+            where=where,
+            do="choose another URL, or name this broker's place with --cluster and --broker",
+        )
+    if known["store_id"] and mine["store_id"] and known["store_id"] != mine["store_id"]:
+        raise InvalidError(
+            f"this tier belongs to another store ({known['cluster']}/{known['broker']},"
+            f" id {known['store_id']}); this one has id {mine['store_id']}",
+            where=where,
+            do="choose another URL, or name this broker's place with --cluster and --broker",
+        )

@@ -11,7 +11,7 @@ import numpy as np
 from tiered.errors import DataError
 from tiered.format.block import bytes_at
 from tiered.format.hosts import offset_msg_id
-from tiered.format.message import decompress_body, message_json
+from tiered.format.message_forms import decompress_body, message_json
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
 from tiered.format.record import SYS_FLAG_AT, Record, RecordError, decode_record
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
@@ -182,7 +182,7 @@ class Message:
 
     @property
     def sys_flag(self) -> int:
-        """See ``tiered.format.sysflag``; the bit of compression is off, as the body is unpacked."""
+        """Bits of ``tiered.format.sysflag``; the one of compression is off, as the body is unpacked."""
         return self.record.sys_flag & ~COMPRESSED
 
     @property

@@ -7,6 +7,10 @@ makes the fetcher, the first ``lookup`` the other.
 
 Memory: the budget of the settings is the fetcher's; lookups borrow up to half of it for the filters of the key index.
 
+Reading: ``fetch`` is the one way to messages in order, for a cursor, a start and limits. It has two implementations: the
+fetcher, which reads ahead and shares what it has read; and, for who reads a folder of this machine once and in order, the
+plain reader (``tiered.log.reader``), which starts no thread. What is given out is the same.
+
 Ordering: ``close`` ends reads that wait (``ClosedError``), then requests, then threads, then connections. Batches handed out
 stay valid.
 
@@ -22,13 +26,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from backends.errors import BackendError
-from fetcher.fetcher import TieredMessageFetcher
-from fetcher.settings import MEMORY_BYTES, FetchSettings
-from fetcher.transfers import Ticker
+from fetcher.limits import MEMORY_BYTES, FetchSettings
 from tiered.api.stores import OpenStore, backend_errors
 from tiered.clock import Clock, SystemClock
-from tiered.errors import ClosedError
-from tiered.log.reader import TierReader
+from tiered.errors import ClosedError, DataError
+from tiered.log.reader import QueueReader, TierReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from backends.wrapping import MeteredStore
+    from fetcher.fetcher import TieredMessageFetcher
+    from fetcher.transfers import Ticker
     from tiered.api.broker_place import Place
     from tiered.index.lookup import IndexReader, Lookup, Wish
     from tiered.log.cursor import QueueCursor
@@ -44,12 +48,13 @@ if TYPE_CHECKING:
     from tiered.log.state import TierState
     from tiered.model import MessageQueue, QueueOffset
 
+_FOLDER = "file:"
 LOOKUP_THREADS = 8
 """Messages that one lookup by key reads at once."""
 
 
 class OpenTier:
-    """See the module's contract. For any thread.
+    """One broker's tier, opened. For any thread.
 
     Attributes:
         place: Which broker.
@@ -58,6 +63,7 @@ class OpenTier:
         reader: Journal and queues.
         clock: For deadlines and waiting.
         stop: Set by ``close``; ends the store's retries.
+        is_direct: Reads go to the store, with nothing read ahead: it answers as fast as that could be looked up.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class OpenTier:
         clock: Clock | None = None,
         settings: FetchSettings | None = None,
         stop: threading.Event | None = None,
+        is_sequential: bool = False,
     ) -> None:
         """Start nothing yet.
 
@@ -79,6 +86,7 @@ class OpenTier:
             clock: For deadlines and waiting.
             settings: Limits of reading.
             stop: Ends the store's retries.
+            is_sequential: Queues will be read once, one after the other, in large batches.
         """
         self.store = store
         self.meter = meter
@@ -86,7 +94,8 @@ class OpenTier:
         self.clock = clock or SystemClock()
         self.stop = stop or threading.Event()
         self.reader = TierReader(store, place.prefix)
-        self._settings = settings or FetchSettings.of_memory(MEMORY_BYTES)
+        self.is_direct = is_sequential and store.url.startswith(_FOLDER)
+        self._settings = settings
         self._lock = threading.Lock()
         self._made: tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker] | None = None
         self._index: tuple[IndexReader, ThreadPoolExecutor] | None = None
@@ -96,11 +105,23 @@ class OpenTier:
 
     @classmethod
     def over(
-        cls, opened: OpenStore, place: Place, clock: Clock, settings: FetchSettings | None = None
+        cls,
+        opened: OpenStore,
+        place: Place,
+        clock: Clock,
+        settings: FetchSettings | None = None,
+        *,
+        is_sequential: bool = False,
     ) -> Self:
         """A broker's tier on an opened store, which becomes the tier's own."""
         return cls(
-            opened.store, opened.meter, place, clock=clock, settings=settings, stop=opened.stop
+            opened.store,
+            opened.meter,
+            place,
+            clock=clock,
+            settings=settings,
+            stop=opened.stop,
+            is_sequential=is_sequential,
         )
 
     # What the journal says
@@ -130,14 +151,24 @@ class OpenTier:
                 self._made = self._make_fetcher()
             return self._made[0]
 
+    @property
+    def settings(self) -> FetchSettings:
+        """Limits of reading."""
+        if self._settings is None:
+            self._settings = FetchSettings.of_memory(MEMORY_BYTES)
+        return self._settings
+
     def _require_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the tier has been closed", where=self.store.url)
 
     def _make_fetcher(self) -> tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker]:
-        threads = self._settings.transfers.requests_in_flight_max
-        executor = ThreadPoolExecutor(threads, "tiered-fetch")
-        fetcher = TieredMessageFetcher(self.reader, executor, self.clock, self._settings)
+        from fetcher.fetcher import TieredMessageFetcher  # noqa: PLC0415 - who only lists does without
+        from fetcher.transfers import Ticker  # noqa: PLC0415 - likewise
+
+        settings = self.settings
+        executor = ThreadPoolExecutor(settings.transfers.requests_in_flight_max, "tiered-fetch")
+        fetcher = TieredMessageFetcher(self.reader, executor, self.clock, settings)
         fetcher.lend(self._lent_bytes)
         return fetcher, executor, Ticker(fetcher, self.clock)
 
@@ -151,7 +182,14 @@ class OpenTier:
         count_max: int,
         until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
-        """See ``TieredMessageFetcher.read``; what the store says comes as an error of ours."""
+        """The next batch from ``start`` on, the gap that it lies in, or None at the end (``TieredMessageFetcher.read``).
+
+        Raises:
+            TieredStoreError: As the fetcher; what the store says comes as a ``StoreUnavailableError``.
+        """
+        if self.is_direct:
+            return self._fetch_directly(cursor, start, bytes_max=bytes_max, count_max=count_max)
+        # Without the lock: once made it stays until ``close``, and a read that meets a closed fetcher is told so by that.
         made = self._made
         fetcher = self.fetcher if made is None else made[0]
         try:
@@ -168,15 +206,26 @@ class OpenTier:
             with backend_errors():
                 raise
 
+    def _fetch_directly(
+        self, cursor: QueueCursor, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> TierBatch | Gap | None:
+        reader = QueueReader(self.store, self.place.prefix, cursor)
+        self._require_open()
+        with backend_errors():
+            try:
+                return reader.read(start, bytes_max=bytes_max, count_max=count_max)
+            except DataError:
+                return reader.read_warily(start, bytes_max=bytes_max, count_max=count_max)
+
     def is_here(self, cursor: QueueCursor, start: QueueOffset) -> bool:
-        """See ``TieredMessageFetcher.is_here``."""
+        """Whether a read there need not wait, as far as can be told."""
         made = self._made
         return made is not None and made[0].is_here(cursor, start)
 
     def expect(
         self, group: str, wanted: Iterable[tuple[QueueCursor, QueueOffset, QueueOffset]]
     ) -> None:
-        """See ``TieredMessageFetcher.expect``."""
+        """A group says what it will read, so that what lies side by side comes with one request."""
         self.fetcher.expect(group, wanted)
 
     def forget(self, group: str, queue: MessageQueue) -> None:
@@ -232,11 +281,12 @@ class OpenTier:
     @property
     def lendable_bytes(self) -> int:
         """What ``lend`` may be told at most."""
-        return self._settings.cache_bytes // 2
+        return self.settings.cache_bytes // 2
 
     def lend(self, size_bytes: int) -> None:
         """So much of the memory is used by lookups from now on; reading has the rest."""
         with self._lock:
+            # Kept as well: a fetcher that is made later begins with it.
             self._lent_bytes, made = size_bytes, self._made
         if made is not None:
             made[0].lend(size_bytes)
@@ -248,6 +298,7 @@ class OpenTier:
 
         Waits for requests under way, at most 10 seconds before it gives them up.
         """
+        # First, so that nobody who holds a thread goes on trying; the lock only keeps one from being made meanwhile.
         self.stop.set()
         with self._lock:
             self._is_closed = True
@@ -255,6 +306,7 @@ class OpenTier:
             index, self._index = self._index, None
         if made is not None:
             fetcher, executor, ticker = made
+            # The ticker asks the fetcher, and the fetcher its threads: who asks ends first.
             ticker.close()
             fetcher.close()
             executor.shutdown(cancel_futures=True)

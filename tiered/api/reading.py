@@ -151,6 +151,7 @@ def read_spans(
     """
     with tier.group() as group:
         tier.expect(group, [(span.cursor, span.start, span.stop) for span in spans])
+        # Made one by one as turns come free, so that a thousand queues do not begin at once.
         readers = (read_for(tier, span, group, batch_bytes) for span in spans)
         yield from interleave(readers, at_once=at_once)
 
@@ -203,6 +204,7 @@ class QueueFollower:
             )
             if found is None:
                 seen = cursor.history, cursor.end
+                # A history that has ended goes on in the next one; one that has only come to its end stays.
                 self._at = cursor.go_on(self._at)
                 if seen == (cursor.history, cursor.end):
                     return None

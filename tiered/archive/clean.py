@@ -19,9 +19,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
+from tiered.archive.audit import harmed_files, named_sizes
 from tiered.archive.machine import clean_action
+from tiered.archive.model import DATA, SIDE
 from tiered.archive.moves import Replaced
-from tiered.archive.paths import DATA, SIDE
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.upkeep.workplace import FORMAT, Plan, moved_on
@@ -29,7 +30,7 @@ from tiered.upkeep.workplace import FORMAT, Plan, moved_on
 if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
     from tiered.archive.task import Workshop
-    from tiered.journal.writer import JournalWriter
+    from tiered.journal.append import JournalWriter
 
 WHAT = "archive"
 ENTRY = 1000
@@ -51,7 +52,7 @@ def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) 
         BackendError: The archive could not be listed.
     """
     before_ms = at.clock.now_ms() - grace_ms
-    named = _named(state)
+    named = named_sizes(state)
     old = [one for one in state.replaced if one.at_ms < before_ms and one.key not in named]
     young = len(state.replaced) - len(old)
     refusals = _harmed(at, state)
@@ -71,7 +72,7 @@ def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) 
         "is_cut": len(old) > limit,
         "deletions": [one.row() for one in old[:limit]],
         "refusals": refusals[:LISTED],
-        **_unnamed(at, named | {one.key for one in state.replaced}),
+        **_unnamed(at, {*named, *(one.key for one in state.replaced)}),
     }
 
 
@@ -94,7 +95,7 @@ def apply_clean(at: Workshop, log: JournalWriter[ArchiveState], plan: Plan) -> d
     there = [one for one in due if _is_there(at, one)]
     done = {"deleted": 0, "deleted_bytes": 0, "already_gone": len(due) - len(there)}
     log.catch_up()
-    named = _named(log.state)
+    named = named_sizes(log.state)
     for one in there:
         if one.key in named:
             raise moved_on(f"{one.key} is part of the archive again")
@@ -130,22 +131,9 @@ def _is_there(at: Workshop, one: Replaced) -> bool:
     return True
 
 
-def _named(state: ArchiveState) -> set[str]:
-    return set(_sizes(state))
-
-
-def _sizes(state: ArchiveState) -> dict[str, int]:
-    """Of each file that the log names, bytes."""
-    stretches = (one for found in state.lanes.values() for one in found)
-    return {file.key: file.size_bytes for one in stretches for file in one.objects()}
-
-
 def _harmed(at: Workshop, state: ArchiveState) -> list[str]:
     """What is wrong with the files of messages that count, so far as a listing tells."""
-    there = {info.key: info.size_bytes for info in at.archive.list(DATA)}
-    known = {key: size for key, size in _sizes(state).items() if key.startswith(DATA)}
+    found = harmed_files(at.archive, state).items()
     return [
-        f"{key}: the file is {'of another size' if key in there else 'gone'}, so what was replaced stays"
-        for key, size in sorted(known.items())
-        if there.get(key) != size
+        f"{key}: {what}, so what was replaced stays" for key, what in found if key.startswith(DATA)
     ]

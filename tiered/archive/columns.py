@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
-from tiered.archive.body.decode import decode_bodies
-from tiered.archive.body.layout import ERROR, PLAIN, RECORD, BodyLayout
-from tiered.archive.body.wishes import body_fields, open_decoder
+from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout
+from tiered.archive.body_formats import body_fields, decode_bodies, open_decoder
 from tiered.errors import DataError
 from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from tiered.archive.body.decode import Decoder
+    from tiered.archive.body_formats import Decoder
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveLane
     from tiered.log.decode import TierBatch

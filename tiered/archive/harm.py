@@ -12,15 +12,14 @@ from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ObjectNotFoundError, ShortReadError
-from tiered.archive.model import LOG
-from tiered.archive.paths import FILES
+from tiered.archive.model import FILES, LOG
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from backends.base import ObjectStore
-    from tiered.archive.model import ParquetFile
+    from tiered.archive.model import ParquetFile, SideFile
 
 PROVERS = 8
 PIECE_BYTES = 8 << 20
@@ -112,10 +111,16 @@ def prove_files(archive: ObjectStore, files: Iterable[ParquetFile]) -> None:
         BackendError: The store failed.
     """
     with ThreadPoolExecutor(PROVERS, "tiered-prove") as pool:
-        deque(pool.map(lambda file: _prove(archive, file), files), maxlen=0)
+        deque(pool.map(lambda file: prove(archive, file), files), maxlen=0)
 
 
-def _prove(archive: ObjectStore, file: ParquetFile) -> None:
+def prove(archive: ObjectStore, file: ParquetFile | SideFile) -> None:
+    """See that a file is what the log says, by its bytes; a piece at a time.
+
+    Raises:
+        DataError: It is not.
+        BackendError: The store failed.
+    """
     crc = 0
     with reading(archive, file.key):
         for start in range(0, file.size_bytes, PIECE_BYTES):

@@ -19,19 +19,19 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
-from backends.errors import ObjectNotFoundError, StoreFullError
+from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_files import advice_for, write_regular
-from backends.probe import probe
+from backends.registry import probe
 from tiered import __version__
-from tiered.archive.body.layout import PLAIN, BodyColumns, BodyLayout
-from tiered.archive.body.schema import columns_text, infer_columns
-from tiered.archive.body.wishes import RAW, BodyWish, BodyWishes, merged
+from tiered.archive.audit import harmed_files, still_harmed
+from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, infer_columns
+from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
 from tiered.archive.harm import open_log
 from tiered.archive.machine import (
@@ -42,13 +42,13 @@ from tiered.archive.machine import (
     forget_action,
     job_action,
 )
-from tiered.archive.merging import Pack, Work, do_work, merge, plan_division, plan_packs, tasks_of
+from tiered.archive.merging import merge, plan_division
 from tiered.archive.model import LOG, Archived
 from tiered.archive.moves import pack_action
-from tiered.archive.plan import NO_LIMITS, Limits, limited, plan_archive
-from tiered.archive.task import Workshop
-from tiered.errors import InvalidError, TieredStoreError
-from tiered.journal.writer import JournalWriter
+from tiered.archive.plan import NO_LIMITS, Limits, Work, limited, plan_archive, plan_works
+from tiered.archive.task import Workshop, do_work
+from tiered.errors import DataError, InvalidError, TieredStoreError
+from tiered.journal.append import CHECKPOINT_ENTRIES, JournalWriter
 from tiered.log.parts import Gap
 from tiered.log.reader import QueueReader, TierReader
 from tiered.metrics import Kind, Metric, Sample, render
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import ArchiveLane
     from tiered.archive.plan import Overtaken, Plan, Task
     from tiered.clock import Clock
     from tiered.journal.entry import Action
@@ -67,15 +68,47 @@ if TYPE_CHECKING:
 #
 # What does the work of an archive job. This one: threads of this process.
 
-Outcome = tuple[Work, Archived | list[Archived] | Exception]
+Made = tuple[Archived, ...] | Exception
+Outcome = tuple[Work, Made]
 Engine = Callable[[Iterable[Work]], Iterator[Outcome]]
-"""Does work in any order, and takes it as it comes to it; gives what each came to: what was archived (of a pack: for each of
-its tasks, in order), or why not. Failure of work is an outcome, not an exception."""
+"""Does work in any order, and takes it as it comes to it; gives what each came to: what was archived for each of its tasks,
+in order, or why not. Failure of work is an outcome, not an exception."""
 
 
-def archived_of(outcome: Archived | list[Archived]) -> tuple[Archived, ...]:
-    """What was archived, for each task."""
-    return (outcome,) if isinstance(outcome, Archived) else tuple(outcome)
+def rolling(
+    works: Iterable[Work],
+    do: Callable[[Sequence[Work]], Sequence[Made]],
+    *,
+    count: int,
+    window: int,
+    give_up: Callable[[], object] = lambda: None,
+) -> Iterator[Outcome]:
+    """Work done in threads, in a window that rolls on: the one scheduler of all engines.
+
+    Args:
+        works: Taken when there is a place for them.
+        do: Does some work; what each came to. What it raises itself ends all.
+        count: So much is given to it at once (> 0).
+        window: So many calls of it are under way (> 0); each has another one waiting.
+        give_up: Called when what is under way is in vain: an error ends all, or the caller wants no more.
+    """
+    ahead = iter(works)
+    with ThreadPoolExecutor(window, "tiered-archive") as pool:
+        running: dict[Future[Sequence[Made]], list[Work]] = {}
+        try:
+            while True:
+                while len(running) < 2 * window and (some := list(islice(ahead, count))):
+                    running[pool.submit(do, some)] = some
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for one in done:
+                    yield from zip(running.pop(one), one.result(), strict=True)
+        except BaseException:
+            for future in running:
+                future.cancel()
+            give_up()
+            raise
 
 
 def local_engine(at: Workshop, jobs: int) -> Engine:
@@ -86,28 +119,14 @@ def local_engine(at: Workshop, jobs: int) -> Engine:
         jobs: How many at once (> 0).
     """
 
-    def run(works: Iterable[Work]) -> Iterator[Outcome]:
-        with ThreadPoolExecutor(jobs, "tiered-archive") as pool:
-            places = (at.tier, at.place.prefix, at.archive)
-            ahead = iter(works)
-            running = {
-                pool.submit(do_work, *places, work): work for work in islice(ahead, 2 * jobs)
-            }
-            try:
-                while running:
-                    done = next(as_completed(running))
-                    work = running.pop(done)
-                    for more in islice(ahead, 1):
-                        running[pool.submit(do_work, *places, more)] = more
-                    error = done.exception()
-                    if error is not None and not isinstance(error, Exception):
-                        raise error
-                    yield work, error or done.result()
-            finally:
-                for future in running:
-                    future.cancel()
+    def do(some: Sequence[Work]) -> list[Made]:
+        (work,) = some
+        try:
+            return [do_work(at.tier, at.place.prefix, at.archive, work)]
+        except Exception as error:  # noqa: BLE001 (of any kind it is an outcome)
+            return [error]
 
-    return run
+    return lambda works: rolling(works, do, count=1, window=jobs)
 
 
 # -- what it has done ------------------------------------------------------------------------------
@@ -145,6 +164,7 @@ class Result:
         not_begun: Segments left to another run, since the time was over or there was no room.
         misfits: Rows whose bodies did not fit their topic's columns.
         unknown: Topics whose columns could not be inferred: their bodies stay bytes.
+        harmed: Files from before that are gone or cut, by key, and what is wrong with each.
     """
 
     plan: Plan
@@ -164,6 +184,7 @@ class Result:
     not_begun: int = 0
     misfits: int = 0
     unknown: list[str] = field(default_factory=list)
+    harmed: dict[str, str] = field(default_factory=dict)
 
     def count(self, done: Done) -> None:
         """More stretches are part of the archive; the tasks of a pack share files with each other, and with no others."""
@@ -262,10 +283,10 @@ class Watch:
         def run(works: Iterable[Work]) -> Iterator[Outcome]:
             self._began_s = self._began_s or self.clock.monotonic_s()
             for work, outcome in engine(works):
-                self.segments += len(tasks_of(work))
+                self.segments += len(work.tasks)
                 self.size_bytes += work.size_bytes
                 if not isinstance(outcome, Exception):
-                    self.rows += sum(archived.rows for archived in archived_of(outcome))
+                    self.rows += sum(archived.rows for archived in outcome)
                 yield work, outcome
 
         return run
@@ -280,7 +301,7 @@ class Watch:
 
 
 def spark_ahead(session: Any) -> Callable[[], int]:  # noqa: ANN401 (pyspark has no types)
-    """How many tasks of the present wave Spark has done. Called from any thread; 0 when Spark does not tell."""
+    """How many tasks of the jobs under way Spark has done. Called from any thread; 0 when Spark does not tell."""
 
     def ahead() -> int:
         with contextlib.suppress(
@@ -443,6 +464,10 @@ def _append(log: JournalWriter[ArchiveState], topic: str, number: int, body: Bod
 COMMIT_FILES = 64
 COMMIT_BYTES = 1 << 30
 ROUNDS = 4
+PROBES = "_probe/"
+"""Where a run tries out what the store can do. Readers of directories pass over names that begin with an underscore."""
+PROBE_OLD_MS = 3_600_000
+"""What has lain there for so long is of a run that was killed; a probe takes seconds."""
 
 
 def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
@@ -489,7 +514,7 @@ def run_job(
         engine: Does the tasks.
         told: Called when the plan is made and after each entry, with the result so far.
         limits: What the run is held to.
-        small_bytes: Segments of less commit log share files (``tiered.archive.merging``); 0: none does.
+        small_bytes: Segments of less commit log share files (``tiered.archive.plan``); 0: none does.
         kind: What the engine is called in the log.
 
     Raises:
@@ -504,7 +529,13 @@ def run_job(
     if plan.tasks or plan.overtaken:
         _require_conditional(at)
     tell = told or (lambda _result: None)
-    _Run(at, log, engine, result, tell, limits=limits, small_bytes=small_bytes).run()
+    with ThreadPoolExecutor(1, "tiered-listing") as pool:
+        looked = pool.submit(harmed_files, at.archive, log.state)
+        _Run(at, log, engine, result, tell, limits=limits, small_bytes=small_bytes).run()
+        suspects = looked.result()
+    if suspects:
+        log.catch_up()
+        result.harmed = still_harmed(at.archive, log.state, suspects)
     return result
 
 
@@ -531,6 +562,7 @@ class _Run:
         self._small_bytes = small_bytes
         self._began_s = at.clock.monotonic_s()
         self._is_full = False
+        self._missed: set[_Source] = set()
 
     def run(self) -> None:
         """See ``run_job``."""
@@ -540,7 +572,7 @@ class _Run:
         for _ in range(ROUNDS):
             self._told(self._result)
             self._forget(plan)
-            works = plan_packs(self._laid_out(plan), self._small_bytes)
+            works = self._works(self._laid_out(plan))
             is_moved, alone = self._do(works)
             if alone:
                 is_moved |= self._do(alone)[0]
@@ -550,7 +582,34 @@ class _Run:
             left = self._limits.after(self._result.source_bytes)
             is_first = not self._result.segments
             plan = limited(plan_job(self._at, self._log.state), left, is_first=is_first)
-        self._log.write_checkpoint()
+        # Who plans next reads a checkpoint and few entries, however much this run has done.
+        self._log.write_checkpoint(force=self._result.entries >= CHECKPOINT_ENTRIES)
+
+    def _works(self, tasks: Sequence[Task]) -> list[Work]:
+        """What of a round is done together; what a round before left is counted anew, since it is planned again.
+
+        Of what was not there and is planned again from the same objects each is alone: one that is lost holds up no others.
+        """
+        again = {(task.lane, task.start) for task in tasks}
+        result, missed = self._result, [task for task in tasks if _source(task) in self._missed]
+        result.failed = [one for one in result.failed if (one[0].lane, one[0].start) not in again]
+        result.not_begun = 0
+        rest = [task for task in tasks if _source(task) not in self._missed] if missed else tasks
+        return [*plan_works(rest, self._small_bytes), *(Work((task,)) for task in missed)]
+
+    def _miss(self, work: Work, error: ObjectNotFoundError) -> bool:
+        """Whether to plan again what was not there. Not twice: objects that the tier names still are lost."""
+        sources = set(map(_source, work.tasks))
+        if not sources <= self._missed:
+            self._missed |= sources
+            return True
+        lost = DataError(
+            f"an object that the tier names is gone: {error}",
+            where=self._at.tier.url,
+            do="`tiered verify` of the tier names all that is lost; the rest is archived",
+        )
+        self._result.failed += [(task, lost) for task in work.tasks]
+        return False
 
     def _laid_out(self, plan: Plan) -> tuple[Task, ...]:
         """The tasks, with what bodies become, once the log has fixed it."""
@@ -560,27 +619,27 @@ class _Run:
         )
         return tasks
 
-    def _do(self, works: Sequence[Work]) -> tuple[bool, list[Task]]:
+    def _do(self, works: Sequence[Work]) -> tuple[bool, list[Work]]:
         """Have work done and commit it. Once there is no room, no more is begun: all would wait and fail, one after another.
 
         Returns:
-            Whether some has to be planned again; and tasks of packs that failed, to be done alone.
+            Whether some has to be planned again; and those of its tasks, to be done alone, that failed together.
         """
-        alone: list[Task] = []
+        alone: list[Work] = []
         is_moved = False
         done: list[Done] = []
         for work, outcome in self._engine(self._until_late(works)):
             if isinstance(outcome, ObjectNotFoundError):
-                is_moved = True
+                is_moved |= self._miss(work, outcome)
             elif not isinstance(outcome, Exception):
-                done.append(Done(tasks_of(work), archived_of(outcome)))
+                done.append(Done(work.tasks, outcome))
             elif isinstance(outcome, StoreFullError):
                 self._is_full = True
-                self._result.failed += [(task, outcome) for task in tasks_of(work)]
-            elif isinstance(work, Pack):
-                alone += work.tasks
+                self._result.failed += [(task, outcome) for task in work.tasks]
+            elif len(work.tasks) > 1:
+                alone += [Work((task,)) for task in work.tasks]
             else:
-                self._result.failed.append((work, outcome))
+                self._result.failed.append((work.tasks[0], outcome))
             if _is_due(done):
                 is_moved |= self._commit(done)
                 done = []
@@ -592,7 +651,7 @@ class _Run:
         for number, work in enumerate(works):
             elapsed_ms = 1000 * (self._at.clock.monotonic_s() - self._began_s)
             if self._is_full or (limit_ms is not None and elapsed_ms >= limit_ms):
-                self._result.not_begun += sum(len(tasks_of(one)) for one in works[number:])
+                self._result.not_begun += sum(len(one.tasks) for one in works[number:])
                 return
             yield work
 
@@ -649,6 +708,14 @@ class _Run:
             self._result.entries += merge(self._at, self._log, apart).entries
 
 
+_Source = tuple["ArchiveLane", int, tuple[str, ...]]
+
+
+def _source(task: Task) -> _Source:
+    """A task, and from which objects it is made."""
+    return task.lane, task.start, tuple(bundle.key for bundle in task.parts.bundles)
+
+
 def _action(done: Done) -> Action:
     pairs = list(zip(done.tasks, done.archived, strict=True))
     if len(pairs) == 1:
@@ -684,7 +751,13 @@ def _is_taken(state: ArchiveState, task: Task) -> bool:
 
 
 def _require_conditional(at: Workshop) -> None:
-    if not probe(at.archive, f"{at.rng.getrandbits(64):016x}").put_if_absent:
+    """Try the store out, where no reader of directories looks, and clear what killed runs left there."""
+    before_ms = at.clock.now_ms() - PROBE_OLD_MS
+    for info in list(at.archive.list(PROBES)):
+        if 0 <= info.modified_ms < before_ms:
+            with contextlib.suppress(BackendError):  # who may not delete archives all the same
+                at.archive.delete(info.key)
+    if not probe(at.archive, f"{at.rng.getrandbits(64):016x}", below=PROBES).put_if_absent:
         raise InvalidError(
             "this store does not keep to conditional writes, so two jobs could overwrite each other's log",
             where=at.archive.url,

@@ -32,17 +32,18 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tiered.archive.body.layout import BodyColumns
+from tiered.archive.bodies import BodyColumns
 from tiered.archive.model import Archived, ArchiveLane
 from tiered.archive.moves import (
     MERGE,
     PACK,
+    Kind,
+    Packed,
     Places,
     Replaced,
     Shared,
     Stretches,
     move,
-    pieces_of,
     stretches_of,
 )
 from tiered.errors import DataError, InvalidError
@@ -162,7 +163,7 @@ class ArchiveState:
         bodies: What bodies of each topic become, each fixed by an entry: the last holds, the others are of older files.
         gone: Files that were part of the archive and are not any more, by key, with a number in their order.
         gone_count: The number of the next of them.
-        named: By how many pieces each file of messages is named. It follows from ``lanes``.
+        named: See ``Places``.
     """
 
     lanes: Mapping[ArchiveLane, Sequence[Archived]] = field(default_factory=dict)
@@ -173,7 +174,7 @@ class ArchiveState:
     bodies: Mapping[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
     gone: Shared[str, tuple[int, Replaced]] = field(default_factory=Shared, compare=False)
     gone_count: int = field(default=0, compare=False)
-    named: Shared[str, int] | None = field(default=None, compare=False)
+    named: Mapping[Kind, Shared[str, int]] = field(default_factory=dict, compare=False)
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:
@@ -186,7 +187,7 @@ class ArchiveState:
 
 
 class ArchiveMachine:
-    """What the actions mean. Stateless; see ``tiered.journal.reader.Machine``."""
+    """What the actions mean. Stateless; see ``tiered.journal.replay.Machine``."""
 
     def initial(self) -> ArchiveState:
         """An empty archive."""
@@ -204,7 +205,7 @@ class ArchiveMachine:
             DataError: An action that no archiver of ours can have made.
         """
         work = _ArchiveWork(
-            Places(dict(state.lanes), names_of(state)),
+            Places(dict(state.lanes), dict(state.named)),
             dict(state.tails),
             dict(state.bodies),
             jobs=state.jobs,
@@ -250,10 +251,7 @@ class ArchiveMachine:
                 [topic, [body.document() for body in found]]
                 for topic, found in state.bodies.items()
             ],
-            "lanes": [
-                [lane_row(lane), [one.document() for one in found]]
-                for lane, found in state.lanes.items()
-            ],
+            "lanes": [_lane_dump(state, lane) for lane in state.lanes],
         }
 
     def dump_pieces(self, state: ArchiveState) -> Iterator[bytes]:
@@ -262,9 +260,8 @@ class ArchiveMachine:
         head, found, tail = rest.partition(b'"lanes":[]')
         assert found
         yield head + b'"lanes":['
-        for number, (lane, stretches) in enumerate(state.lanes.items()):
-            row = [lane_row(lane), [one.document() for one in stretches]]
-            yield (b"," if number else b"") + json_text(row)
+        for number, lane in enumerate(state.lanes):
+            yield (b"," if number else b"") + json_text(_lane_dump(state, lane))
         yield b"]" + tail
 
     def checkpoint_format(self, state: ArchiveState) -> int:
@@ -281,7 +278,7 @@ class ArchiveMachine:
         replaced = list(map(Replaced.of, document.get("replaced", ())))
         return ArchiveState(
             {
-                ArchiveLane.of(row): Stretches(map(Archived.of, found))
+                ArchiveLane.of(row): Stretches.of(map(Packed.of, found))
                 for row, found in document["lanes"]
             },
             {ArchiveLane.of(row): _marks(marks) for row, marks in document["tails"]},
@@ -294,12 +291,8 @@ class ArchiveMachine:
         )
 
 
-def names_of(state: ArchiveState) -> Shared[str, int]:
-    """By how many pieces each file of messages is named."""
-    if state.named is not None:
-        return state.named
-    counts = Counter(piece.file.key for piece in pieces_of(state.lanes))
-    return Shared(counts.items())
+def _lane_dump(state: ArchiveState, lane: ArchiveLane) -> list[Any]:
+    return [lane_row(lane), [one.row() for one in stretches_of(state.lanes, lane).packed()]]
 
 
 def lane_row(lane: ArchiveLane) -> list[Any]:
@@ -349,7 +342,7 @@ class _ArchiveWork:
         if is_late or new.start >= new.end or not new.is_whole or found.around(new.start, new.end):
             return False
         self.places.lanes[lane] = found.with_one(new)
-        self.places.count(new.files, 1)
+        self.places.count(lane, new.files, 1)
         for file in new.objects():
             self.gone = self.gone.lacking(file.key)
         return True
@@ -367,7 +360,7 @@ def _archive(work: _ArchiveWork, action: Action) -> None:
 
 
 def _pack(work: _ArchiveWork, action: Action) -> None:
-    places = Places(dict(work.places.lanes), work.places.named)
+    places = Places(dict(work.places.lanes), dict(work.places.named))
     trial = _ArchiveWork(places, work.tails, work.bodies, gone=work.gone)
     if all(trial.add(stretch) for stretch in action["stretches"]):
         work.places, work.gone = trial.places, trial.gone
@@ -403,13 +396,14 @@ def _forget(work: _ArchiveWork, action: Action) -> None:
     some = [one for one in some if one.start in starts]
     gone = {file.key: file for one in some for file in one.objects()}
     counts = Counter(file.key for one in some for file in one.files)
-    is_shared = any(work.places.named.get(key) != count for key, count in counts.items())
+    named = work.places.names(lane)
+    is_shared = any(named.get(key) != count for key, count in counts.items())
     if mark in work.tails.get(lane, ()) or is_shared:
         work.refused += 1
         return
     work.places.lanes[lane] = every.without(starts)
     for one in some:
-        work.places.count(one.files, -1)
+        work.places.count(lane, one.files, -1)
     work.replace(gone.values())
     work.tails[lane] = (*work.tails.get(lane, ()), mark)
 

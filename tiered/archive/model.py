@@ -1,18 +1,21 @@
-"""The values of an archive: whose messages they are, which files hold them, and what proves that they are the right ones.
+"""The values of an archive: whose messages they are, which files hold them under which keys, and what proves them.
 
 All are immutable. Their JSON rows are what the archive's log and its checkpoints hold (docs/formats/archive.md).
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import asdict, astuple, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 LOG = "_log/"
 """Prefix of the archive's journal. Readers of directories pass over names that begin with an underscore."""
@@ -221,3 +224,89 @@ class Archived:
             sources=sources,
             has_records=document.get("has_records", False) is True,
         )
+
+
+# -- keys ------------------------------------------------------------------------------------------
+#
+# Keys of an archive's objects, as Hive's partitions: ``data/topic_dir=…/date=…/<queue>-<low>-<high>-<digest>.parquet``.
+#
+# What readers of directories make of a key has to be true for each row below it, and must not be a column of the files too:
+# so the names of topics in keys are names of folders (``topic_dir``), since they are escaped and cut, and a file that queues
+# share is possible because no partition says a queue. Nothing but files of messages ends in ``.parquet``. Nobody here parses
+# a key: what is known of a file says the log.
+#
+# A key is a pure function of the sealed segments, or of the files, that the file is made of, so that whoever does the same
+# work again, after a crash or beside us, makes the same object. The digest tells brokers and incarnations apart, and a life
+# that the broker took back from the one that came in its place; and it changes with the schema and with the columns that are
+# added to it, since no object is ever replaced. A file of several pieces has their number in the place of queue and offsets.
+
+DAY_MS = 86_400_000
+DATA = "data/"
+"""Below it lie the messages, and nothing else: all of it may be read as one table."""
+FILES = f"{DATA}topic_dir="
+"""What the keys of all files with messages begin with."""
+SIDE = "_bad/"
+_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+_NAME_BYTES_MAX = 200
+_OFFSET_DIGITS = 20
+_PLAINLY_TEXT = re.compile(rb"[A-Za-z%_]")
+_WORDS = frozenset(
+    {"true", "false", "null", "none", "nan", "inf", "infinity", "__hive_default_partition__"}
+)
+"""Readers of directories guess types: what one of them takes for a number, a time or one of these is no folder's name."""
+
+
+def partition_value(name: str) -> str:
+    """A topic's name as the value of a partition: other than letters, digits and ``_ - .`` is ``%XX``.
+
+    A name that becomes longer than a key's segment may be is cut and ends in a hash of the whole, and one that might be
+    taken for something else than a text ends in ``~``; the column ``topic`` always has the whole, and nothing but it.
+    """
+    raw = name.encode("utf-8", "surrogateescape")
+    text = "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in raw)
+    if len(text) < _NAME_BYTES_MAX:
+        is_text = _PLAINLY_TEXT.match(raw) and name.casefold() not in _WORDS
+        return text if is_text else f"{text}~"
+    return f"{text[:_NAME_BYTES_MAX].rpartition('%')[0]}~{hashlib.sha256(raw).hexdigest()[:16]}"
+
+
+def date_text(day: int) -> str:
+    """A day since 1970 as ``YYYY-MM-DD``, UTC; a day that no calendar has as its number."""
+    try:
+        return datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()
+    except (ValueError, OverflowError, OSError):
+        return f"day{day}"
+
+
+def folder_key(topic: str, day: int) -> str:
+    """What keys of a topic's messages begin with that were stored on a day; ends in a slash."""
+    return f"{FILES}{partition_value(topic)}/date={date_text(day)}/"
+
+
+def file_key(day: int, pieces: Sequence[tuple[ArchiveLane, int, int, str]]) -> str:
+    """Key of a file of one topic's messages that were stored on a day.
+
+    Args:
+        day: Since 1970, UTC.
+        pieces: In order: whose rows ``[low, high)`` they are, and where they come from: ``Task.origin``, or the key
+            of the file in which they lay before.
+    """
+    lane, low, high, _ = pieces[0]
+    known = [(*one.row(), *more) for one, *more in pieces]
+    name = f"{_span(lane, low, high)}-" if len(pieces) == 1 else f"{len(pieces)}-"
+    return f"{folder_key(lane.topic, day)}{name}{digest_of((SCHEMA_VERSION, known))}.parquet"
+
+
+def side_key(lane: ArchiveLane, low: int, high: int, origin: str) -> str:
+    """Key of what could not become rows. Behind an underscore, where readers of directories do not look."""
+    folder = f"{SIDE}topic_dir={partition_value(lane.topic)}/"
+    return f"{folder}{_span(lane, low, high)}-{origin}.side"
+
+
+def _span(lane: ArchiveLane, low: int, high: int) -> str:
+    return f"{lane.queue_id}-{low:0{_OFFSET_DIGITS}d}-{high:0{_OFFSET_DIGITS}d}"
+
+
+def digest_of(known: tuple[object, ...]) -> str:
+    """Sixteen hex digits that tell values from others."""
+    return hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -9,17 +9,28 @@ A piece is known by its lane and ``low``: a row is in one file, and ``low`` is t
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
-from tiered.archive.model import Archived, ArchiveLane, ParquetFile
+import numpy as np
+
+from tiered.archive.model import LOG, Archived, ArchiveLane, ParquetFile
+from tiered.errors import DataError
+from tiered.journal.entry import json_text
 from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
+
+    import numpy.typing as npt
 
     from tiered.journal.entry import Action
 
@@ -42,25 +53,183 @@ K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 
 
-class Stretches(Sequence[Archived]):
-    """Stretches of a lane, apart from one another, in order of offset. Equal to a tuple of the same."""
+class Packed:
+    """Stretches as a checkpoint has them: what planning asks is at hand, the rest a text until somebody looks.
 
-    __slots__ = ("_chunks", "_count")
+    Attributes:
+        columns: Of each stretch, a row a column: start, end, smallest and greatest store time (-1: no row), bad records.
+        text: All of them, as ``_unpacked`` reads it.
+    """
+
+    __slots__ = ("columns", "text")
+
+    def __init__(self, columns: npt.NDArray[np.int64], text: str) -> None:
+        """Of what ``row`` gave."""
+        self.columns = columns
+        self.text = text
+
+    @classmethod
+    def of(cls, row: list[Any]) -> Packed:
+        """Undo ``row``.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        packed, text = row
+        check_texts((packed, text), "stretches of a queue")
+        data = np.frombuffer(_inflated(packed, _COLUMNS_BYTES_MAX), "<i8")
+        columns = data.reshape(_COLUMNS, -1).cumsum(axis=1)
+        if not columns.size or (columns[1] <= columns[0]).any():
+            raise ValueError("stretches of a queue are empty")
+        if (columns[0, 1:] < columns[1, :-1]).any():
+            raise ValueError("stretches of a queue overlap")
+        return cls(columns, text)
+
+    @classmethod
+    def pack(cls, rows: Sequence[Archived]) -> Packed:
+        """Of one stretch at least."""
+        documents = json_text([one.document() for one in rows])
+        return cls(_columns(rows), _deflated(documents))
+
+    def row(self) -> list[str]:
+        """As JSON."""
+        steps = np.diff(self.columns, axis=1, prepend=0)
+        return [_deflated(steps.astype("<i8").tobytes()), self.text]
+
+    def rows(self) -> tuple[Archived, ...]:
+        """The stretches.
+
+        Raises:
+            DataError: They are not what the columns say.
+        """
+        found, columns = _unpacked(self.text)
+        if not np.array_equal(columns, self.columns):
+            raise DataError(
+                "a checkpoint of the archive's log says two things of a queue", where=LOG
+            )
+        return found
+
+
+_COLUMNS = 5
+_COLUMNS_BYTES_MAX = 8 * _COLUMNS * 2 * _CHUNK
+_TEXT_BYTES_MAX = 256 << 20
+_LOOKED_AT = 16
+"""Chunks that stay as they were unpacked, since whoever looks at one goes on to the next stretch of it."""
+
+
+def _columns(rows: Sequence[Archived]) -> npt.NDArray[np.int64]:
+    found = [
+        (
+            one.start,
+            one.end,
+            min((file.store_min_ms for file in one.files), default=-1),
+            max((file.store_max_ms for file in one.files), default=-1),
+            one.bad,
+        )
+        for one in rows
+    ]
+    return np.array(found, np.int64).reshape(-1, _COLUMNS).T
+
+
+@lru_cache(maxsize=_LOOKED_AT)
+def _unpacked(text: str) -> tuple[tuple[Archived, ...], npt.NDArray[np.int64]]:
+    """The stretches, and their columns."""
+    try:
+        rows = tuple(map(Archived.of, json.loads(_inflated(text, _TEXT_BYTES_MAX))))
+    except (LookupError, TypeError, ValueError, zlib.error) as error:
+        raise DataError(
+            f"a checkpoint of the archive's log makes no sense: {error!r:.200}", where=LOG
+        ) from error
+    return rows, _columns(rows)
+
+
+def _deflated(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def _inflated(text: str, bytes_max: int) -> bytes:
+    """No more than so many bytes are ever unpacked (I8)."""
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(base64.b64decode(text, validate=True), bytes_max)
+    except zlib.error as error:  # no ValueError, as whoever loads a checkpoint expects
+        raise ValueError(f"stretches of a queue cannot be unpacked: {error}") from error
+    if not unpacker.eof:
+        raise ValueError("stretches of a queue are cut, or too many")
+    return data
+
+
+_Chunk = tuple[Archived, ...] | Packed
+
+
+def _rows(chunk: _Chunk) -> tuple[Archived, ...]:
+    return chunk.rows() if isinstance(chunk, Packed) else chunk
+
+
+def _start(chunk: _Chunk) -> int:
+    return int(chunk.columns[0, 0]) if isinstance(chunk, Packed) else chunk[0].start
+
+
+def _touches(chunk: _Chunk, start: int, end: int) -> bool:
+    """Whether one may overlap with offsets ``[start, end)``; nothing is unpacked for that."""
+    if not isinstance(chunk, Packed):
+        return True
+    low, high = chunk.columns[:2]
+    return bool(((low < end) & (high > start)).any())
+
+
+def _count(chunk: _Chunk) -> int:
+    return chunk.columns.shape[1] if isinstance(chunk, Packed) else len(chunk)
+
+
+class Stretches(Sequence[Archived]):
+    """Stretches of a lane, apart from one another, in order of offset. Equal to a tuple of the same.
+
+    What came from a checkpoint stays packed, about a hundred bytes a stretch, until it is looked at; what was changed since
+    is not packed before the next checkpoint.
+    """
+
+    __slots__ = ("_chunks", "_total")
 
     def __init__(self, found: Iterable[Archived] = ()) -> None:
         rows = tuple(found)
-        self._count = len(rows)
         starts = range(0, len(rows), _CHUNK // 2)
-        self._chunks = tuple(rows[at : at + _CHUNK // 2] for at in starts)
+        self._chunks: tuple[_Chunk, ...] = tuple(rows[at : at + _CHUNK // 2] for at in starts)
+        self._total = len(rows)
+
+    @classmethod
+    def of(cls, chunks: Iterable[Packed]) -> Stretches:
+        """As a checkpoint has them.
+
+        Raises:
+            ValueError: They overlap.
+        """
+        found = tuple(chunks)
+        for one, two in pairwise(found):
+            if two.columns[0, 0] < one.columns[1, -1]:
+                raise ValueError("stretches of a queue overlap")
+        return _made(found)
+
+    def packed(self) -> Iterator[Packed]:
+        """For a checkpoint; what did not change since the last costs nothing."""
+        for chunk in self._chunks:
+            yield chunk if isinstance(chunk, Packed) else Packed.pack(chunk)
+
+    def columns(self) -> npt.NDArray[np.int64]:
+        """See ``Packed.columns``; nothing is unpacked for them."""
+        found = [c.columns if isinstance(c, Packed) else _columns(c) for c in self._chunks]
+        return np.concatenate(found, axis=1) if found else np.zeros((_COLUMNS, 0), np.int64)
 
     def around(self, start: int, end: int) -> list[Archived]:
         """Those that overlap with offsets ``[start, end)``, in order."""
         found: list[Archived] = []
         first = self._chunk(start)
         for number in range(first, len(self._chunks)):
-            chunk = self._chunks[number]
-            if chunk[0].start >= end:
+            if _start(self._chunks[number]) >= end:
                 break
+            if not _touches(self._chunks[number], start, end):
+                continue
+            chunk = _rows(self._chunks[number])
             at = max(_place(chunk, start) - 1, 0) if number == first else 0
             while at < len(chunk) and chunk[at].start < end:
                 found += [chunk[at]] if chunk[at].end > start else []
@@ -70,9 +239,9 @@ class Stretches(Sequence[Archived]):
     def with_one(self, new: Archived) -> Stretches:
         """With another, which overlaps with none."""
         if not self._chunks:
-            return _made(((new,),), 1)
+            return _made(((new,),))
         number = self._chunk(new.start)
-        chunk = self._chunks[number]
+        chunk = _rows(self._chunks[number])
         at = _place(chunk, new.start)
         whole = (*chunk[:at], new, *chunk[at:])
         half = len(whole) if at == len(chunk) else len(whole) // 2  # mostly they come at the end
@@ -81,7 +250,7 @@ class Stretches(Sequence[Archived]):
             if len(whole) <= _CHUNK
             else tuple(filter(None, (whole[: half - 1], whole[half - 1 :])))
         )
-        return _made((*self._chunks[:number], *parts, *self._chunks[number + 1 :]), self._count + 1)
+        return _made((*self._chunks[:number], *parts, *self._chunks[number + 1 :]), len(self) + 1)
 
     def with_changed(self, new: Archived) -> Stretches:
         """With one in the place of that which begins where it does.
@@ -90,38 +259,40 @@ class Stretches(Sequence[Archived]):
             LookupError: None does.
         """
         number = self._chunk(new.start)
-        chunk = self._chunks[number]
+        chunk = _rows(self._chunks[number])
         at = _place(chunk, new.start) - 1
         if at < 0 or chunk[at].start != new.start:
             raise LookupError(new.start)
         changed = (*chunk[:at], new, *chunk[at + 1 :])
-        return _made((*self._chunks[:number], changed, *self._chunks[number + 1 :]), self._count)
+        chunks = (*self._chunks[:number], changed, *self._chunks[number + 1 :])
+        return _made(chunks, len(self))
 
     def without(self, starts: Iterable[int]) -> Stretches:
         """Without those that begin there."""
         gone = set(starts)
         touched = {self._chunk(start) for start in gone} if self._chunks else set()
-        chunks = tuple(
-            kept
-            for number, chunk in enumerate(self._chunks)
-            if (
-                kept := chunk
-                if number not in touched
-                else tuple(o for o in chunk if o.start not in gone)
+        return _made(
+            tuple(
+                kept
+                for number, chunk in enumerate(self._chunks)
+                if (
+                    kept := chunk
+                    if number not in touched
+                    else tuple(one for one in _rows(chunk) if one.start not in gone)
+                )
             )
         )
-        return _made(chunks, sum(map(len, chunks)))
 
     def _chunk(self, start: int) -> int:
         """The last chunk that begins there or before; the first if none does."""
-        return max(bisect_right(self._chunks, start, key=lambda chunk: chunk[0].start) - 1, 0)
+        return max(bisect_right(self._chunks, start, key=_start) - 1, 0)
 
     def __len__(self) -> int:
-        return self._count
+        return self._total
 
     def __iter__(self) -> Iterator[Archived]:
         for chunk in self._chunks:
-            yield from chunk
+            yield from _rows(chunk)
 
     @overload
     def __getitem__(self, index: int) -> Archived: ...
@@ -142,9 +313,10 @@ class Stretches(Sequence[Archived]):
         return repr(tuple(self))
 
 
-def _made(chunks: tuple[tuple[Archived, ...], ...], count: int) -> Stretches:
+def _made(chunks: tuple[_Chunk, ...], count: int | None = None) -> Stretches:
     found = Stretches()
-    found._chunks, found._count = chunks, count  # noqa: SLF001 (its own)
+    found._chunks = chunks  # noqa: SLF001 (its own)
+    found._total = sum(map(_count, chunks)) if count is None else count  # noqa: SLF001
     return found
 
 
@@ -366,8 +538,17 @@ def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
 
 def relatives(lanes: Iterable[ArchiveLane], of: Iterable[ArchiveLane]) -> list[ArchiveLane]:
     """Those of ``lanes`` that may share a file with some: the same broker's, of the same topics."""
-    wanted = {(lane.cluster, lane.broker, lane.topic) for lane in of}
-    return [lane for lane in lanes if (lane.cluster, lane.broker, lane.topic) in wanted]
+    wanted = set(map(kind_of, of))
+    return [lane for lane in lanes if kind_of(lane) in wanted]
+
+
+Kind = tuple[str, str, str]
+"""Cluster, broker and topic: only stretches of the same may share a file."""
+
+
+def kind_of(lane: ArchiveLane) -> Kind:
+    """With which others a lane may share files."""
+    return lane.cluster, lane.broker, lane.topic
 
 
 @dataclass(slots=True)
@@ -376,19 +557,31 @@ class Places:
 
     Attributes:
         lanes: Stretches of each lane.
-        named: By how many pieces each file of messages is named.
+        named: By how many pieces each file of messages is named, of the kinds of which somebody has asked. It follows from
+            ``lanes``, and costs a look at all of a kind, which most runs never need.
     """
 
     lanes: dict[ArchiveLane, Sequence[Archived]]
-    named: Shared[str, int]
+    named: dict[Kind, Shared[str, int]]
 
-    def count(self, files: Iterable[ParquetFile], more: int) -> None:
-        """So many more pieces name each of these files, for each time that it comes."""
+    def names(self, lane: ArchiveLane) -> Shared[str, int]:
+        """Of the files of a lane's kind."""
+        kind = kind_of(lane)
+        if kind not in self.named:
+            pieces = pieces_of(self.lanes, relatives(self.lanes, [lane]))
+            self.named[kind] = Shared(Counter(piece.file.key for piece in pieces).items())
+        return self.named[kind]
+
+    def count(self, lane: ArchiveLane, files: Iterable[ParquetFile], more: int) -> None:
+        """So many more pieces name each of these files, for each time that it comes; where ``lanes`` says so already."""
+        kind = kind_of(lane)
+        named = self.named.get(kind)
+        if named is None:
+            return
         for file in files:
-            count = (self.named.get(file.key) or 0) + more
-            self.named = (
-                self.named.having(file.key, count) if count else self.named.lacking(file.key)
-            )
+            count = (named.get(file.key) or 0) + more
+            named = named.having(file.key, count) if count else named.lacking(file.key)
+        self.named[kind] = named
 
     def find(self, lane: ArchiveLane, low: int) -> tuple[Archived, ParquetFile] | None:
         """The stretch of a piece, and its file; ``low`` is the piece's first offset."""
@@ -422,19 +615,20 @@ def move(places: Places, action: Action) -> list[ParquetFile] | None:
     """
     moved = dict(_moved(action))
     gone: dict[str, ParquetFile] = {}
-    olds, rows = Counter[str](), Counter[int]()
+    olds, rows = Counter[tuple[Kind, str]](), Counter[int]()
     for (lane, low), (key, new) in moved.items():
         found = places.find(lane, low)
         if found is None or found[1].key != key:
             return None
         gone[key] = found[1]
-        olds[key] += 1
-        rows[id(new)] += found[1].rows
-    if any(places.named.get(key) != count for key, count in olds.items()):
-        return None
-    for row in action["files"]:
-        if rows[id(row)] != row["rows"] or not row["rows"] or places.named.get(row["key"]):
+        olds[kind_of(lane), key] += 1
+        if places.names(lane).get(new["key"]):
             return None
+        rows[id(new)] += found[1].rows
+    if any(places.named[kind].get(key) != count for (kind, key), count in olds.items()):
+        return None
+    if any(rows[id(row)] != row["rows"] or not row["rows"] for row in action["files"]):
+        return None
     for (lane, low), (_, new) in moved.items():
         _move_one(places, lane, low, new)
     return [gone[key] for key in sorted(gone)]
@@ -448,8 +642,8 @@ def _move_one(places: Places, lane: ArchiveLane, low: int, new: Any) -> None:  #
     files = tuple(replace(old, **fields) if file is old else file for file in archived.files)
     changed = replace(archived, files=files)
     places.lanes[lane] = stretches_of(places.lanes, lane).with_changed(changed)
-    places.count([old], -1)
-    places.count([file for file in files if file.low == low], 1)
+    places.count(lane, [old], -1)
+    places.count(lane, [file for file in files if file.low == low], 1)
 
 
 def _moved(action: Action) -> Iterator[tuple[tuple[ArchiveLane, int], tuple[str, Any]]]:

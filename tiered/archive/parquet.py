@@ -1,31 +1,38 @@
 """Writes Parquet files in memory, and reads them back to see that they say what they were told to.
 
-Settings, each measured (docs/formats/archive.md): zstd level 1, row groups of 32,768 rows, a page index, dictionaries for
-columns of few values only, bloom filters of the keys. Pages have checksums, and all blocks of the file, too
-(``tiered.archive.ranges``).
+Settings, each measured (docs/formats/archive.md): zstd level 1, row groups of 64 MiB of columns whosever rows they are, a
+page index, differences (DELTA) for offsets and times, dictionaries for columns of few values, bloom filters of the keys.
+Pages have checksums, and all blocks of the file, too (``tiered.archive.checked_ranges``).
 
-Memory of one writer: the rows of a row group that is not full, ``GROUP_BYTES`` at most, and the file so far; at its end the
-file twice, and a row group that is read back.
+A file is made of *pieces*: rows of one stretch each, in order of lane and offset. Whoever makes files, of segments or of
+other files, makes them here, so what proves a piece is reckoned in one way.
+
+Memory of one writer: the rows of a row group that is not full, ``GROUP_BYTES`` and a batch, and the file so far; at its end
+the file twice, and a row group that is read back.
 """
 
 from __future__ import annotations
 
+import json
+import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from zlib_ng import zlib_ng
 
+from tiered import __version__
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.columns import schema
-from tiered.archive.ranges import require_sums, with_sums
+from tiered.archive.checked_ranges import require_sums, with_sums
+from tiered.archive.model import SCHEMA_VERSION, ArchiveLane
 from tiered.errors import DataError, InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy.typing as npt
     import pyarrow as pa
+
+    from tiered.archive.model import ParquetFile
 
 
 # -- digests ---------------------------------------------------------------------------------------
@@ -120,25 +127,26 @@ def _fixed(values: Any, valid: Any) -> Any:  # noqa: ANN401
 
 # -- files -----------------------------------------------------------------------------------------
 
-GROUP_ROWS = 32_768
 GROUP_BYTES = 64 << 20
-"""A row group is ended when its columns take so many bytes, even with fewer rows."""
+"""A row group is ended when its columns take so many bytes."""
+_WHOLE_BATCHES = 64
+"""Of more batches a row group is copied together before it is written: the writer would begin each column anew for each."""
 _DICTIONARIES = [
     *("topic", "queue_id", "tag", "born_host", "store_host", "sys_flag", "flag"),
     *("reconsume_times", "prepared_tx_offset", "broker", "incarnation"),
     *("properties.key_value.key",),
 ]
+_DIFFERENCES = ("queue_offset", "physical_offset", "born_ts", "store_ts")
 _KEYS = ("uniq_key", "msg_key", "keys.list.element")
+_ORDER = ("topic", "queue_id", "incarnation", "queue_offset")
 _FALSE_HITS = 0.01
+_PIECES = "tiered.pieces"
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A finished file and what is in it.
+class Proof(NamedTuple):
+    """What rows prove that are in order of queue offset.
 
     Attributes:
-        data: Its bytes.
-        crc: CRC-32 of them.
         low: Queue offset of the first row.
         high: One past that of the last.
         rows: How many.
@@ -148,8 +156,6 @@ class Written:
         body_bytes: Sum of the bodies' sizes.
     """
 
-    data: Any
-    crc: int
     low: int
     high: int
     rows: int
@@ -157,6 +163,83 @@ class Written:
     store_max_ms: int
     body_crc_sum: int
     body_bytes: int
+
+    @classmethod
+    def of(cls, file: ParquetFile) -> Proof:
+        """What the log says of a piece."""
+        return cls(*(getattr(file, name) for name in cls._fields))
+
+    def then(self, more: Proof) -> Proof:
+        """Of these rows and those behind them.
+
+        Raises:
+            InternalError: They are not behind them.
+        """
+        if more.low < self.high:
+            raise _unordered(more.low)
+        return self.beside(more)
+
+    def beside(self, other: Proof) -> Proof:
+        """Of these rows and others, whosever they are."""
+        return Proof(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.rows + other.rows,
+            min(self.store_min_ms, other.store_min_ms),
+            max(self.store_max_ms, other.store_max_ms),
+            self.body_crc_sum + other.body_crc_sum,
+            self.body_bytes + other.body_bytes,
+        )
+
+
+def proof_of(rows: pa.RecordBatch | pa.Table) -> Proof:
+    """Of one row at least.
+
+    Raises:
+        InternalError: They are not in order.
+    """
+    arrow = load_pyarrow()
+    offsets = rows["queue_offset"].to_numpy()
+    if (np.diff(offsets) <= 0).any():
+        raise _unordered(int(offsets[0]))
+    millis = rows["store_ts"].cast(arrow.int64()).to_numpy() // 1000
+    lengths = arrow.compute.sum(arrow.compute.binary_length(rows["body"])).as_py() or 0
+    times = int(millis.min()), int(millis.max())
+    crcs = int(rows["body_crc"].to_numpy().sum())
+    return Proof(int(offsets[0]), int(offsets[-1]) + 1, len(offsets), *times, crcs, lengths)
+
+
+def _unordered(low: int) -> InternalError:
+    return InternalError(f"rows are not in order of queue offset at {low}; they are not published")
+
+
+class Piece(NamedTuple):
+    """Rows of one stretch in a file.
+
+    Attributes:
+        lane: Whose.
+        start: What the caller calls it.
+        proof: Of its rows.
+    """
+
+    lane: ArchiveLane
+    start: int
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A finished file and what is in it.
+
+    Attributes:
+        data: Its bytes.
+        crc: CRC-32 of them.
+        pieces: In order.
+    """
+
+    data: Any
+    crc: int
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(slots=True)
@@ -171,31 +254,34 @@ class FileWriter:
     _sink: Any = None
     _writer: Any = None
     _waiting: list[Any] = field(default_factory=list)
-    _waiting_rows: int = 0
     _waiting_bytes: int = 0
-    _offsets: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    _crcs: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    _times: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    _body_bytes: int = 0
+    _pieces: list[Piece] = field(default_factory=list)
     _given: Digest = field(default_factory=Digest)
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Take rows, of greater queue offsets than those before."""
-        compute = load_pyarrow().compute
+    def add(self, rows: pa.RecordBatch, lane: ArchiveLane, start: int) -> None:
+        """Take rows that come behind those before, in order of lane and queue offset.
+
+        Args:
+            rows: At least one.
+            lane: Whose.
+            start: Of which piece; what comes with another lane or start than before begins one.
+
+        Raises:
+            InternalError: They are not in order.
+        """
+        proof, last = proof_of(rows), self._pieces[-1] if self._pieces else None
+        if last is not None and (last.lane, last.start) == (lane, start):
+            self._pieces[-1] = Piece(lane, start, last.proof.then(proof))
+        elif last is not None and (last.lane, last.proof.high) > (lane, proof.low):
+            raise _unordered(proof.low)
+        else:
+            self._pieces.append(Piece(lane, start, proof))
         self._given.add(rows)
-        self._offsets.append(rows.column("queue_offset").to_numpy())
-        self._crcs.append(rows.column("body_crc").to_numpy())
-        self._times.append(_millis(rows.column("store_ts")))
-        self._body_bytes += compute.sum(compute.binary_length(rows.column("body"))).as_py() or 0
-        size = rows.get_total_buffer_size()
-        self.size_bytes += size
+        self.size_bytes += rows.nbytes
         self._waiting.append(rows)
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += size
-        while self._waiting_rows >= GROUP_ROWS:
-            self._write_group(GROUP_ROWS)
+        self._waiting_bytes += rows.nbytes
         if self._waiting_bytes >= GROUP_BYTES:
-            self._write_group(self._waiting_rows)
+            self._write_group()
 
     def finish(self, metadata: Mapping[str, str]) -> Written:
         """End the file, and hold what it says against what it was given.
@@ -206,37 +292,57 @@ class FileWriter:
         Raises:
             InternalError: It says something else. Nothing of it may be kept.
         """
-        if self._waiting_rows:
-            self._write_group(self._waiting_rows)
-        offsets, crcs = np.concatenate(self._offsets), np.concatenate(self._crcs)
-        times = np.concatenate(self._times)
-        bounds = int(offsets[0]), int(offsets[-1]) + 1
-        proof = (
-            len(offsets),
-            int(times.min()),
-            int(times.max()),
-            int(crcs.sum()),
-            self._body_bytes,
-        )
-        names = ("rows", "store_min_ms", "store_max_ms", "body_crc_sum", "body_bytes")
-        known = {f"tiered.{name}": str(value) for name, value in zip(names, proof, strict=True)}
-        known |= {"tiered.low": str(bounds[0]), "tiered.high": str(bounds[1])}
-        self._writer.add_key_value_metadata({**metadata, **known})
+        if self._waiting:
+            self._write_group()
+        pieces = tuple(self._pieces)
+        self._writer.add_key_value_metadata({**metadata, **_said_of(pieces)})
         self._writer.close()
         data = with_sums(self._sink.getvalue())
         require_equal(data, self._given)
-        return Written(data, zlib_ng.crc32(data), *bounds, *proof)
+        return Written(data, zlib_ng.crc32(data), pieces)
 
-    def _write_group(self, count: int) -> None:
+    def _write_group(self) -> None:
         arrow = load_pyarrow()
         table = arrow.Table.from_batches(self._waiting)
+        if len(self._waiting) > _WHOLE_BATCHES:
+            table = table.combine_chunks()
         if self._writer is None:
             self._sink = arrow.BufferOutputStream()
-            self._writer = open_writer(self._sink, table.schema, count)
-        self._writer.write_table(table.slice(0, count), row_group_size=count)
-        rest = table.slice(count)
-        self._waiting = rest.to_batches()
-        self._waiting_rows, self._waiting_bytes = rest.num_rows, rest.nbytes
+            self._writer = open_writer(self._sink, table.schema, table.num_rows)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._waiting, self._waiting_bytes = [], 0
+
+
+def _said_of(pieces: tuple[Piece, ...]) -> dict[str, str]:
+    """What a file says of itself: each piece, and all of them together."""
+    whole = pieces[0].proof
+    for piece in pieces[1:]:
+        whole = whole.beside(piece.proof)
+    known = [[piece.lane.row(), *piece.proof] for piece in pieces]
+    return {
+        "tiered.schema": str(SCHEMA_VERSION),
+        "tiered.program": __version__,
+        _PIECES: json.dumps(known, separators=(",", ":")),
+        **{f"tiered.{name}": str(value) for name, value in whole._asdict().items()},
+    }
+
+
+def pieces_in(metadata: Mapping[str, str]) -> dict[tuple[ArchiveLane, int], tuple[int, Proof]]:
+    """What a file says of its pieces, by lane and first offset: its first row, counted from the file's, and its proof.
+
+    Raises:
+        DataError: It says nothing that makes sense.
+    """
+    found: dict[tuple[ArchiveLane, int], tuple[int, Proof]] = {}
+    at = 0
+    try:
+        for lane, *numbers in json.loads(metadata[_PIECES]):
+            proof = Proof(*numbers)
+            found[ArchiveLane.of(lane), proof.low] = at, proof
+            at += proof.rows
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(f"a file of an archive does not say what is in it: {error!r:.80}") from None
+    return found
 
 
 def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa: ANN401 (pyarrow has no types)
@@ -249,10 +355,11 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
         compression="zstd",
         compression_level=1,
         use_dictionary=_DICTIONARIES,
+        column_encoding=dict.fromkeys(_DIFFERENCES, "DELTA_BINARY_PACKED"),
         write_page_index=True,
         write_page_checksum=True,
         bloom_filter_options={key: {"ndv": group_rows, "fpp": _FALSE_HITS} for key in _KEYS},
-        sorting_columns=[parquet.SortingColumn(columns.get_field_index("queue_offset"))],
+        sorting_columns=[parquet.SortingColumn(columns.get_field_index(name)) for name in _ORDER],
     )
 
 
@@ -321,17 +428,147 @@ def write_small(table: pa.Table) -> bytes:
     return with_sums(sink.getvalue())
 
 
-def _millis(times: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
-    micros: npt.NDArray[np.int64] = times.view(load_pyarrow().int64()).to_numpy()
-    return micros // 1000
+# -- filters of keys -------------------------------------------------------------------------------
+#
+# Asks the bloom filters of a Parquet file whether a row group can hold a text. Pure.
+#
+# Parquet's filter is the split-block one: blocks of eight 32-bit words, one bit of each word for a value,
+# chosen by the 64-bit xxHash (seed 0) of its bytes. A header in Thrift's compact form stands before the bits.
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_PRIME_1 = 0x9E37_79B1_85EB_CA87
+_PRIME_2 = 0xC2B2_AE3D_27D4_EB4F
+_PRIME_3 = 0x1656_67B1_9E37_79F9
+_PRIME_4 = 0x85EB_CA77_C2B2_AE63
+_PRIME_5 = 0x27D4_EB2F_1656_67C5
+_SALTS = (
+    *(0x47B6_137B, 0x4497_4D91, 0x8824_AD5B, 0xA2B7_289D),
+    *(0x7054_95C7, 0x2DF1_424B, 0x9EFC_4947, 0x5C6B_FB31),
+)
+_STRIPE = 32
+_LONG, _INT = 8, 4
+BLOCK = 32
+"""Bytes of a block."""
+_HEADER_BEGIN = b"\x15"
+_HEADER_END = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
+"""The size is field 1; then three unions, each with its first member, an empty struct: split blocks, xxHash, not packed."""
+_SIZE_BYTES_MAX = 6
 
 
-__all__ = [
-    "FileWriter",
-    "Written",
-    "open_writer",
-    "read_columns",
-    "read_metadata",
-    "schema",
-    "write_small",
-]
+def xxh64(data: bytes) -> int:
+    """The 64-bit xxHash of bytes, seed 0."""
+    size, at = len(data), 0
+    if size >= _STRIPE:
+        lanes = [(_PRIME_1 + _PRIME_2) & _MASK, _PRIME_2, 0, -_PRIME_1 & _MASK]
+        while at <= size - _STRIPE:
+            words = struct.unpack_from("<4Q", data, at)
+            lanes = [_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
+            at += _STRIPE
+        turns = zip(lanes, (1, 7, 12, 18), strict=True)
+        found = sum(_turned(lane, bits) for lane, bits in turns) & _MASK
+        for lane in lanes:
+            found = ((found ^ _round(0, lane)) * _PRIME_1 + _PRIME_4) & _MASK
+    else:
+        found = _PRIME_5
+    return _mixed(_rest(data, at, (found + size) & _MASK))
+
+
+def _rest(data: bytes, at: int, found: int) -> int:
+    """What is behind the last whole stripe."""
+    size = len(data)
+    while at <= size - _LONG:
+        (word,) = struct.unpack_from("<Q", data, at)
+        found = (_turned(found ^ _round(0, word), 27) * _PRIME_1 + _PRIME_4) & _MASK
+        at += _LONG
+    if at <= size - _INT:
+        (word,) = struct.unpack_from("<I", data, at)
+        found = (_turned(found ^ (word * _PRIME_1 & _MASK), 23) * _PRIME_2 + _PRIME_3) & _MASK
+        at += _INT
+    for byte in data[at:]:
+        found = _turned(found ^ (byte * _PRIME_5 & _MASK), 11) * _PRIME_1 & _MASK
+    return found
+
+
+def _mixed(found: int) -> int:
+    found = (found ^ found >> 33) * _PRIME_2 & _MASK
+    found = (found ^ found >> 29) * _PRIME_3 & _MASK
+    return found ^ found >> 32
+
+
+def _round(lane: int, word: int) -> int:
+    return _turned((lane + word * _PRIME_2) & _MASK, 31) * _PRIME_1 & _MASK
+
+
+def _turned(value: int, bits: int) -> int:
+    return (value << bits | value >> (64 - bits)) & _MASK
+
+
+def can_hold(raw: bytes | memoryview, text: str) -> bool:
+    """Whether a row group may hold a text in the column that a filter is of.
+
+    Args:
+        raw: The filter as it lies in the file, header and bits.
+        text: What is looked for.
+
+    Returns:
+        False only when it does not. A filter of another kind says nothing.
+    """
+    bits = _bits(bytes(raw))
+    if not bits:
+        return True
+    found = text_hash(text)
+    at = block_number(found, len(bits) // BLOCK) * BLOCK
+    return block_holds(bits[at : at + BLOCK], found)
+
+
+def text_hash(text: str) -> int:
+    """What decides about a text."""
+    return xxh64(text.encode("utf-8", "replace"))
+
+
+def block_number(found: int, blocks: int) -> int:
+    """Which block of a filter of ``blocks`` speaks of a hash."""
+    return ((found >> 32) * blocks) >> 32
+
+
+def block_holds(block: bytes | memoryview, found: int) -> bool:
+    """Whether that block has all bits of a hash."""
+    low = found & 0xFFFF_FFFF
+    chosen = (1 << ((low * salt & 0xFFFF_FFFF) >> 27) for salt in _SALTS)
+    return all(word & bit for word, bit in zip(struct.unpack("<8I", block), chosen, strict=True))
+
+
+def _bits(raw: bytes) -> bytes:
+    """What is behind a header that we know and that says how much this is; else nothing."""
+    start, end, tail = raw.partition(_HEADER_END)
+    if not end or start[:1] != _HEADER_BEGIN or not 1 < len(start) <= _SIZE_BYTES_MAX:
+        return b""
+    size = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(start[1:])) >> 1
+    return tail if size == len(tail) and size % BLOCK == 0 else b""
+
+
+# -- where the filters lie -------------------------------------------------------------------------
+#
+# Where the bloom filters of keys lie in a Parquet file, so that single blocks of them can be read. Pure.
+
+COLUMNS = ("uniq_key", "keys.list.element")
+"""Those whose filters are asked; ``msg_key`` is the text that ``keys`` are divided from."""
+_HEADER_MAX = 64
+
+
+def filters_of(group: Any) -> list[tuple[int, int] | None]:  # noqa: ANN401 (pyarrow has no types)
+    """Where the bits of a row group's filters of ``COLUMNS`` lie, first byte and bytes; None: it has none to be asked."""
+    chunks = (group.column(number) for number in range(group.num_columns))
+    found = {chunk.path_in_schema: chunk for chunk in chunks}
+    return [_bits_of(found.get(name)) for name in COLUMNS]
+
+
+def _bits_of(chunk: Any) -> tuple[int, int] | None:  # noqa: ANN401
+    """The filters of our writer have a power of two of bytes, and a short header before them."""
+    start = chunk and chunk.bloom_filter_offset
+    length = chunk and chunk.bloom_filter_length
+    if not start or not length:
+        return None
+    bits = 1 << (int(length).bit_length() - 1)
+    header = length - bits
+    return (start + header, bits) if bits >= BLOCK and 0 < header <= _HEADER_MAX else None

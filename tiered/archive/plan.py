@@ -8,10 +8,14 @@ are no longer part of the archive), and what stays of their offsets is archived 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby, repeat
 from typing import TYPE_CHECKING
 
-from tiered.archive.body.layout import PLAIN, BodyLayout
-from tiered.archive.model import ArchiveLane
+import numpy as np
+
+from tiered.archive.bodies import PLAIN, BodyLayout
+from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, digest_of
+from tiered.archive.moves import stretches_of
 from tiered.log.parts import Parts, QueueLife, Segment
 from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
@@ -81,6 +85,16 @@ class Task:
     def size_bytes(self) -> int:
         """Bytes of the commit log, at most."""
         return self.parts.log_bytes
+
+    @property
+    def origin(self) -> str:
+        """What tells it from all others; it stays what it is when parts of the segment are merged."""
+        parts = self.parts
+        low = min((part.store_min_ms for part in parts if part.store_min_ms >= 0), default=-1)
+        high = max(part.store_max_ms for part in parts)
+        known = (SCHEMA_VERSION, *self.lane.row(), self.start, self.end)
+        size = parts[-1].log_end - parts[0].log_offset
+        return digest_of((*known, low, high, parts[-1].last, size, *self.layout.marks))
 
     @property
     def life(self) -> QueueLife:
@@ -169,20 +183,22 @@ def plan_archive(
     archived = 0
     for queue in sorted(queue for queue in tier.queues if takes(queue.topic)):
         lives = tier.queues[queue]
+        mine: list[Overtaken] = []
         for number, life in enumerate(lives):
             lane = ArchiveLane(
                 *(place.cluster, place.broker), *(queue.topic, queue.queue_id), life.incarnation
             )
             if is_tail(lives, number):
-                overtaken += overtaken_by(archive, lane, life)
+                mine += overtaken_by(archive, lane, life)
                 continue
-            gone = {start for one in overtaken if one.lane == lane for start in one.starts}
-            tails = len(archive.tails.get(lane, ())) + sum(o.lane == lane for o in overtaken)
+            gone = {start for one in mine if one.lane == lane for start in one.starts}
+            tails = len(archive.tails.get(lane, ())) + sum(one.lane == lane for one in mine)
             found = list(_tasks(archive, lane, life, gone, tails))
             archived += sum(not rest for rest, _ in found)
             strange += [(lane, start) for rest, start in found if start >= 0]
             tasks += [task for rest, _ in found for task in rest]
             opened += _open(lane, life)
+        overtaken += mine
     return Plan(tuple(tasks), tuple(opened), tuple(overtaken), archived, strange=tuple(strange))
 
 
@@ -190,8 +206,11 @@ def _tasks(
     archive: ArchiveState, lane: ArchiveLane, life: QueueLife, gone: set[int], tails: int
 ) -> Iterator[tuple[list[Task], int]]:
     """For each sealed segment what is left of it; and where it begins if what is archived of it has other times, else -1."""
-    for segment in life.segments:
-        if not (segment.sealed or life.ended) or not segment.parts:
+    sealed = [s for s in life.segments if (s.sealed or life.ended) and len(s.parts)]
+    known_whole = _whole(archive, lane, sealed, int(life.min_offset)) if not gone else repeat(False)
+    for segment, is_whole in zip(sealed, known_whole, strict=False):
+        if is_whole:
+            yield [], -1
             continue
         start = max(segment.parts[0].queue_offset, life.min_offset)
         end = segment.parts[-1].queue_end
@@ -205,6 +224,32 @@ def _tasks(
             Task(lane, low, high, _holding(segment.parts, low, high), tails) for low, high in left
         ]
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
+
+
+def _whole(
+    archive: ArchiveState, lane: ArchiveLane, segments: Sequence[Segment], min_offset: int
+) -> Iterable[bool]:
+    """Whether a segment is one stretch, with the times of that: what most are, found by columns, without a look at each."""
+    if not segments:
+        return ()
+    low, high, first_ms, last_ms, bad = stretches_of(archive.lanes, lane).columns()
+    if not len(low):
+        return repeat(False)
+    rows = Parts.joined(segment.parts for segment in segments).rows
+    behind = np.cumsum([len(segment.parts) for segment in segments])
+    begins = np.concatenate([[0], behind[:-1]])
+    starts = np.maximum(rows["queue_offset"][begins], min_offset)
+    ends = rows["queue_offset"][behind - 1] + rows["count"][behind - 1].astype(np.int64)
+    has_time = rows["store_min_ms"] >= 0
+    never_ms = np.iinfo(np.int64).max
+    mins = np.minimum.reduceat(np.where(has_time, rows["store_min_ms"], never_ms), begins)
+    maxs = np.maximum.reduceat(np.where(has_time, rows["store_max_ms"], -1), begins)
+    at = np.minimum(np.searchsorted(low, starts), len(low) - 1)
+    is_within = (mins <= first_ms[at]) & (last_ms[at] <= maxs)
+    touches = (mins == first_ms[at]) | (maxs == last_ms[at]) | (bad[at] > 0)
+    has_same_times = (first_ms[at] < 0) | (is_within & touches)  # see ``has_times``
+    found: list[bool] = ((low[at] == starts) & (high[at] == ends) & has_same_times).tolist()
+    return found
 
 
 def _holding(parts: Parts, low: int, high: int) -> Parts:
@@ -312,3 +357,82 @@ def _within(tasks: Iterable[Task], bytes_max: int | None, is_first: bool) -> Ite
         if bytes_max is not None and taken > bytes_max and (number or not is_first):
             return
         yield task
+
+
+# -- which segments are made together --------------------------------------------------------------
+#
+# Small segments of a topic share files from the start: several stretches, of any queues, become one file for each
+# day, in order of lane and offset.
+
+SMALL_SEGMENT_BYTES = 64 << 20
+"""Less commit log than this becomes a file that is smaller than readers like."""
+WORK_BYTES = 128 << 20
+TASKS_MAX = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an engine is given to do at once: a task, or several of one topic and layout that share files.
+
+    Attributes:
+        tasks: At least one, in order of lane and offset.
+    """
+
+    tasks: tuple[Task, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the commit log, at most."""
+        return sum(task.size_bytes for task in self.tasks)
+
+
+def plan_works(tasks: Sequence[Task], small_bytes: int = SMALL_SEGMENT_BYTES) -> list[Work]:
+    """Put small segments of a topic together.
+
+    Those of a day come together first, since files are of one day each; a work ends between two days when it is half full.
+
+    Args:
+        tasks: What is to be done.
+        small_bytes: Segments of less commit log share files; 0: none does.
+
+    Returns:
+        In order of each one's first task.
+    """
+    places = {id(task): number for number, task in enumerate(tasks)}
+    groups = [[task] for task in tasks if task.size_bytes >= small_bytes]
+    small = sorted(
+        (task for task in tasks if task.size_bytes < small_bytes),
+        key=lambda task: (_kind(task), _first_day(task), task.lane, task.start),
+    )
+    for _, some in groupby(small, key=_kind):
+        groups += _filled(some)
+    groups.sort(key=lambda group: min(places[id(task)] for task in group))
+    return [
+        Work(tuple(sorted(group, key=lambda task: (task.lane, task.start)))) for group in groups
+    ]
+
+
+def _kind(task: Task) -> tuple[str, ...]:
+    """What tasks of one file have in common."""
+    lane = task.lane
+    return lane.cluster, lane.broker, lane.topic, *task.layout.marks, str(task.layout.number)
+
+
+def _first_day(task: Task) -> int:
+    times = task.parts.store_times
+    return times[0] // DAY_MS if times else -1
+
+
+def _filled(tasks: Iterable[Task]) -> Iterator[list[Task]]:
+    group: list[Task] = []
+    size = 0
+    for task in tasks:
+        is_full = size + task.size_bytes > WORK_BYTES or len(group) == TASKS_MAX
+        is_other_day = bool(group) and _first_day(group[-1]) != _first_day(task)
+        if group and (is_full or (is_other_day and 2 * size >= WORK_BYTES)):
+            yield group
+            group, size = [], 0
+        group.append(task)
+        size += task.size_bytes
+    if group:
+        yield group

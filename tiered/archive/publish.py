@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 from backends.local_files import MAKE_ROOM, is_full
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import schema, topic_schema
+from tiered.archive.duck import local_root
 from tiered.archive.harm import find_damage, open_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
-from tiered.archive.query.duck import local_root
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -140,6 +140,40 @@ def publish(
         publisher.close()
 
 
+def expire_snapshots(
+    archive: ObjectStore, destination: Destination, options: S3Options, before_ms: int
+) -> Iterator[tuple[str, int]]:
+    """Take old snapshots out of each topic's table, but the present one: they name what ``--clean`` deletes.
+
+    The metadata files of such snapshots stay where they are.
+
+    Args:
+        archive: The archive's store, with retries.
+        destination: Where the tables are.
+        options: How S3 is reached.
+        before_ms: UTC.
+
+    Yields:
+        Each table that has lost some, and how many.
+
+    Raises:
+        InvalidError: pyiceberg is missing, or a table of that name is not of this archive.
+        StoreUnavailableError: The catalog refuses, or cannot be reached.
+        DataError: The log is damaged.
+        BackendError: The archive's store failed.
+    """
+    log = JournalReader(archive, LOG, ArchiveMachine())
+    open_log(archive, log)
+    publisher = _Publisher(archive, destination, options, log)
+    try:
+        for topic in _by_topic(log.state):
+            count = publisher.expire(topic, before_ms)
+            if count:
+                yield f"{destination.namespace}.{table_name(topic)}", count
+    finally:
+        publisher.close()
+
+
 def _by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
     """Files of each topic."""
     found: dict[str, list[ParquetFile]] = {}
@@ -188,6 +222,33 @@ class _Publisher:
                     raise damage or self._refused(_said(error), error) from error
         raise self._refused(f"others keep changing the table of {topic}")
 
+    def expire(self, topic: str, before_ms: int) -> int:
+        """How many snapshots of a topic's table are gone that were older; tried again when another commits between."""
+        from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
+
+        name = f"{self._place.namespace}.{table_name(topic)}"
+        for _ in range(_TRIES):
+            try:
+                if not self._catalog.table_exists(name):
+                    return 0
+                table = self._table(name, topic)
+                present = table.metadata.current_snapshot_id
+                old = [
+                    one.snapshot_id
+                    for one in table.snapshots()
+                    if one.timestamp_ms < before_ms and one.snapshot_id != present
+                ]
+                if old:
+                    table.maintenance.expire_snapshots().by_ids(old).commit()
+            except CommitFailedException:
+                continue
+            except (InvalidError, StoreUnavailableError):
+                raise
+            except Exception as error:
+                raise self._refused(_said(error), error) from error
+            return len(old)
+        raise self._refused(f"others keep changing the table of {topic}")
+
     def _publish(self, topic: str, wanted: set[str]) -> Published:
         name = f"{self._place.namespace}.{table_name(topic)}"
         if not wanted and not self._catalog.table_exists(name):
@@ -220,6 +281,7 @@ class _Publisher:
         properties = {NUMBER: str(self._number), URL: self._archive.url}
         with table.transaction() as change:
             self._add_columns(change, topic)
+            self._map_names(change, topic)
             update = change.update_snapshot(snapshot_properties=properties)
             with update.overwrite() if removed else update.fast_append() as snapshot:
                 for file in removed:
@@ -304,6 +366,15 @@ class _Publisher:
             (AddSchemaUpdate(schema=new), SetCurrentSchemaUpdate(**{"schema-id": number})),
             (AssertCurrentSchemaId(**{"current-schema-id": present.schema_id}),),
         )
+
+    def _map_names(self, change: Any, topic: str) -> None:  # noqa: ANN401 (pyiceberg's)
+        """Say which id a name in a file means, for readers that do not look at the ids in the files."""
+        from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415 (heavy)
+        from pyiceberg.table import TableProperties  # noqa: PLC0415
+
+        text = pyarrow_to_schema(topic_schema(self._state, topic)).name_mapping.model_dump_json()
+        if change.table_metadata.properties.get(TableProperties.DEFAULT_NAME_MAPPING) != text:
+            change.set_properties({TableProperties.DEFAULT_NAME_MAPPING: text})
 
     def _require_same(self, topic: str, schemas: list[Any], present: Any, wanted: Any) -> None:  # noqa: ANN401
         """See that the table has our columns under our names and ids, and no other ones under them."""

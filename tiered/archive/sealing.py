@@ -19,8 +19,8 @@ from tiered.upkeep.workplace import reign_and
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
-    from tiered.journal.writer import JournalWriter
     from tiered.log.parts import TierState
     from tiered.upkeep.workplace import Workplace
 

@@ -1,8 +1,8 @@
-"""Work of an archive job as Spark tasks: a segment each, or a pack of small ones; the same function as without Spark.
+"""Work of an archive job as Spark tasks: a segment each, or small ones together; the same function as without Spark.
 
-Overview: the driver sends a wave of tasks as a table of numbers, one partition each; ``mapInArrow`` has each worker read its
-segment, write its Parquet objects and give one row back, which says what it made. No message enters the JVM. The driver's
-memory is that of one wave, however many segments there are; each wave is committed before the next begins.
+Overview: the driver sends a few tasks at a time as a table of numbers, one partition each; ``mapInArrow`` has each worker
+read its segments, write its Parquet objects and give one row back, which says what it made. No message enters the JVM. The
+window of what is under way rolls on without a barrier; the driver's memory is that of the window, however many there are.
 
 Retries: what a task meets (damage, a store that does not answer after all its own tries) comes back as a row, so one bad
 segment does not end the others. What kills a worker is Spark's to try again; a second try, or a speculative one beside the
@@ -23,7 +23,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +30,12 @@ from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import open_for_reading
-from tiered.archive.body.layout import BodyLayout
+from tiered.archive.bodies import BodyLayout
+from tiered.archive.job import rolling
 from tiered.archive.machine import lane_row
-from tiered.archive.merging import Pack, do_work, tasks_of
 from tiered.archive.model import Archived, ArchiveLane
-from tiered.archive.plan import Task
+from tiered.archive.plan import Task, Work
+from tiered.archive.task import do_work
 from tiered.clock import SystemClock
 from tiered.errors import (
     DataError,
@@ -47,18 +47,19 @@ from tiered.errors import (
 from tiered.log.parts import decode_columns, encode_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
+    from backends.base import ObjectStore
     from backends.s3_settings import S3Options
-    from tiered.archive.job import Engine, Outcome
-    from tiered.archive.merging import Work
+    from tiered.archive.job import Engine, Made
 
 MASTER = "local[*,4]"
 """All processors of this machine, and a failed task is tried again as on a cluster."""
 JAVA_MIN = 17
-WAVE = 256
+WINDOW = 8
+"""Jobs of Spark under way: one that waits for a slow task holds up an eighth of the rest at most."""
 _ROW = "number long, text string"
 _KINDS = {
     error.kind: error for error in (DataError, InternalError, InvalidError, StoreUnavailableError)
@@ -142,24 +143,32 @@ def open_session(master: str | None, conf: Mapping[str, str]) -> Any:  # noqa: A
     return builder.getOrCreate()
 
 
-def spark_engine(session: Any, order: SparkOrder, *, wave: int = WAVE) -> Engine:  # noqa: ANN401
-    """Tasks by Spark.
+def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
+    """Work by Spark, in a rolling window of small jobs of it: as one ends, its outcomes are given, and another begins.
+
+    About two tasks a core are under way, however much there is to do; driver and closures hold no more than these. While
+    the caller commits, executors work on.
 
     Args:
         session: Of Spark.
         order: Where tier and archive are, as workers see them.
-        wave: Tasks at once, at most; all of them are done, and committed, before the next.
     """
+    context = session.sparkContext
+    count = max(2 * context.defaultParallelism // WINDOW, 1)
+    group = f"tiered-archive-{id(order):x}"
 
-    def run(works: Iterable[Work]) -> Iterator[Outcome]:
-        ahead = iter(works)
-        while some := list(islice(ahead, wave)):
-            numbers = session.range(0, len(some), 1, len(some))
-            texts = [work_text(work) for work in some]
-            for row in _collect(numbers.mapInArrow(worker(order, texts), _ROW)):
-                yield some[row["number"]], outcome_of(row["text"])
+    def do(some: Sequence[Work]) -> list[Made]:
+        context.setJobGroup(group, "tiered archive", interruptOnCancel=False)
+        texts = [work_text(work) for work in some]
+        numbers = session.range(0, len(some), 1, len(some))
+        rows = _collect(numbers.mapInArrow(worker(order, texts), _ROW))
+        found = {row["number"]: outcome_of(row["text"]) for row in rows}
+        return [found[number] for number in range(len(some))]
 
-    return run
+    def give_up() -> None:
+        context.cancelJobGroup(group)
+
+    return lambda works: rolling(works, do, count=count, window=WINDOW, give_up=give_up)
 
 
 def _collect(frame: Any) -> list[Any]:  # noqa: ANN401
@@ -191,6 +200,23 @@ def full_advice(said: str) -> str:
     return f"{MAKE_ROOM} where Spark works (spark.local.dir)" if is_full else ""
 
 
+_held: list[tuple[SparkOrder, ObjectStore, ObjectStore]] = []
+"""What this worker process has open: one order's tier and archive, since most workers never see another's."""
+
+
+def _stores(order: SparkOrder) -> tuple[ObjectStore, ObjectStore]:
+    """Tier and archive, opened once by each worker process, which does many tasks, one at a time; they end with it."""
+    if not _held or _held[0][0] != order:
+        for _, *others in _held:
+            for store in others:
+                store.close()
+        stop, clock = threading.Event(), SystemClock()
+        tier = open_for_reading(order.tier, order.options, clock, stop=stop).store
+        archive = open_for_reading(order.archive, order.options, clock, stop=stop).store
+        _held[:] = [(order, tier, archive)]
+    return _held[0][1:]
+
+
 def worker(
     order: SparkOrder, texts: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -200,20 +226,17 @@ def worker(
         arrow = load_pyarrow()
         for batch in batches:
             numbers = batch.column(0).to_pylist()
-            done = [do_task(order, texts[number]) for number in numbers]
+            done = [do_task(*_stores(order), order.prefix, texts[number]) for number in numbers]
             columns = [arrow.array(numbers, arrow.int64()), arrow.array(done, arrow.string())]
             yield arrow.RecordBatch.from_arrays(columns, ["number", "text"])
 
     return work
 
 
-def do_task(order: SparkOrder, text: str) -> str:
-    """One task, or pack of them; what it came to, as ``outcome_of`` reads it."""
-    work, stop, clock = work_of(text), threading.Event(), SystemClock()
-    tier = open_for_reading(order.tier, order.options, clock, stop=stop).store
-    archive = open_for_reading(order.archive, order.options, clock, stop=stop).store
+def do_task(tier: ObjectStore, archive: ObjectStore, prefix: str, text: str) -> str:
+    """Some work; what it came to, as ``outcome_of`` reads it."""
     try:
-        made = do_work(tier, order.prefix, archive, work)
+        made = do_work(tier, prefix, archive, work_of(text))
         return json.dumps({"done": [archived.document() for archived in made]})
     except ObjectNotFoundError as error:
         return json.dumps({"moved": str(error)})
@@ -223,16 +246,13 @@ def do_task(order: SparkOrder, text: str) -> str:
         return json.dumps({"full": str(error)})
     except BackendError as error:
         return json.dumps({"kind": StoreUnavailableError.kind, "said": [str(error), "", ""]})
-    finally:
-        tier.close()
-        archive.close()
 
 
-def outcome_of(text: str) -> list[Archived] | Exception:
+def outcome_of(text: str) -> tuple[Archived, ...] | Exception:
     """What a worker said."""
     said = json.loads(text)
     if "done" in said:
-        return [Archived.of(document) for document in said["done"]]
+        return tuple(Archived.of(document) for document in said["done"])
     if "moved" in said:
         return ObjectNotFoundError(said["moved"])
     if "full" in said:
@@ -242,14 +262,13 @@ def outcome_of(text: str) -> list[Archived] | Exception:
 
 
 def work_text(work: Work) -> str:
-    """A task, or a pack, as JSON."""
-    return json.dumps([task_text(task) for task in tasks_of(work)])
+    """As JSON."""
+    return json.dumps([task_text(task) for task in work.tasks])
 
 
 def work_of(text: str) -> Work:
     """Undo ``work_text``."""
-    tasks = tuple(map(task_of, json.loads(text)))
-    return tasks[0] if len(tasks) == 1 else Pack(tasks)
+    return Work(tuple(map(task_of, json.loads(text))))
 
 
 def task_text(task: Task) -> str:

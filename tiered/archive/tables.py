@@ -8,15 +8,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange
-from tiered.archive.bloom import can_hold
+from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.harm import open_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
-from tiered.archive.ranges import ObjectFile
+from tiered.archive.parquet import can_hold
 from tiered.archive.selection import micros, shown
 from tiered.errors import InvalidError
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,15 +27,21 @@ if TYPE_CHECKING:
     from tiered.archive.selection import Selection
 
 
-def read_archive(archive: ObjectStore) -> ArchiveState:
+def read_archive(
+    archive: ObjectStore, log: JournalReader[ArchiveState] | None = None
+) -> ArchiveState:
     """What the log says now.
+
+    Args:
+        archive: Whose.
+        log: Of the archive; it follows. None: it is read from its checkpoint on.
 
     Raises:
         InvalidError: There is no archive.
         DataError: The log is damaged.
         BackendError: It could not be read.
     """
-    log = JournalReader(archive, LOG, ArchiveMachine())
+    log = log or JournalReader(archive, LOG, ArchiveMachine())
     open_log(archive, log)
     if not log.number:
         raise InvalidError(
@@ -194,7 +200,7 @@ def plan_files(state: ArchiveState, wanted: Selection) -> Pruning:
         refused = wanted.refuses(lane)
         for file in (file for one in stretches for file in one.files):
             found.rows_all += file.rows
-            reason = refused or _refuses(wanted, file)
+            reason = refused or refuses_file(wanted, file)
             if reason:
                 reasons.setdefault(file.key, reason)
                 continue
@@ -215,7 +221,8 @@ def _require_topics(known: set[str], wanted: Selection) -> None:
         )
 
 
-def _refuses(wanted: Selection, file: ParquetFile) -> str:
+def refuses_file(wanted: Selection, file: ParquetFile) -> str:
+    """By what the log says that nothing of a file is wanted; empty when something may be."""
     if not wanted.meets("queue_offset", file.low, file.high - 1):
         return "queue_offset"
     times = file.store_min_ms * 1000, file.store_max_ms * 1000 + 999

@@ -1,34 +1,38 @@
-"""The task: one sealed segment becomes Parquet objects. The same function runs in this process and in Spark's workers.
+"""The task: sealed segments become Parquet objects. The same function runs in this process and in Spark's workers.
 
-Ordering: the whole segment is read and its objects are written; then it returns what they are. Nothing of it is part of
-the archive before an entry of the log says so (``tiered.archive.job``).
+Overview: the segments of a work are read one after another, in order of lane and offset, into a file for each day of store
+time; small ones share files so. An object of the tier in which several of them lie is fetched once.
 
-Retries: keys depend on the segment alone, so whoever does it again makes the same objects. An object that is there already
+Ordering: everything is read and the objects are written; then it returns what they are. Nothing of it is part of the archive
+before an entry of the log says so (``tiered.archive.job``).
+
+Retries: keys depend on the segments alone, so whoever does it again makes the same objects. An object that is there already
 is read and held against the source; if it has the same rows it is adopted, byte differences aside (another version of
-pyarrow). Reads and writes are tried again by the stores that are given.
+pyarrow). Who makes other segments together, since more were sealed meanwhile, makes another object, and the first is one
+that no entry names. Reads and writes are tried again by the stores that are given.
 
 After a crash: objects that no entry names. Doing it again adopts them.
 
-Memory: ``READ_BYTES`` of records as columns, and for each day that the segment touches a file under way, ended at
-``FILE_BYTES`` of columns.
+Memory: ``READ_BYTES`` of records as columns; files under way, ended at ``FILE_BYTES`` of columns in all of them; and, where
+segments share objects of the tier, ``HELD_BYTES`` of these.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError
-from tiered import __version__
+from backends.wrapping import WrappingStore
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.body.wishes import NOTHING, BodyWishes
+from tiered.archive.body_formats import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
-from tiered.archive.model import SCHEMA_VERSION, Archived, ParquetFile, SideFile
+from tiered.archive.model import DAY_MS, Archived, ParquetFile, SideFile, file_key, side_key
 from tiered.archive.parquet import FileWriter, Written, read_columns, read_metadata, write_small
-from tiered.archive.paths import DAY_MS, file_key, side_key
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InternalError
 from tiered.log.parts import Gap
@@ -37,13 +41,15 @@ from tiered.upkeep.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from backends.base import ObjectStore
+    from backends.base import ByteRange, ObjectStore
     from tiered.api.broker_place import Place
-    from tiered.archive.plan import Task
+    from tiered.archive.bodies import BodyLayout
+    from tiered.archive.model import ArchiveLane
+    from tiered.archive.plan import Task, Work
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
 
@@ -76,50 +82,47 @@ class Workshop:
 
 
 FILE_BYTES = 256 << 20
-"""A file is ended when its columns took so many bytes, before they were packed."""
+"""A file is ended when the columns of all that are under way took so many bytes, before they were packed."""
+HELD_BYTES = 128 << 20
+"""Of the tier's objects that several segments lie in."""
+REQUEST_BYTES = 1 << 20
+"""What can be read in the time that another request takes, about."""
 
 
-def archive_segment(tier: ObjectStore, prefix: str, archive: ObjectStore, task: Task) -> Archived:
-    """Make the Parquet objects of one task.
+def do_work(
+    tier: ObjectStore, prefix: str, archive: ObjectStore, work: Work
+) -> tuple[Archived, ...]:
+    """Make the Parquet objects of some segments.
 
     Args:
-        tier: Where the segment lies, with retries.
+        tier: Where the segments lie, with retries.
         prefix: Of the broker.
         archive: Where the objects go, with retries.
-        task: What to do.
+        work: What to do.
 
     Returns:
-        What was made; each offset of the task is accounted for.
+        What was made, for each task in order; each offset of a task is accounted for.
 
     Raises:
-        DataError: The segment is damaged, or something else lies under one of our keys.
+        DataError: A segment is damaged, or something else lies under one of our keys.
         InternalError: A file did not reconcile; none of it was published.
         ObjectNotFoundError: A part has been merged or has expired meanwhile: plan again.
         BackendError: A store failed.
     """
-    work = _TaskWork(archive, prefix, task)
-    for batch in _batches(tier, prefix, task):
-        work.add(batch)
-    files, side = work.finish()
-    archived = Archived(
-        task.start,
-        task.end,
-        work.holes,
-        work.bad,
-        work.source_bytes,
-        tuple(sorted(files, key=lambda file: (file.store_min_ms // DAY_MS, file.low))),
-        side,
-        _sources(tier, prefix, task),
-        misfits=work.misfits,
-        columns=task.layout.number,
-        has_records=task.layout.has_records,
-    )
-    if not archived.is_whole:
-        raise InternalError(
-            f"{task.lane} [{task.start}, {task.end}) does not reconcile: {archived.rows} rows,"
-            f" {archived.holes} holes, {archived.bad} bad records; it is not published"
-        )
-    return archived
+    source = _Bundles(tier, prefix, work)
+    making = _Making(archive, prefix, work)
+    made = []
+    for task in work.tasks:
+        counted = _Counted(task)
+        columns = Columns(task.lane, task.layout)
+        for batch in _batches(source, prefix, task):
+            counted.source_bytes += len(memoryview(batch.records.data).cast("B"))
+            rows, aside = columns.make(batch)
+            counted.aside += aside
+            making.add(task, rows)
+        made.append(counted)
+    files = making.finish()
+    return tuple(_archived(archive, source, one, files) for one in made)
 
 
 def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:
@@ -133,93 +136,159 @@ def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:
         at = found.end_offset
 
 
-def _sources(tier: ObjectStore, prefix: str, task: Task) -> tuple[tuple[str, str], ...]:
-    """Key and version of each object, as it is now."""
-    keys = dict.fromkeys(bundle.key for bundle in task.parts.bundles)
-    return tuple((key, str(tier.head(prefix + key).version or "")) for key in keys)
+class _Bundles(WrappingStore):
+    """The tier, of which objects that several tasks read are fetched whole, and once. One thread."""
 
-
-class _TaskWork:
-    """What a task has made so far."""
-
-    def __init__(self, archive: ObjectStore, prefix: str, task: Task) -> None:
-        self.source_bytes = 0
-        self._archive = archive
+    def __init__(self, tier: ObjectStore, prefix: str, work: Work) -> None:
+        super().__init__(tier)
         self._prefix = prefix
-        self._task = task
-        self._columns = Columns(task.lane, task.layout)
+        self._versions: dict[str, str] = {}
+        self._held: dict[str, bytes] = {}
+        wanted, uses, sizes = Counter[str](), Counter[str](), dict[str, int]()
+        for task in work.tasks:
+            uses.update({bundle.key for bundle in task.parts.bundles})
+            stored = task.parts.stored_bytes().tolist()
+            for bundle, size in zip(task.parts.bundles, stored, strict=True):
+                wanted[prefix + bundle.key] += size
+                sizes[prefix + bundle.key] = bundle.size_bytes
+        # Of an object in which most is another's the ranges are cheaper, unless there are many for few bytes.
+        self._whole = {
+            prefix + key
+            for key, tasks in uses.items()
+            if tasks > 1
+            and sizes[prefix + key] <= HELD_BYTES
+            and sizes[prefix + key] <= max(2 * wanted[prefix + key], tasks * REQUEST_BYTES)
+        }
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        if key not in self._whole:
+            return super().get(key, byte_range)
+        data = self._fetched(key)
+        return data if byte_range is None else data[byte_range.start : byte_range.end]
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
+        if key not in self._whole:
+            return super().get_ranges(key, byte_ranges)
+        data = self._fetched(key)
+        return [data[one.start : one.end] for one in byte_ranges]
+
+    def _fetched(self, key: str) -> bytes:
+        data = self._held.pop(key, None)
+        data = super().get(key) if data is None else data
+        while self._held and len(data) + sum(map(len, self._held.values())) > HELD_BYTES:
+            del self._held[next(iter(self._held))]
+        self._held[key] = data  # the one that was used last is the last to go
+        return data
+
+    def sources(self, task: Task) -> tuple[tuple[str, str], ...]:
+        """Key and version of each object of a task, as it is now."""
+        keys = dict.fromkeys(bundle.key for bundle in task.parts.bundles)
+        for key in keys:
+            if key not in self._versions:
+                self._versions[key] = str(self.head(self._prefix + key).version or "")
+        return tuple((key, self._versions[key]) for key in keys)
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What a task has come to so far."""
+
+    task: Task
+    source_bytes: int = 0
+    aside: list[Aside] = field(default_factory=list)
+
+
+class _Making:
+    """Files of a work under way, one for each day."""
+
+    def __init__(self, archive: ObjectStore, prefix: str, work: Work) -> None:
+        self._archive = archive
+        self._metadata = {"tiered.source": prefix, **body_metadata(work.tasks[0].layout)}
+        self._origins = {(task.lane, task.start): task.origin for task in work.tasks}
         self._writers: dict[int, FileWriter] = {}
-        self._files: list[ParquetFile] = []
-        self._aside: list[Aside] = []
+        self._files: dict[tuple[ArchiveLane, int], list[ParquetFile]] = defaultdict(list)
 
-    @property
-    def holes(self) -> int:
-        return sum(one.record is None for one in self._aside)
-
-    @property
-    def bad(self) -> int:
-        return len(self._aside) - self.holes - self.misfits
-
-    @property
-    def misfits(self) -> int:
-        return sum(one.has_row for one in self._aside)
-
-    def add(self, batch: TierBatch) -> None:
-        records = batch.records
-        self.source_bytes += len(memoryview(records.data).cast("B"))
-        made, aside = self._columns.make(batch)
-        self._aside += aside
+    def add(self, task: Task, made: list[pa.RecordBatch]) -> None:
         for rows in made:
-            for day, some in _by_day(rows):
-                writer = self._writers.setdefault(day, FileWriter())
-                writer.add(some)
-                if writer.size_bytes >= FILE_BYTES:
-                    self._end(day)
+            for day, some in by_day(rows):
+                self._writers.setdefault(day, FileWriter()).add(some, task.lane, task.start)
+                if sum(writer.size_bytes for writer in self._writers.values()) >= FILE_BYTES:
+                    self._end(max(self._writers, key=lambda one: self._writers[one].size_bytes))
 
-    def finish(self) -> tuple[list[ParquetFile], SideFile | None]:
+    def finish(self) -> dict[tuple[ArchiveLane, int], list[ParquetFile]]:
+        """The files of each task, by lane and start."""
         for day in list(self._writers):
             self._end(day)
-        return self._files, self._side()
+        return self._files
 
     def _end(self, day: int) -> None:
         reached("archive-writing")
-        written = self._writers.pop(day).finish(self._metadata())
-        key = file_key(self._task, day, written.low, written.high)
-        self._files.append(_publish(self._archive, key, written))
+        written = self._writers.pop(day).finish(self._metadata)
+        origins = [
+            (lane, proof.low, proof.high, self._origins[lane, start])
+            for lane, start, proof in written.pieces
+        ]
+        key = file_key(day, origins)
+        size, crc = publish_file(self._archive, key, written)
+        for lane, start, proof in written.pieces:
+            numbers = proof.low, proof.high, proof.rows, size, crc
+            self._files[lane, start].append(ParquetFile(key, *numbers, *proof[3:]))
         reached("archive-written")
 
-    def _metadata(self) -> dict[str, str]:
-        lane, task, body = self._task.lane, self._task, self._task.layout.body
-        return {
-            **(
-                {"tiered.body_format": body.format, "tiered.body_columns": body.columns}
-                if body
-                else {}
-            ),
-            "tiered.schema": str(SCHEMA_VERSION),
-            "tiered.program": __version__,
-            "tiered.source": self._prefix,
-            "tiered.lane": f"{lane.queue} of incarnation {lane.incarnation}",
-            "tiered.segment": f"{task.start}-{task.end}",
-            "tiered.objects": " ".join(dict.fromkeys(bundle.key for bundle in task.parts.bundles)),
-        }
 
-    def _side(self) -> SideFile | None:
-        if not self._aside:
-            return None
-        aside = sorted(self._aside, key=lambda one: one.queue_offset)
-        data = write_small(side_table(self._task.lane, aside))
-        key = side_key(self._task)
-        try:
-            self._archive.put_if_absent(key, data)
-        except AlreadyExistsError:
-            data = self._archive.get(key)
-            if read_columns(data)["queue_offset"].to_pylist() != [o.queue_offset for o in aside]:
-                raise _another(self._archive, key) from None
-        return SideFile(key, len(aside), len(data), zlib_ng.crc32(data))
+def body_metadata(layout: BodyLayout) -> dict[str, str]:
+    """What a file says of the columns that bodies became."""
+    body = layout.body
+    return {"tiered.body_format": body.format, "tiered.body_columns": body.columns} if body else {}
 
 
-def _by_day(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+def _archived(
+    archive: ObjectStore,
+    source: _Bundles,
+    counted: _Counted,
+    files: dict[tuple[ArchiveLane, int], list[ParquetFile]],
+) -> Archived:
+    task, aside = counted.task, counted.aside
+    holes = sum(one.record is None for one in aside)
+    misfits = sum(one.has_row for one in aside)
+    mine = files.get((task.lane, task.start), [])
+    archived = Archived(
+        task.start,
+        task.end,
+        holes,
+        len(aside) - holes - misfits,
+        counted.source_bytes,
+        tuple(sorted(mine, key=lambda file: (file.store_min_ms // DAY_MS, file.low))),
+        _side(archive, task, aside),
+        source.sources(task),
+        misfits=misfits,
+        columns=task.layout.number,
+        has_records=task.layout.has_records,
+    )
+    if not archived.is_whole:
+        raise InternalError(
+            f"{task.lane} [{task.start}, {task.end}) does not reconcile: {archived.rows} rows,"
+            f" {archived.holes} holes, {archived.bad} bad records; it is not published"
+        )
+    return archived
+
+
+def _side(archive: ObjectStore, task: Task, found: list[Aside]) -> SideFile | None:
+    if not found:
+        return None
+    aside = sorted(found, key=lambda one: one.queue_offset)
+    data = write_small(side_table(task.lane, aside))
+    key = side_key(task.lane, task.start, task.end, task.origin)
+    try:
+        archive.put_if_absent(key, data)
+    except AlreadyExistsError:
+        data = archive.get(key)
+        if read_columns(data)["queue_offset"].to_pylist() != [one.queue_offset for one in aside]:
+            raise _another(archive, key) from None
+    return SideFile(key, len(aside), len(data), zlib_ng.crc32(data))
+
+
+def by_day(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
     """Rows by UTC day of store time, each day's in order."""
     arrow = load_pyarrow()
     micros = rows.column("store_ts").view(arrow.int64()).to_numpy()
@@ -229,24 +298,31 @@ def _by_day(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
     return [(day, rows.filter(arrow.array(days == day))) for day in np.unique(days).tolist()]
 
 
-def _publish(archive: ObjectStore, key: str, written: Written) -> ParquetFile:
+def publish_file(archive: ObjectStore, key: str, written: Written) -> tuple[int, int]:
+    """Put a file, or adopt one that has the same rows.
+
+    Returns:
+        Size and CRC-32 of what lies there then.
+
+    Raises:
+        DataError: Something else lies there.
+        BackendError: The store failed.
+    """
     data: Any = written.data
-    crc, size = written.crc, len(data)
     try:
         archive.put_if_absent(key, data)
     except AlreadyExistsError:
         present = archive.get(key)
-        crc, size = zlib_ng.crc32(present), len(present)
+        crc = zlib_ng.crc32(present)
         if crc != written.crc and not _has_same_rows(present, data):
             raise _another(archive, key) from None
-    numbers = (written.low, written.high, written.rows, size, crc)
-    times = (written.store_min_ms, written.store_max_ms)
-    return ParquetFile(key, *numbers, *times, written.body_crc_sum, written.body_bytes)
+        return len(present), crc
+    return len(data), written.crc
 
 
 def _has_same_rows(present: bytes, ours: Any) -> bool:  # noqa: ANN401 (a buffer)
     """Whether two files hold the same messages, whatever their bytes."""
-    names = {"tiered.schema", "tiered.source", "tiered.segment"}
+    names = {"tiered.schema", "tiered.source", "tiered.pieces"}
     said, wanted = read_metadata(present), read_metadata(ours)
     if any(said.get(name) != wanted.get(name) for name in names):
         return False
@@ -258,5 +334,5 @@ def _another(archive: ObjectStore, key: str) -> DataError:
     return DataError(
         "something else lies where a file of the archive goes",
         where=f"{archive.url}/{key}",
-        do="remove it if you know what it is, and archive again",
+        do="remove it if you know what it is, and do it again",
     )

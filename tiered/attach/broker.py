@@ -1,25 +1,38 @@
-"""Asks a running broker for the end of its log, over its own protocol.
+"""The broker whose store is attached: which place of a tier is its, and where its log ends, by its own word.
 
-Request: ``GET_BROKER_RUNTIME_INFO``; the answer's body is JSON with ``commitLogMaxOffset``. Frames are those of
-``tiered.format.remoting``.
+Names: those that are given, else those that the store says, else what the tier remembers. A store that has just been made
+says nothing of its broker until the broker's first topic is there. Names taken from nothing would be wrong for good, so a
+follower waits for them: nothing can be missed meanwhile, since a store that has messages is taken as it is.
 
-A broker that does not answer is asked again after a second at the earliest and is no error: what only it could confirm
-keeps waiting. Nothing is kept open between questions. For one thread at a time (the local store's lock sees to it).
+The log's end: ``GET_BROKER_RUNTIME_INFO``, in frames of ``tiered.format.remoting``; the answer's body is JSON with
+``commitLogMaxOffset``. A broker that does not answer is asked again after a second at the earliest and is no error: what
+only it could confirm keeps waiting. Nothing is kept open between questions. For one thread at a time (the local store's
+lock sees to it).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from tiered.format.remoting import SIZE_BYTES, Command, decode, encode, frame_size
+from tiered.api.broker_place import Place, find_places, require_fitting
+from tiered.errors import ClosedError, DataError, InvalidError
+from tiered.format.remoting import Command, RemotingClient
+from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
+from tiered.log.reader import TierReader
 
 if TYPE_CHECKING:
-    from tiered.clock import Clock
+    import threading
 
-_LOG = logging.getLogger("tiered.broker")
+    from backends.base import ObjectStore
+    from tiered.attach.settings import AttachSettings
+    from tiered.clock import Clock
+    from tiered.local.face import LocalStore, StoreIdentity
+
+_LOG = logging.getLogger("tiered.attach")
 GET_BROKER_RUNTIME_INFO = 28
 ASK_AGAIN_S = 1.0
 TIMEOUT_S = 2.0
@@ -64,10 +77,8 @@ def ask_max_offset(host: str, port: int, timeout_s: float = TIMEOUT_S) -> int:
         OSError: The broker cannot be reached, or did not answer in time.
         ValueError: Its answer is none.
     """
-    with socket.create_connection((host, port), timeout_s) as connection:
-        request = Command(GET_BROKER_RUNTIME_INFO, opaque=1, language="PYTHON")
-        connection.sendall(b"".join(encode(request)))
-        answer = decode(_receive(connection, frame_size(_receive(connection, SIZE_BYTES))))
+    with RemotingClient(host, port, timeout_s) as connection:
+        answer = connection.ask(Command(GET_BROKER_RUNTIME_INFO, language="PYTHON"))
     if answer.code:
         raise ValueError(f"it refused with code {answer.code}: {answer.remark}")
     table = json.loads(answer.text()).get("table", {})
@@ -76,13 +87,146 @@ def ask_max_offset(host: str, port: int, timeout_s: float = TIMEOUT_S) -> int:
     return int(table["commitLogMaxOffset"])
 
 
-def _receive(connection: socket.socket, size_bytes: int) -> bytes:
-    pieces: list[bytes] = []
-    left = size_bytes
-    while left:
-        piece = connection.recv(min(left, 1 << 16))
-        if not piece:
-            raise ConnectionError(f"it ended the connection {left} bytes before the end")
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
+# -- names -----------------------------------------------------------------------------------------
+
+
+DEFAULT = Place("DefaultCluster", "broker")
+_LOOK_AGAIN_S = 0.5
+_NAMELESS = (
+    "does not tell its broker's name before its first topic is made: waiting for it"
+    " (or give --cluster and --broker)"
+)
+_EMPTY = "is empty: waiting for a broker to begin its store there"
+
+
+def open_named(
+    directory: str, settings: AttachSettings, clock: Clock, stopping: threading.Event
+) -> RocketMQStore:
+    """Open a store directory; with ``waits_for_names`` look again while it cannot tell its names yet.
+
+    Args:
+        directory: The broker's store directory.
+        settings: Names that are given, and how to ask the broker.
+        clock: Time.
+        stopping: Ends the waiting, and the scans of a store that is opened.
+
+    Raises:
+        ClosedError: ``stopping`` was set.
+        TieredStoreError: See ``RocketMQStore.open``.
+    """
+    options = RocketMQOptions(
+        cluster=settings.cluster,
+        broker=settings.broker,
+        broker_max_offset=settings.broker_max_offset,
+        stop=stopping.is_set,
+        with_timers=settings.timers_near_ms is not None,
+    )
+    is_said = False
+    while True:
+        is_bare = settings.waits_for_names and _is_bare(directory)
+        if not is_bare:
+            local = RocketMQStore.open(directory, clock=clock, options=options)
+            if not settings.waits_for_names or not is_nameless(local):
+                return local
+            local.close()
+        if not is_said:
+            _LOG.warning("%s %s", directory, _EMPTY if is_bare else _NAMELESS)
+            is_said = True
+        if clock.wait(stopping, _LOOK_AGAIN_S):
+            raise ClosedError("told to stop, before the store had told its names", where=directory)
+
+
+def _is_bare(directory: str) -> bool:
+    """A directory with nothing in it but directories with nothing in them: what is there before a broker's first start."""
+    try:
+        found = list(Path(directory).iterdir())
+        return Path(directory).is_dir() and not any(
+            not one.is_dir() or any(one.iterdir()) for one in found
+        )
+    except OSError:
+        return False  # said by whoever opens it
+
+
+def require_apart(directory: str, url: str) -> None:
+    """Refuse a tier inside the store directory, in which nothing is ever written (I10).
+
+    Args:
+        directory: The broker's store directory.
+        url: Of the tier, as its opened store tells it.
+
+    Raises:
+        InvalidError: It lies there.
+    """
+    if not url.startswith("file://"):
+        return
+    store, tier = Path(directory).resolve(), Path(unquote(url.removeprefix("file://"))).resolve()
+    if tier.is_relative_to(store):
+        raise InvalidError(
+            "the tier would lie inside the broker's store directory",
+            where=str(tier),
+            do="choose a folder outside of it",
+        )
+
+
+def is_nameless(local: LocalStore) -> bool:
+    """A broker runs on it, it has had no message yet, and a name is missing."""
+    identity = local.identity
+    if not identity.is_live or (identity.cluster is not None and identity.broker is not None):
+        return False
+    local.refresh()
+    return not any(bounds.end for bounds in local.queues().values())
+
+
+def place_of(store: ObjectStore, identity: StoreIdentity, settings: AttachSettings) -> Place:
+    """Where a local store belongs in a tier.
+
+    Names that are given rule. Else the store's own names, unless there is nothing there and another place remembers
+    this very store: the names that a store tells can come and go with its files.
+
+    Args:
+        store: The tier's.
+        identity: Of the local store.
+        settings: Names that are given.
+
+    Raises:
+        InvalidError: Its keys would be too long for an object store.
+        DataError: The journal of a place that fits is lost or damaged, so nobody can tell whether it is this store's.
+        StoreUnavailableError: It could not be read, likewise.
+    """
+    place = _chosen(store, identity, settings)
+    require_fitting(store.url, place)
+    return place
+
+
+def _chosen(store: ObjectStore, identity: StoreIdentity, settings: AttachSettings) -> Place:
+    cluster, broker = settings.cluster, settings.broker
+    named = Place(
+        cluster or identity.cluster or DEFAULT.cluster, broker or identity.broker or DEFAULT.broker
+    )
+    if (cluster and broker) or not identity.store_id:
+        return named
+    known = find_places(store)
+    if named in known:
+        return named
+    for place in known:
+        fits = cluster in {None, place.cluster} and broker in {None, place.broker}
+        if fits and _store_id(store, place) == identity.store_id:
+            return place
+    return named
+
+
+def _store_id(store: ObjectStore, place: Place) -> str | None:
+    """Of the store that a place remembers; None when it does not say. What cannot be read may be this very store's."""
+    reader = TierReader(store, place.prefix)
+    try:
+        reader.refresh()
+    except (DataError, InvalidError) as error:
+        is_damage = isinstance(error, DataError)
+        mend = "run `tiered rebuild` there" if is_damage else error.do
+        raise (type(error) if is_damage else InvalidError)(
+            f"{error.what}; so nobody can tell whether it belongs to this store",
+            where=error.where,
+            do=f"{mend}, or say where this broker's place is with --cluster and --broker",
+        ) from error
+    found = reader.state.store.get("store_id")
+    return str(found) if found else None

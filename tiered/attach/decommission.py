@@ -2,7 +2,8 @@
 
 Overview: ``look`` tells what of a broker is near and not done, that is, due to come back to life in the broker and nowhere
 else, and reads its tables. ``decommission`` does so at the end of an attachment, and when nothing stands in the way keeps
-the tables in the tier and marks it (``tiered.log.handover``). From then on no writer goes on with it unless it is told to.
+the tables in the tier and marks it (``tiered.log.broker_tables``). From then on no writer goes on with it unless it is
+told to.
 
 Ordering: messages first, then the tables, then the mark. What fails before the mark leaves a tier that goes on as before;
 doing it again is harmless.
@@ -31,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tiered.format.record import RecordError, decode_record
+from tiered.local.catalog import TIMER_TOPICS
 from tiered.local.consumequeues import PlainQueue
-from tiered.local.files import FileCache, FileRow
 from tiered.local.layout import (
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
@@ -46,14 +47,15 @@ from tiered.local.layout import (
     read_table,
     read_timer_progress,
 )
-from tiered.log.handover import Handover
+from tiered.local.rows import FileCache, FileRow
+from tiered.log.broker_tables import Handover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tiered.attach.writer import Attachment, AttachResult
+    from tiered.attach.writer import Attachment
     from tiered.local.layout import Layout
-    from tiered.log.handover import Offsets
+    from tiered.log.broker_tables import Offsets
     from tiered.model import MessageQueue
 
 SCHEDULE: Final = "SCHEDULE_TOPIC_XXXX"
@@ -103,23 +105,30 @@ class Decommissioned:
 
 
 def decommission(
-    attachment: Attachment, directory: str, result: AttachResult, *, accepts_pending: bool
+    attachment: Attachment, directory: str, *, accepts_pending: bool
 ) -> Decommissioned:
     """Hand a broker's place over to its tier. After ``Attachment.run`` with ``once``, before it is closed.
 
     Args:
         attachment: Of this store.
         directory: The store's.
-        result: Of that run.
         accepts_pending: What is near and not done is given up (it stays in the store's files), and is no obstacle.
 
     Raises:
         TieredStoreError: The store cannot be read, or the tier cannot be written.
     """
+    found = tuple(
+        _obstacles(attachment)
+    )  # first: what a broker writes when it stops is looked at after that
     near = look(directory, attachment.now_ms)
-    obstacles = tuple(_obstacles(attachment, result))
-    if not accepts_pending:
-        obstacles += near.pending
+    if attachment.timers is not None and attachment.timers.has_all:
+        others = tuple(one for one in near.pending if one.do != _TIMERS_DO)
+        notes = (
+            *near.metadata.notes,
+            "pending timers are in the tier: `tiered timer run` delivers them",
+        )
+        near = replace(near, pending=others, metadata=replace(near.metadata, notes=notes))
+    obstacles = found if accepts_pending else found + near.pending
     if obstacles:
         return Decommissioned(near, obstacles, "")
     pending = tuple({"what": one.what, "count": one.count} for one in near.pending)
@@ -127,18 +136,20 @@ def decommission(
     return Decommissioned(near, (), key)
 
 
-def _obstacles(attachment: Attachment, result: AttachResult) -> Iterator[Pending]:
+def _obstacles(attachment: Attachment) -> Iterator[Pending]:
     """What is not in the tier, or may still come."""
-    attachment.local.refresh()
+    result = attachment.look_again()
     if attachment.local.identity.is_live:
         yield Pending("a broker runs on the store", 0, "stop it, then decommission again")
+    elif attachment.was_live:
+        yield Pending("the broker stopped while its store was read", 0, "decommission again")
     if not result.is_complete:
         count = result.behind + result.waiting.records
         yield Pending("messages are not in the tier", count, "attach again")
     left = sum(
         bounds.end - bounds.min
         for queue, bounds in attachment.local.queues().items()
-        if not attachment.selects(queue.topic)
+        if not attachment.selects(queue.topic) and queue.topic not in TIMER_TOPICS
     )
     if left:
         yield Pending(
@@ -329,8 +340,8 @@ _TABLE_DO: Final = (
     " export them first"
 )
 _TIMERS_DO: Final = (
-    "let the broker run until they are delivered, or take them over with `tiered timer import --near 0s`"
-    " and add --accept-pending"
+    "let the broker run until they are delivered, or take them over: add --timers --near 0s, and then"
+    " `tiered timer run` delivers them"
 )
 _HALF_DO: Final = "let the broker run until it has asked their producers"
 _POPPED_DO: Final = "let the broker run until they are acknowledged, or have come again"

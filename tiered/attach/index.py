@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from backends.errors import AlreadyExistsError, BackendError
 from backends.local_files import MAKE_ROOM, is_full
 from tiered.crashpoints import reached
-from tiered.dispatch.rounds import Fact
+from tiered.dispatch.group_commit import Fact
 from tiered.dispatch.settings import Throttle
 from tiered.errors import DataError
 from tiered.index.builder import IndexBuilder
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backends.base import ObjectStore
-    from tiered.attach.index_settings import IndexSettings
+    from tiered.attach.settings import IndexSettings
     from tiered.clock import Clock
     from tiered.dispatch.group_commit import Durable
     from tiered.keys import ObjectId

@@ -1,20 +1,29 @@
-"""What a running attachment measures, as samples of ``tiered.metrics``; and whether it is well."""
+"""What a running attachment measures, as samples of ``tiered.metrics``: lag, counters, memory; and whether it is well.
+
+Beside that what keeps its process a good neighbour of the broker: memory given back, and a step back behind it.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiered.attach.lag import measure_lag
+from tiered.local.catalog import TIMER_TOPICS
+from tiered.local.rocketmq import RocketMQStore
 from tiered.metrics import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from backends.wrapping import MeteredStore
     from tiered.attach.writer import Attachment
     from tiered.clock import Clock
     from tiered.dispatch.dispatcher import TieredDispatcher
+    from tiered.local.face import LocalStore
+    from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 _PAGE_BYTES = 4096
 
@@ -29,6 +38,7 @@ def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
         *_lag(attachment, dispatcher, clock),
         *_counters(dispatcher),
         *_index(attachment),
+        *_timers(attachment, clock),
         *request_samples(attachment.meter),
         Sample("tiered_generation", attachment.generation),
         Sample("tiered_buffer_bytes", dispatcher.budget.used_bytes),
@@ -126,3 +136,133 @@ def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return 0
+
+
+# -- how far the tier is behind the local store, queue by queue ------------------------------------
+
+
+_ENTRIES = 1 << 16
+_ENTRIES_MAX = 1 << 20
+"""Entries of one queue that are looked at; what is behind them is taken to be as large on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """What one queue of the tier lacks of the local store.
+
+    Attributes:
+        local_max_offset: One past the last committed local message.
+        messages: Committed locally and not in the tier.
+        size_bytes: Bytes of their records (estimated beyond a million in a queue); None when the store cannot tell
+            without reading them.
+        seconds: Age of the oldest of them; 0 without any.
+    """
+
+    local_max_offset: QueueOffset
+    messages: int
+    size_bytes: int | None
+    seconds: float
+
+
+def _timers(attachment: Attachment, clock: Clock) -> Iterator[Sample]:
+    """Of ``attach --timers``: what waits in the sources, be it to be taken or to be left with the broker."""
+    if attachment.timers is None:
+        return
+    local, positions, now_ms = attachment.local, attachment.timers.positions, clock.now_ms()
+    lags = [
+        _lag_of(local, queue, bounds, positions.get(queue), now_ms)
+        for queue, bounds in local.queues().items()
+        if queue.topic in TIMER_TOPICS
+    ]
+    yield Sample("tiered_timers_oldest_seconds", max((lag.seconds for lag in lags), default=0.0))
+    yield Sample("tiered_timers_waiting_records", sum(lag.messages for lag in lags))
+    yield Sample("tiered_timers_taken_total", attachment.timers.total.taken)
+    yield Sample("tiered_timers_up", not attachment.timers.error)
+
+
+def measure_lag(
+    local: LocalStore, commits: Mapping[MessageQueue, QueueOffset], now_ms: int
+) -> dict[MessageQueue, QueueLag]:
+    """The lag of every local queue. Reads one record, and the consume-queue entries, of each queue that is behind.
+
+    Args:
+        local: The local store.
+        commits: Commit offset of each queue of the tier; a queue that is missing has nothing there.
+        now_ms: UTC.
+    """
+    return {
+        queue: _lag_of(local, queue, bounds, commits.get(queue), now_ms)
+        for queue, bounds in local.queues().items()
+    }
+
+
+def _lag_of(
+    local: LocalStore,
+    queue: MessageQueue,
+    bounds: QueueBounds,
+    commit: QueueOffset | None,
+    now_ms: int,
+) -> QueueLag:
+    start = bounds.min if commit is None else max(bounds.min, commit)
+    if start >= bounds.end:
+        return QueueLag(bounds.end, 0, 0, 0.0)
+    size = None
+    if isinstance(local, RocketMQStore):
+        size = _size(local, queue, start, bounds.end)
+    batch = local.read(queue, start, bytes_max=1, count_max=1)
+    stored_ms = int(batch.store_timestamps_ms[0]) if batch is not None else -1
+    seconds = max(0.0, (now_ms - stored_ms) / 1000) if stored_ms >= 0 else 0.0
+    return QueueLag(bounds.end, bounds.end - start, size, seconds)
+
+
+def _size(local: RocketMQStore, queue: MessageQueue, start: int, end: int) -> int | None:
+    """Bytes of the records that the consume queue lists; those of an inner batch count once."""
+    state = local.current_view().catalog.states.get(queue)
+    if state is None:
+        return None
+    total, last, looked_at = 0, -1, min(end, start + _ENTRIES_MAX)
+    for at in range(start, looked_at, _ENTRIES):
+        entries = state.index.entries(at, min(at + _ENTRIES, looked_at))
+        for_real = entries.is_written
+        places, sizes = entries.physical_offsets[for_real], entries.sizes[for_real]
+        if len(places):
+            first_of_its_record = places != [last, *places[:-1].tolist()]
+            total += int(sizes[first_of_its_record].sum())
+            last = int(places[-1])
+    return total * (end - start) // (looked_at - start)
+
+
+# -- a good neighbour ------------------------------------------------------------------------------
+
+
+NICENESS_MAX = 19
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_ARENAS = 2
+_OWN_MAPPING_BYTES = 32 << 20
+"""The greatest that glibc takes; blocks of less come from the pools."""
+_FREE_BYTES_MAX = 64 << 20
+
+
+def bound_malloc() -> None:
+    """Have glibc share few pools of memory among all threads, and use their memory again; without glibc, nothing.
+
+    By default each thread gets a pool, which keeps what it once needed. Records are allocated by one thread and freed by
+    another, so that pools grow. And blocks of a MiB come from the kernel and go back to it each time: it clears their pages
+    anew, which costs more than what is copied into them. So they stay, up to 64 MiB at the end of a pool.
+    Before threads are started.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, _ARENAS)
+        mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _FREE_BYTES_MAX)
+
+
+def step_back(niceness: int) -> None:
+    """Let everybody else on this machine go first.
+
+    Args:
+        niceness: From 0 to ``NICENESS_MAX``; one that was given from outside is only ever raised.
+    """
+    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)

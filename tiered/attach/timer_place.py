@@ -10,14 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tiered.api.broker_place import SIGNS, Place, choose_place
-from tiered.errors import InvalidError
-from tiered.keys import JOURNAL, TIMER
+from tiered.errors import ClosedError, FencedError, InvalidError
+from tiered.keys import JOURNAL, LEASE, TIMER
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
     from backends.base import ObjectStore
+    from tiered.clock import Clock
+    from tiered.journal.lease import Lease, LeaseState
 
 TIMER_SIGNS: Final = (TIMER + JOURNAL, *(TIMER + sign for sign in SIGNS))
 """A broker has timers where one of these has an object."""
+TIMER_ANY_SIGN: Final = (*TIMER_SIGNS, TIMER + LEASE)
+"""For who rebuilds: a lease that remembers a journal may be all that is left."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,14 +42,19 @@ def timers_of(place: Place) -> TimerPlace:
     return TimerPlace(place.cluster, place.broker)
 
 
-def choose_timers(store: ObjectStore, cluster: str | None, broker: str | None) -> TimerPlace:
+def choose_timers(
+    store: ObjectStore,
+    cluster: str | None,
+    broker: str | None,
+    signs: Sequence[str] = TIMER_SIGNS,
+) -> TimerPlace:
     """The only broker there that has timers and fits the names given.
 
     Raises:
         InvalidError: There is none, or more than one.
     """
     try:
-        return timers_of(choose_place(store, cluster, broker, signs=TIMER_SIGNS))
+        return timers_of(choose_place(store, cluster, broker, signs=signs))
     except InvalidError as error:
         if "several" in error.what:
             raise
@@ -51,3 +63,35 @@ def choose_timers(store: ObjectStore, cluster: str | None, broker: str | None) -
             where=store.url,
             do="check the URL; `tiered timer import STORE --to URL` brings timers",
         ) from error
+
+
+def take_lease(
+    lease: Lease,
+    clock: Clock,
+    stop: threading.Event,
+    *,
+    wait: bool,
+    announce: Callable[[LeaseState], None] = lambda _state: None,
+) -> None:
+    """Take a lease, and wait for it if asked to, until told to stop.
+
+    Args:
+        lease: Of those who take timers, or of those who hand them over.
+        clock: For the pauses.
+        stop: Ends it.
+        wait: Wait until it is free.
+        announce: Told of a holder that is waited for.
+
+    Raises:
+        ClosedError: ``stop`` was set, and another has it.
+        FencedError: Another has it, and we do not wait.
+        BackendError: It could not be read or written.
+    """
+    try:
+        lease.acquire(wait=wait, announce=announce, stop=lambda seconds: clock.wait(stop, seconds))
+    except FencedError as error:
+        if stop.is_set():
+            raise ClosedError(
+                "told to stop while another's lease was waited for", do="run it again"
+            ) from error
+        raise

@@ -1,8 +1,10 @@
 """Timer run: hands a broker's timers over from the tier to a target, hour by hour, until it is stopped.
 
 Overview: the lease of hand-overs (``timer/meta/run/lease``) is waited for, a run is begun in the timers' journal, and then
-``timer.handover`` and the target's wheel are asked in turn. The lease of those who take timers is another: both work side by
-side.
+``timer.handover`` and the target's wheel are asked in turn. A step of the hand-over is made in a thread of its own, and the
+wheel is looked at meanwhile: a tier that does not answer holds up nothing that the target has. The lease of those who take
+timers is another: both work side by side. Ours is renewed by a thread, too, since a target may take long to open, and to
+answer.
 
 After a crash: the lease expires; the next run goes on at the last entry (``timer.handover``).
 """
@@ -10,39 +12,57 @@ After a crash: the lease expires; the next run goes on at the last entry (``time
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from backends.errors import BackendError
 from tiered.api.stores import backend_errors, open_metered, with_retries
-from tiered.attach.timer_place import choose_timers
-from tiered.dispatch.settings import Throttle
-from tiered.errors import StoreUnavailableError
+from tiered.attach.timer_place import choose_timers, take_lease
+from tiered.errors import ClosedError, FencedError, StoreUnavailableError
+from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, Lease
-from tiered.journal.writer import JournalWriter
 from tiered.log.state import TierMachine, TierState
+from tiered.log.timers import HOUR_MS, hour_queue
+from tiered.metrics import Sample
 from timer.dequeue import TimerReader
 from timer.handover import HandOver, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from backends.s3_settings import S3Options
+    from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.journal.lease import LeaseState
     from timer.handover import HandCounters
 
+_LOG = logging.getLogger("tiered.timer")
 RUN = "meta/run/"
 LEASE_S = 10.0
+_AGAIN_S = 0.5
+"""Before a batch is tried again."""
+_SILENT_S = 10.0
+"""A step that takes longer is told: tier or target do not answer."""
+_ENDING_S = 5.0
+"""A step that is under way when we are told to stop may take so long, so that its entry is written; then nothing is tried
+again."""
+_TICK_S = 0.2
+"""Between two looks at the wheel while a step is made, at most."""
 _LOOK_S = 1.0
-"""Between two looks at the journal: what was taken meanwhile may be due soon."""
+_LOOK_S_MAX = 10.0
+"""Between two looks at the journal: what was taken meanwhile may be due soon. A hundredth of the near window between these
+two: each look is a request."""
 
 
 class Delivering(Target, Protocol):
-    """A target that may deliver by itself."""
+    """A target that may deliver by itself: ``tick`` is called while another thread gives."""
 
     @property
     def next_ms(self) -> int | None:
@@ -101,31 +121,116 @@ class RunResult:
     next_ms: int | None
 
 
+class KeptLease:
+    """Our lease, renewed by a thread: a target that is slow to open or to answer must not cost it."""
+
+    def __init__(self, lease: Lease, clock: Clock) -> None:
+        """It has just been taken."""
+        self._lease, self._clock = lease, clock
+        self._lost: FencedError | None = None
+
+    def is_ours(self) -> bool:
+        """It is valid still: it was renewed within its time. From any thread."""
+        return self._lost is None and self._clock.monotonic_s() - self._lease.written_s < LEASE_S
+
+    def require(self) -> None:
+        """End when it is another's.
+
+        Raises:
+            FencedError: It is.
+        """
+        if self._lost is not None:
+            raise self._lost
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Renew it meanwhile."""
+        ended = threading.Event()
+        renewing = threading.Thread(target=self._keep, args=(ended,), name="tiered-lease")
+        renewing.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            renewing.join()
+
+    def _keep(self, ended: threading.Event) -> None:
+        while not self._clock.wait(ended, self._lease.renewal_seconds):
+            try:
+                self._lease.renew()
+            except FencedError as error:
+                self._lost = error
+                return
+            except BackendError:
+                continue  # tried again, and given up by ``is_ours``
+
+
 class TimerDelivery:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        target: Where messages go.
+        run: The hand-over.
+        place: Of the broker.
+        delivered: Messages that the target's own wheel delivered.
+        trouble: Why nothing can be handed over at present; empty when it can.
+    """
 
     def __init__(
         self,
         target: Delivering,
         run: HandOver,
-        lease: Lease,
+        lease: KeptLease,
         place: Place,
         settings: RunSettings,
         *,
         clock: Clock,
         stop: threading.Event,
+        abandon: threading.Event,
     ) -> None:
-        """Used by ``hand_over``."""
+        """Used by ``hand_over``; ``abandon`` ends the tries of whatever asks the tier."""
         self.target, self.run, self.place = target, run, place
         self._lease, self._settings, self._clock, self._stop = lease, settings, clock, stop
-        self._renewed_s = clock.monotonic_s()
+        self._abandon = abandon
         self._looked_s = clock.monotonic_s()
-        self._throttle = Throttle(settings.rate, clock, stop)
+        self._look_s = min(_LOOK_S_MAX, max(_LOOK_S, settings.near_ms / 100_000))
+        self._free_s = clock.monotonic_s()  # by the rate, the next batch goes then
+        self.trouble = ""
         self.delivered = 0
 
-    def is_ours(self) -> bool:
-        """Our lease is valid still: it was renewed within its time."""
-        return self._clock.monotonic_s() - self._renewed_s < LEASE_S
+    def pending(self) -> tuple[int, int, int | None]:
+        """Items and hours that are not handed over, and when the first of these hours begins. From any thread."""
+        state = self.run.journal.state
+        left = {}
+        for hour, facts in state.timers.hours.items():
+            life = state.life(hour_queue(hour))
+            count = life.commit_offset - facts.done - facts.rank if life else 0
+            if count > 0:
+                left[hour] = count
+        return sum(left.values()), len(left), min(left) * HOUR_MS if left else None
+
+    def samples(self) -> list[Sample]:
+        """What is measured (``TIMER_METRICS``), but for requests. From any thread."""
+        count, hours, first_ms = self.pending()
+        now_ms, counters, target = self._clock.now_ms(), self.run.counters, self.target
+        totals = {
+            "handed_messages": counters.handed,
+            "found_messages": counters.found,
+            "refused_messages": counters.refused,
+            "missing_messages": counters.missing,
+            "dropped_messages": counters.dropped,
+            "retries": counters.retries,
+            "delivered_messages": self.delivered,
+        }
+        return [
+            Sample("tiered_timer_up", not self.trouble),
+            Sample("tiered_timer_pending_messages", count),
+            Sample("tiered_timer_pending_hours", hours),
+            *(() if first_ms is None else [_until(first_ms - now_ms)]),
+            Sample("tiered_timer_waiting_messages", len(getattr(target, "wheel", ()))),
+            Sample("tiered_timer_lateness_seconds", getattr(target, "late_ms_max", 0) / 1000),
+            *(Sample(f"tiered_timer_{name}_total", value) for name, value in totals.items()),
+        ]
 
     def work(self) -> None:
         """Hand over and deliver until told to stop (or, with ``once``, until nothing is to be done).
@@ -134,56 +239,113 @@ class TimerDelivery:
             FencedError: Another run has begun.
             StoreUnavailableError: The tier or the target refuses us for good.
         """
+        with ThreadPoolExecutor(1, thread_name_prefix="tiered-handing") as pool:
+            try:
+                self._work(pool)
+            finally:
+                self._abandon.set()
+
+    def _work(self, pool: ThreadPoolExecutor) -> None:
         while not self._stop.is_set():
-            self._renew()
-            moved = self._step()
+            self._lease.require()
+            is_held = self._clock.monotonic_s() < self._free_s
+            moved = 0 if is_held else self._beside_wheel(pool, self._step)
             self.delivered += self.target.tick()
             if moved:
-                self._throttle.take(moved)
-            elif self._settings.once and self._is_done():
+                self._pace(moved)
+            elif self._settings.once and not is_held and self._is_done():
                 return
             else:
                 self._clock.wait(self._stop, self._pause_s())
-                self._look()
+                self._beside_wheel(pool, self._look)
+
+    def _beside_wheel(self, pool: ThreadPoolExecutor, step: Callable[[], int]) -> int:
+        """Make a step, and have the target deliver what is due meanwhile. What follows finds the step ended."""
+        future, began_s, ending_s = pool.submit(step), self._clock.monotonic_s(), math.inf
+        while not wait([future], timeout=self._tick_s()).done:
+            self.delivered += self.target.tick()
+            now_s = self._clock.monotonic_s()
+            if self._stop.is_set():
+                ending_s = min(ending_s, now_s + _ENDING_S)
+            if now_s >= ending_s:
+                self._abandon.set()
+            if now_s - began_s >= _SILENT_S and not self.trouble:
+                self._tell("tier or target do not answer")
+        return future.result()
+
+    def _tick_s(self) -> float:
+        next_ms = self.target.next_ms
+        left_s = _TICK_S if next_ms is None else (next_ms - self._clock.now_ms()) / 1000
+        return min(_TICK_S, max(0.01, left_s))
+
+    def _tell(self, trouble: str) -> None:
+        _LOG.log(logging.DEBUG if self.trouble else logging.WARNING, "%s", trouble)
+        self.trouble = trouble
+
+    def _pace(self, moved: int) -> None:
+        """Have the next batch wait by the rate; nothing else does."""
+        if self._settings.rate:
+            begin_s = max(self._free_s, self._clock.monotonic_s())
+            self._free_s = begin_s + moved / self._settings.rate
 
     def _step(self) -> int:
+        """Hand a batch over. When the tier or the target does not answer: nothing, and it is tried again."""
         try:
-            return self.run.step()
+            if self.trouble:
+                self.run.refresh()  # another run may have begun meanwhile
+            moved = self.run.step()
+        except ClosedError as error:  # what could not be written to the journal ends its writer
+            raise StoreUnavailableError(
+                self.trouble or str(error), do="nothing is lost; mend that, and run it again"
+            ) from error
         except (BackendError, StoreUnavailableError) as error:
             if isinstance(error, BackendError) and not error.retriable:
                 raise
+            if self._stop.is_set():
+                return 0
             if self._settings.once:
                 raise
-            return 0  # asked about, and given, again
+            self._tell(str(error) or type(error).__name__)
+            return 0
+        if self.trouble:
+            _LOG.info("handing over goes on")
+        self.trouble = ""
+        return moved
 
     def _is_done(self) -> bool:
         next_ms, limit_ms = self.target.next_ms, self._clock.now_ms() + self._settings.near_ms
         return next_ms is None or next_ms > limit_ms
 
     def _pause_s(self) -> float:
-        moments = [m for m in (self.run.next_ms, self.target.next_ms) if m is not None]
-        if not moments:
-            return _LOOK_S
-        return min(_LOOK_S, max(0.01, (min(moments) - self._clock.now_ms()) / 1000))
+        if self.trouble:
+            return _AGAIN_S
+        held_s = self._free_s - self._clock.monotonic_s()
+        moments = (None if held_s > 0 else self.run.next_ms, self.target.next_ms)
+        waits = [(moment - self._clock.now_ms()) / 1000 for moment in moments if moment is not None]
+        if held_s > 0:
+            waits.append(held_s)
+        return min(_LOOK_S, max(0.01, min(waits, default=_LOOK_S)))
 
-    def _look(self) -> None:
+    def _look(self) -> int:
         now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s >= _LOOK_S:
+        if now_s - self._looked_s >= self._look_s:
             self._looked_s = now_s
-            with contextlib.suppress(BackendError):  # looked at again in a second
+            with contextlib.suppress(BackendError):  # looked at again later
                 self.run.refresh()
+        return 0
 
-    def _renew(self) -> None:
-        now_s = self._clock.monotonic_s()
-        if now_s - self._renewed_s >= self._lease.renewal_seconds:
-            with contextlib.suppress(BackendError):  # tried again, and given up by ``is_ours``
-                self._lease.renew()
-                self._renewed_s = now_s
+
+def _until(left_ms: int) -> Sample:
+    return Sample("tiered_timer_next_due_seconds", left_ms / 1000)
+
+
+def _nothing(_work: TimerDelivery, _meter: MeteredStore) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def hand_over(
     url: str,
-    open_target: Callable[[Place, Mapping[str, Any]], Delivering],
+    open_target: Callable[[Place, Mapping[str, Any], Callable[[], bool]], Delivering],
     settings: RunSettings,
     *,
     options: S3Options,
@@ -191,21 +353,24 @@ def hand_over(
     rng: random.Random | None = None,
     stop: threading.Event | None = None,
     announce: Callable[[LeaseState], None] = lambda _state: None,
+    beside: Callable[[TimerDelivery, MeteredStore], AbstractContextManager[None]] = _nothing,
 ) -> RunResult:
     """Hand timers over; see the module.
 
     Args:
         url: Of the tier.
-        open_target: Opens the target, once the lease is ours; given the place, and what the journal says of the store from
-            which the timers were taken.
+        open_target: Opens the target, once the lease is ours; given the place, what the journal says of the store from
+            which the timers were taken, and whom to ask whether the lease is ours still.
         settings: How.
         options: For S3.
         clock: Time.
         rng: For ids and jitter; by default from the system.
         stop: Ends it.
         announce: Told of a run whose lease is waited for.
+        beside: Goes on beside the work, which it may look at from other threads.
 
     Raises:
+        ClosedError: ``stop`` was set while another run's lease was waited for.
         InvalidError: There are no timers, or a wrong URL or target.
         FencedError: Another run has begun, or holds the lease.
         StoreUnavailableError: The tier's store, or the target, cannot be reached or refuses us.
@@ -213,8 +378,7 @@ def hand_over(
     """
     rng, stop, abandon = rng or random.SystemRandom(), stop or threading.Event(), threading.Event()
     with contextlib.ExitStack() as opened, backend_errors():
-        meter = open_metered(url, options)
-        opened.callback(meter.close)
+        meter = opened.enter_context(contextlib.closing(open_metered(url, options)))
         store = with_retries(meter, clock, rng, abandon)
         place = choose_timers(store, settings.cluster, settings.broker)
         writer = f"{rng.getrandbits(32):08x}"
@@ -222,25 +386,25 @@ def hand_over(
             meter, place.prefix, TierMachine(), writer=writer, clock=clock, rng=rng, stop=abandon
         )
         lease = Lease(
-            store,
-            place.prefix + RUN,
-            writer=writer,
-            holder=Holder.present(),
-            seconds=LEASE_S,
-            clock=clock,
-            known=lambda: journal.end,
-        )
-        lease.acquire(wait=settings.wait, announce=announce, stop=lambda s: clock.wait(stop, s))
+            store, place.prefix + RUN, writer=writer, holder=Holder.present(), seconds=LEASE_S,
+            clock=clock, known=lambda: journal.end,
+        )  # fmt: skip
+        take_lease(lease, clock, stop, wait=settings.wait, announce=announce)
         opened.callback(lease.release)
+        ours = KeptLease(lease, clock)
+        opened.enter_context(ours.kept())
         journal.catch_up()
-        target = open_target(place, journal.state.store)
+        target = open_target(place, journal.state.store, ours.is_ours)
         opened.callback(target.close)
         reader = TimerReader(store, place.prefix)
-        run = HandOver(reader, journal, target, settings.near_ms, clock)
+        run = HandOver(reader, journal, target, settings.near_ms, clock, ours.is_ours)
         opened.callback(run.close)
-        work = TimerDelivery(target, run, lease, place, settings, clock=clock, stop=stop)
-        run.is_ours = work.is_ours
+        work = TimerDelivery(
+            target, run, ours, place, settings, clock=clock, stop=stop, abandon=abandon
+        )
+        ours.require()
         run.begin(asdict(Holder.present()))
-        work.work()
+        with beside(work, meter):
+            work.work()
         waiting = len(getattr(target, "wheel", ()))
         return RunResult(place, run.run, run.counters, work.delivered, waiting, run.next_ms)

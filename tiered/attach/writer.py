@@ -20,32 +20,37 @@ from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
 from backends.s3_settings import S3Options
-from tiered.api.deadline_store import PatientStore
-from tiered.api.ends import require_conditional_writes, require_same_store, store_document
-from tiered.api.stores import backend_errors, open_for_reading, with_retries
+from tiered.api.broker_place import require_conditional_writes, require_same_store, store_document
+from tiered.api.stores import PatientStore, backend_errors, open_for_reading, with_retries
+from tiered.attach.broker import open_named, place_of, require_apart
 from tiered.attach.index import IndexThread
-from tiered.attach.naming import open_named, place_of, require_apart
 from tiered.attach.settings import AttachSettings
-from tiered.attach.starting import Starting
 from tiered.clock import Clock, SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
-from tiered.dispatch.group_commit import retry_level
-from tiered.dispatch.rounds import Fact
-from tiered.errors import DataError, FencedError, InvalidError, StoreUnavailableError
+from tiered.dispatch.group_commit import Fact, retry_level
+from tiered.errors import (
+    ClosedError,
+    DataError,
+    FencedError,
+    InvalidError,
+    StoreUnavailableError,
+)
+from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, Lease, LeaseState
-from tiered.journal.writer import JournalWriter
-from tiered.keys import handover_key
-from tiered.log.handover import HANDOVER, is_handed_over, read_handover
+from tiered.keys import ObjectId, handover_key
+from tiered.local.catalog import TIMER_TOPICS
+from tiered.log.broker_tables import HANDOVER, is_handed_over, read_handover, recall
 from tiered.log.state import TierMachine, TierState
+from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
+    from tiered.attach.timer_import import TimerFollower
     from tiered.local.face import LocalStore, Waiting
-    from tiered.log.handover import Handover
-    from tiered.model import MessageQueue, QueueBounds
+    from tiered.log.broker_tables import Handover
 
 __all__ = ["AttachResult", "AttachSettings", "Attachment"]
 _LOG = logging.getLogger("tiered.attach")
@@ -84,9 +89,11 @@ class Attachment:
         rng: random.Random,
         announce: Callable[[LeaseState], None],
         stopping: threading.Event | None = None,
+        directory: str = "",
     ) -> None:
         """Wire a writer over an opened store and tier; ``open`` does it for two names."""
         self.local = local
+        self._directory = directory
         self.meter = meter
         self.place = place
         self._settings = settings
@@ -122,8 +129,11 @@ class Attachment:
         self._start_of = Starting(local, settings.start)
         self.dispatcher: TieredDispatcher | None = None
         self.index: IndexThread | None = None
+        self.timers: TimerFollower | None = None
         self.sealed = 0
         """Segments that ``run`` sealed because it was asked to."""
+        self.was_live = False
+        """A broker ran on the store when ``run`` with ``once`` looked what there is."""
 
     @classmethod
     def open(
@@ -178,6 +188,7 @@ class Attachment:
                 rng=rng,
                 announce=announce,
                 stopping=stopping,
+                directory=directory,
             )
             opened.pop_all()
         try:
@@ -192,9 +203,11 @@ class Attachment:
             self._journal.catch_up()  # reads first: a store that cannot be reached is told soonest
             self._require_same_store()
             able = require_conditional_writes(self._store, self._rng, self.meter.url)
+            # The lease before the reign: whoever is alive and writes is waited for, and not fenced out of his work.
             self._lease.acquire(
                 wait=self._settings.wait, announce=self._announce, stop=self._wait_stopping
             )
+            # From here on it must not run out, however long what follows takes.
             self._start_thread("lease", self._renew)
             self._take_reign()
         dispatcher = TieredDispatcher(
@@ -204,7 +217,7 @@ class Attachment:
             local=self.local,
             settings=self._settings.dispatch,
             start=self._start_of,
-            selects=lambda queue: self._settings.selects(queue.topic),
+            selects=lambda queue: self.selects(queue.topic),
             escapes_case=not able.distinguishes_case,
             clock=self._clock,
             rng=self._rng,
@@ -221,9 +234,32 @@ class Attachment:
                 clock=self._clock,
                 stop=self._abandon,
             )
+            # Before the dispatcher starts: what the first round stores is told here, or would be read again from the tier.
             dispatcher.uploader.on_stored = self.index.stored
             self._start_thread("key-index", self.index.run)
         dispatcher.start()
+        if self._settings.timers_near_ms is not None:
+            self.timers = self._follow_timers(self._settings.timers_near_ms)
+
+    def _follow_timers(self, near_ms: int) -> TimerFollower:
+        """What takes timers, beside the dispatcher; they have a place, a lease and a journal of their own."""
+        from tiered.attach.timer_import import (  # noqa: PLC0415 (start-up loads only what is needed)
+            ImportSettings,
+            TimerFollower,
+        )
+
+        settings = self._settings.dispatch
+        return TimerFollower(
+            self.local,
+            self._directory,
+            self.meter,
+            self.place,
+            ImportSettings(near_ms=near_ms, wait=True, dispatch=settings),
+            freshness_s=settings.freshness_s,
+            clock=self._clock,
+            rng=self._rng,
+            stop=self._stopping,
+        )
 
     def _require_same_store(self) -> None:
         mine = store_document(self.local.identity, self.place)
@@ -243,12 +279,17 @@ class Attachment:
         self._require_same_store()  # again: another store may have begun this tier a moment ago
         self._start_of.is_first = self._journal.state.generation == 0
         remembered = self._lease.remembered
+        # With what the lease remembers: a journal that was lost since must not look like one that never began.
         self._journal.take_reign(asdict(Holder.present()), remembered=remembered)
         mine = store_document(self.local.identity, self.place)
         known = self._journal.state.store
-        if not known or (mine["store_id"] and not known["store_id"]):
+        if not known.get("cluster") or (mine["store_id"] and not known["store_id"]):
             self._journal.append([{"do": "meta", "store": {**known, **mine}}])
         if is_handed_over(known) and self._settings.after_handover == "recommission":
+            made = ObjectId(self._journal.generation, self._journal.writer, 0)
+            with backend_errors():
+                recall(self._store, self.place.prefix, self.now_ms, made)
+            known = self._journal.state.store
             without = {name: value for name, value in known.items() if name != HANDOVER}
             self._journal.append([{"do": "meta", "store": without}])
 
@@ -268,12 +309,18 @@ class Attachment:
         dispatcher = self._running()
         if once:
             self.local.refresh()
+            self.was_live = self.local.identity.is_live
+            # What is here now, and no more: a broker that goes on writing would never let this end.
             target = dict(self.local.queues())
+            # Asked before this run writes anything, or its own rounds would always make it due.
             was_due = dispatcher.is_merge_due
             dispatcher.follow(
                 lambda: self._should_stop() or self._has_given_up(dispatcher), until_idle=True
             )
             self._settle(dispatcher)
+            if self.timers:
+                with contextlib.suppress(ClosedError):
+                    self.timers.take_once()
             if seal:
                 self.sealed += self._seal()
             self._finish_index()
@@ -282,9 +329,20 @@ class Attachment:
                 self._raise_fault()
             return self._result(target)
         self.patient.wait_out_refusals()
+        if self.timers:
+            self._start_thread("timers", self.timers.run)
         dispatcher.follow(self._should_stop)
         self._raise_fault()
         self._drain_once(dispatcher)  # now, so that the result counts what was in hand as well
+        return self._result(dict(self.local.queues()))
+
+    def look_again(self) -> AttachResult:
+        """How far the tier is behind what the store has now. After ``run`` with ``once``.
+
+        Raises:
+            TieredStoreError: The local store cannot be read any more.
+        """
+        self.local.refresh()
         return self._result(dict(self.local.queues()))
 
     def hand_over(self, metadata: Handover) -> str:
@@ -302,6 +360,7 @@ class Attachment:
         """
         if known := self._handed_over(metadata):
             return known
+        # The object first, then the entry that names it: without an entry it does not exist (I5).
         dispatcher, data = self._running(), metadata.encode()
         key = handover_key("", metadata.time_ms, dispatcher.uploader.next_id())
         with backend_errors():
@@ -309,6 +368,7 @@ class Attachment:
         named = {"key": key, "size_bytes": len(data), "time_ms": metadata.time_ms}
         done = threading.Event()
         store = {**self._journal.state.store, HANDOVER: named}
+        # The build thread owns the journal, so it is asked to write the entry, and waited for.
         dispatcher.say(Fact({"do": "meta", "store": store}, done.set))
         while not (self._clock.wait(done, 0.25) or self._should_stop()):
             self._raise_fault()
@@ -348,6 +408,8 @@ class Attachment:
                 if drained:
                     self._journal.write_checkpoint(force=True)
         finally:
+            # Order: nothing is tried any more, threads end, and only then the lease is free: a successor finds nobody at
+            # work.
             self._abandon.set()
             if self.index:
                 self.index.wake()
@@ -388,8 +450,8 @@ class Attachment:
         return self._journal.generation
 
     def selects(self, topic: str) -> bool:
-        """Whether a topic is tiered."""
-        return self._settings.selects(topic)
+        """Whether a topic is tiered. Timers have a place of their own."""
+        return topic not in TIMER_TOPICS and self._settings.selects(topic)
 
     def _running(self) -> TieredDispatcher:
         assert self.dispatcher is not None
@@ -428,7 +490,7 @@ class Attachment:
         state = self._journal.state
         behind = 0
         for queue, bounds in target.items():
-            if self._settings.selects(queue.topic):
+            if self.selects(queue.topic):
                 life = state.life(queue)
                 start = life.commit_offset if life else self._start_of(queue, bounds)
                 behind += max(0, bounds.end - start)
@@ -464,3 +526,60 @@ class Attachment:
         thread = threading.Thread(target=body, name=f"tiered-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+class Starting:
+    """Where queues begin that the tier has never met.
+
+    Where the tier was attached before, a queue that it does not know has come since, or its topic was not selected: it
+    begins at 0, so that what retention has taken of it meanwhile is a gap, as any other (invariant I12). When a broker is
+    attached for the first time, what its queues have forgotten until then is no loss: they begin where they begin now, and
+    only one that comes later begins at 0. With ``latest`` or a time the operator has said what is not wanted, and that is
+    no loss either.
+
+    Threads: any, once it knows. After a crash nothing has to survive.
+
+    Attributes:
+        is_first: No reign was on record when the journal was read behind ``note``: nobody was attached before.
+    """
+
+    def __init__(self, local: LocalStore, start: str | int) -> None:
+        """Know nothing yet.
+
+        Args:
+            local: Where queues are.
+            start: ``earliest``, ``latest``, or a time (UTC ms).
+        """
+        self._local = local
+        self._start = start
+        self.is_first = False
+        self._present: dict[MessageQueue, QueueBounds] = {}
+
+    def note(self) -> None:
+        """See what is there, before the journal is read and the reign is taken."""
+        if self._start == "latest":
+            self._local.refresh()  # one that a broker runs on was opened up to its newest log file only
+        self._present = dict(self._local.queues())
+
+    def __call__(self, queue: MessageQueue, bounds: QueueBounds) -> QueueOffset:
+        """Where a queue begins; below ``bounds.min`` where what is missing is a gap.
+
+        Args:
+            queue: One that the tier has never met.
+            bounds: What the local store has of it now.
+        """
+        present = self._present.get(queue)
+        if present and (bounds.min < present.min or bounds.end < present.end):
+            present = None  # it has come again
+        if isinstance(self._start, int):
+            offset = self._local.offset_by_time(queue, self._start)
+            if offset > bounds.min:
+                return offset
+        elif self._start == "latest" and present:
+            return max(bounds.min, present.end)
+        return self._first(queue, present) if self.is_first and present else QueueOffset(0)
+
+    def _first(self, queue: MessageQueue, present: QueueBounds) -> QueueOffset:
+        """Of a compacted topic what is left begins before what the commit log has still."""
+        left = self._local.read_compacted(queue, QueueOffset(0), bytes_max=1, count_max=1)
+        return min(present.min, left.base_offset) if left is not None else present.min

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange
-from fetcher.settings import FetchSettings, TransferLimits
+from fetcher.limits import FetchSettings, TransferLimits
 from tiered.api.tier import Tier
 from tiered.bench.dispatch import Cost, Measured, Stopwatch, peak_rss_bytes
-from tiered.bench.patterns import PATTERNS, PatternRun, ReadLoad, percentile
-from tiered.bench.slow_store import Slowness, SlowStore
+from tiered.bench.patterns import PATTERNS, PatternRun, ReadLoad, Slowness, SlowStore, percentile
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.local_files import is_full, read_regular
-from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import OneOf, flag, option, required, several
 from tiered.cli.output import Output
@@ -41,12 +41,12 @@ from tiered.errors import InvalidError, TieredStoreError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tiered.archive.body.wishes import BodyWishes
+    from tiered.archive.body_formats import BodyWishes
     from tiered.archive.job import Engine, Result, Watch
+    from tiered.archive.lookup import Built
     from tiered.archive.merging import Merged
     from tiered.archive.model import ArchiveLane
     from tiered.archive.plan import Limits, Plan, Task
-    from tiered.archive.query.key_index import Built
     from tiered.archive.task import Workshop
     from tiered.cli.call import Call
 
@@ -135,8 +135,8 @@ class ArchiveOptions(PlanOptions, SparkOptions):
         "segments of less commit log than this share files, one for each topic and day; 0: none does",
         "SIZE",
         parse_size,
-        default=4 << 20,
-        default_text="4MiB",
+        default=64 << 20,
+        default_text="64MiB",
     )
     seal: bool = flag(
         "first seal the open segments; while a writer is attached it says so and seals none"
@@ -197,6 +197,10 @@ class ArchiveOptions(PlanOptions, SparkOptions):
     verify: bool = flag(
         "archive nothing: read every file of the archive and hold it against its log and the tier"
     )
+    repair: bool = flag(
+        "archive nothing: make files again from the tier that are lost or cut, and with --verify those that are damaged;"
+        " plan, then apply"
+    )
 
 
 def run(call: Call, options: ArchiveOptions) -> int:
@@ -207,6 +211,8 @@ def run(call: Call, options: ArchiveOptions) -> int:
     load_pyarrow()
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workshop(call, options, stack)
+        if options.repair:
+            return run_repair(call, options, at)
         if options.verify:
             return _verify(call, at)
         if options.key_index:
@@ -224,7 +230,7 @@ def open_workshop(call: Call, options: ArchiveOptions, stack: contextlib.ExitSta
     """
     from tiered.api.broker_place import choose_place
     from tiered.archive.job import Workshop
-    from tiered.cli.tiers import open_both, open_objects
+    from tiered.cli.call import open_both, open_objects
 
     rng, give_up_s = random.SystemRandom(), options.give_up_s
     tier = open_objects(call, options.url, stack, give_up_s=give_up_s)
@@ -257,9 +263,9 @@ def _limits(call: Call, options: ArchiveOptions) -> Limits:
 
 
 def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+    from tiered.archive.audit import read_log
     from tiered.archive.job import plan_job
     from tiered.archive.plan import limited
-    from tiered.archive.verify import read_log
 
     plan = limited(plan_job(at, read_log(at)), _limits(call, options))
     document = plan_document(at, plan)
@@ -308,7 +314,8 @@ def _archive(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     error = first_error(result) or refused or unwritten
     if error is not None:
         raise error
-    return NEEDS_A_PERSON if result.bad or result.misfits or result.plan.strange else DONE
+    wrong = result.bad or result.misfits or result.plan.strange or result.harmed
+    return NEEDS_A_PERSON if wrong else DONE
 
 
 def _seal(call: Call, options: ArchiveOptions) -> int:
@@ -335,7 +342,7 @@ def _engine(
 
         return local_engine(at, options.jobs or os.cpu_count() or 1)
     from tiered.archive.job import spark_ahead
-    from tiered.archive.spark import WAVE, SparkOrder, open_session, spark_engine
+    from tiered.archive.spark import SparkOrder, open_session, spark_engine
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)
     session = open_session(options.master, conf)
@@ -343,13 +350,11 @@ def _engine(
     watch.ahead = spark_ahead(session)
     urls = options.url, options.to
     order = SparkOrder(urls[0], at.place.prefix, urls[1], call.s3_options())
-    is_timed = options.max_runtime_ms is not None
-    wave = min(WAVE, 2 * session.sparkContext.defaultParallelism) if is_timed else WAVE
-    return spark_engine(session, order, wave=wave)
+    return spark_engine(session, order)
 
 
 def _verify(call: Call, at: Workshop) -> int:
-    from tiered.archive.verify import verify_archive
+    from tiered.archive.audit import verify_archive
 
     report = verify_archive(at)
     rows = [finding.row() for finding in report.findings]
@@ -375,7 +380,7 @@ def read_wishes_of(options: ArchiveOptions) -> BodyWishes:
     Raises:
         InvalidError: They make no sense, or name no file.
     """
-    from tiered.archive.body.wishes import read_wishes
+    from tiered.archive.body_formats import read_wishes
 
     return read_wishes(
         options.body,
@@ -501,10 +506,11 @@ def run_clean(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     plan = get_plan(
         options, WHAT, at, lambda: plan_clean(at, log.state, grace_ms=grace_ms, limit=limit)
     )
-    applied = None
+    applied, expired = None, {}
     if options.apply and plan["deletions"]:
+        expired = _expire_snapshots(call, options, at, plan["grace_ms"])
         applied = apply_clean(at, log, plan)
-    document = {**plan, "applied": applied}
+    document = {**plan, "applied": applied, **expired}
     rows = [
         {"key": key, "size_bytes": size, "replaced_ms": at_ms}
         for key, size, at_ms in plan["deletions"]
@@ -513,6 +519,23 @@ def run_clean(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     columns = ["key", "size_bytes", "replaced_ms"]
     show_result(call, shown, rows="deletions", columns=columns, lines=_lines)
     return ending_code(options, document, has_work=bool(plan["deletions"]))
+
+
+def _expire_snapshots(
+    call: Call, options: ArchiveOptions, at: Workshop, grace_ms: int
+) -> dict[str, Any]:
+    """Bring tables up to date, and take snapshots away that name what is to be deleted; nothing without ``--publish``."""
+    published, refused = publish_tables(call, options, at)
+    if refused is not None:
+        raise refused  # before anything is deleted: the table may still name it
+    if options.publish is None:
+        return {}
+    from tiered.archive.publish import Destination, expire_snapshots
+
+    before_ms = call.clock.now_ms() - grace_ms
+    place = Destination.of(options.publish)
+    found = dict(expire_snapshots(at.archive, place, call.s3_options(), before_ms))
+    return {**published, "expired_snapshots": found}
 
 
 def _lines(document: Document) -> Iterator[str]:
@@ -540,9 +563,55 @@ def _lines(document: Document) -> Iterator[str]:
         yield "nothing is changed; --apply - does it"
 
 
+_REPAIRS = ["key", "what", "rows", "size_bytes"]
+
+
+def run_repair(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+    """Make harmed files again: plan, then apply."""
+    from tiered.archive.audit import REPAIR, apply_repair, plan_repair
+    from tiered.archive.job import log_writer
+
+    log, jobs = log_writer(at), options.jobs or os.cpu_count() or 1
+    now = Progressed("looking at the files")
+    with call.progress("repair", lambda: now):
+        plan = get_plan(
+            options,
+            REPAIR,
+            at,
+            lambda: plan_repair(at, log.state, by_bytes=options.verify, jobs=jobs),
+        )
+        applied = None
+        if options.apply and (plan["repairs"] or plan["remains"]):
+            now = Progressed(f"making {counted(len(plan['repairs']), 'file')}")
+            applied = apply_repair(at, log, plan, jobs=jobs)
+    document = {**plan, "applied": applied.document() if applied else None}
+    show_result(call, document, rows="repairs", columns=_REPAIRS, lines=_repair_lines)
+    if applied and applied.failed:
+        return NEEDS_A_PERSON
+    return ending_code(options, document, has_work=bool(plan["repairs"] or plan["remains"]))
+
+
+def _repair_lines(document: Document) -> Iterator[str]:
+    yield f"plan      {counted(len(document['repairs']), 'file')} to be made again from the tier"
+    if document["remains"]:
+        yield f"remains   {counted(len(document['remains']), 'harmed file')} of a repair that was killed, to be deleted"
+    for refusal in document["refusals"][:_SHOWN]:
+        yield f"lost      {refusal}"
+    applied = document["applied"]
+    if applied is not None:
+        yield (
+            f"made      {counted(applied['made'], 'file')}, {counted(applied['rows'], 'message')};"
+            f" {counted(applied['deleted'], 'harmed file')} deleted"
+        )
+        for one in applied["failed"][:_SHOWN]:
+            yield f"failed    {one['key']}: {one['why']}"
+    elif document["repairs"] or document["remains"]:
+        yield "nothing is changed; --apply - does it"
+
+
 def run_key_index(call: Call, at: Workshop) -> int:
     """Cover the files that no object of the index covers yet."""
-    from tiered.archive.query.key_index import build
+    from tiered.archive.lookup import build
     from tiered.archive.tables import read_archive
 
     now = Progressed("0 files")
@@ -601,6 +670,12 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
             " broker's of the same name, so this one needs"
             " an archive of its own"
         )
+    if result.harmed:
+        key, what = next(iter(result.harmed.items()))
+        call.say(
+            f"tiered: {counted(len(result.harmed), 'file')} of the archive lost or cut, the first {key}: {what};"
+            " `tiered archive --repair` makes them again from the tier"
+        )
     if plan.outside:
         call.say(
             f"tiered: {counted(plan.outside, 'segment lies', 'segments lie')} outside of --from and --until"
@@ -629,6 +704,7 @@ def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, A
         "entries": result.entries,
         "postponed": result.plan.postponed + result.not_begun,
         "open": _open_rows(result.plan),
+        "harmed": [{"key": key, "what": what} for key, what in result.harmed.items()],
         "failed": [
             {"lane": str(task.lane), "start": task.start, "end": task.end, "why": str(error)}
             for task, error in result.failed

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option, required, several
 from tiered.cli.output import Output
@@ -28,6 +28,7 @@ from tiered.cli.values import (
     counted,
     format_size,
     not_below_zero,
+    parse_duration,
     parse_size,
     start,
     topic_filter,
@@ -39,15 +40,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tiered.attach.decommission import Decommissioned
-    from tiered.attach.index_settings import IndexSettings
+    from tiered.attach.settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
     from tiered.dispatch.settings import Compression
     from tiered.local.face import StoreReport
     from tiered.model import MessageQueue
+    from tiered.upkeep.compact_thread import CompactionThread
 
 SYSTEM_TOPIC = "system topic"
 """The reason of ``LeftOut`` that even ``--strict`` does not count: such topics are never tiered."""
+NEAR_MS = 4 * 3_600_000
 _MIB = 1024 * 1024
 
 
@@ -94,6 +97,16 @@ class AttachOptions:
     )
     accept_pending: bool = flag(
         "with --decommission: give up what only the broker would have done, such as delayed messages that are not due"
+    )
+    timers: bool = flag(
+        "take timers that are due later than --near into the tier, too, as `tiered timer import` does; the broker keeps its"
+        " copies, and delivers them"
+    )
+    near_ms: int | None = option(
+        "with --timers: leave what is due within so long with the broker",
+        "DURATION",
+        parse_duration,
+        default_text="4h",
     )
     recommission: bool = flag("go on with a tier whose broker was decommissioned, and is back")
     no_wait: bool = flag("end with code 4 when another writer holds the lease, instead of waiting")
@@ -157,6 +170,16 @@ class AttachOptions:
         compression,
         default="zstd",
         default_text="zstd, which is level 3",
+    )
+    compact: bool = flag(
+        "of topics whose cleanup.policy is COMPACTION keep only the newest message of each key, as `tiered compact` does"
+    )
+    compact_interval_ms: int = option(
+        "with --compact: time between two rounds",
+        "DURATION",
+        parse_duration,
+        default=900_000,
+        default_text="15m",
     )
     strict: bool = flag(
         "end with code 1 also for what is explained and recorded (gaps, torn tails, left-out queues)"
@@ -249,7 +272,7 @@ def behave(niceness: int) -> None:
     Raises:
         InvalidError: The niceness is out of range.
     """
-    from tiered.attach.process import NICENESS_MAX, bound_malloc, step_back
+    from tiered.attach.observe import NICENESS_MAX, bound_malloc, step_back
 
     if niceness > NICENESS_MAX:
         raise InvalidError(f"--nice goes from 0 to {NICENESS_MAX}, not {niceness}")
@@ -278,9 +301,12 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
         for glob in unmatched(options.topics, attachment.local.queues()):
             call.say(f"tiered: no topic matches --topics {glob} yet")
     try:
-        with observed(call, options, attachment), progress:
+        with contextlib.ExitStack() as stack:
+            compaction = compacting(call, options, attachment, stack)
+            stack.enter_context(observed(call, options, attachment, compaction))
+            stack.enter_context(progress)
             result = attachment.run(once=is_once, seal=options.seals, merge=options.merge)
-            handover = hand_over(options, attachment, result)
+            handover = hand_over(options, attachment)
         report = attachment.local.report()
         missed = unmatched(options.topics, attachment.local.queues())
     except BaseException:
@@ -291,20 +317,51 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
     return Ending(result, report, missed, is_drained, seconds, handover)
 
 
-def hand_over(
-    options: AttachOptions, attachment: Attachment, result: AttachResult
-) -> Decommissioned | None:
+def hand_over(options: AttachOptions, attachment: Attachment) -> Decommissioned | None:
     """Decommission the broker, if that is asked for."""
     if not options.decommission:
         return None
     from tiered.attach.decommission import decommission
 
     accepts = options.accept_pending
-    return decommission(attachment, options.store, result, accepts_pending=accepts)
+    return decommission(attachment, options.store, accepts_pending=accepts)
+
+
+def compacting(
+    call: Call, options: AttachOptions, attachment: Attachment, stack: contextlib.ExitStack
+) -> CompactionThread | None:
+    """Compacts beside the writer until the stack is left, where that is asked for."""
+    if not options.compact:
+        return None
+    import random
+
+    from tiered.cli.call import open_both
+    from tiered.local.layout import read_topics
+    from tiered.upkeep.compact import CompactSettings
+    from tiered.upkeep.compact_thread import CompactionThread
+    from tiered.upkeep.workplace import Workplace
+
+    meter, store = open_both(call, options.to, stack, give_up_s=options.give_up_s)
+    at = Workplace(
+        store, meter, attachment.place, call.clock, random.SystemRandom(), options.give_up_s
+    )
+    selects = topic_filter(options.topics, options.exclude)
+
+    def topics() -> Iterable[str]:
+        if attachment.dispatcher is None:
+            return ()  # who only stands by for the writer leaves it to him: they would do the same work, and one wins
+        return filter(selects, read_topics(options.store).compacted)
+
+    settings = CompactSettings(compression=merge_compression(options))
+    thread = CompactionThread(at, settings, topics, options.compact_interval_ms / 1000)
+    return stack.enter_context(thread)
 
 
 def observed(
-    call: Call, options: AttachOptions, attachment: Attachment
+    call: Call,
+    options: AttachOptions,
+    attachment: Attachment,
+    compaction: CompactionThread | None,
 ) -> contextlib.AbstractContextManager[None]:
     """Serves metrics, where that is asked for."""
     if options.metrics_listen is None:
@@ -315,7 +372,12 @@ def observed(
     return metrics_served(
         call,
         options.metrics_listen,
-        metrics=lambda: render(collect(attachment, call.clock)),
+        metrics=lambda: render(
+            [
+                *collect(attachment, call.clock),
+                *(compaction.counters.samples() if compaction else ()),
+            ]
+        ),
         health=lambda: is_well(attachment),
     )
 
@@ -329,9 +391,17 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
     from tiered.attach.writer import AttachSettings
     from tiered.dispatch.settings import DispatchSettings
 
+    if options.compact and options.ends_by_itself:
+        raise InvalidError(
+            "--compact goes with a writer that stays", do="run `tiered compact` behind it"
+        )
+    if options.compact_interval_ms <= 0:
+        raise InvalidError("--compact-interval must be longer than nothing", do="give it 15m")
     for name in ("seal", "merge"):
         if getattr(options, name) and not options.ends_by_itself:
             raise InvalidError(f"--{name} goes with --once", do="add --once")
+    if options.near_ms is not None and not options.timers:
+        raise InvalidError("--near goes with --timers", do="add --timers")
     if options.accept_pending and not options.decommission:
         raise InvalidError("--accept-pending goes with --decommission", do="add --decommission")
     start = options.start
@@ -345,6 +415,7 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
         give_up_s=options.give_up_s,
         start=start.ms(call.clock.now_ms()) if isinstance(start, Moment) else start,
         selects=topic_filter(options.topics, options.exclude),
+        timers_near_ms=near_ms(options),
         after_handover=after_handover(options),
         broker_max_offset=broker_asked(call, options),
         dispatch=DispatchSettings(
@@ -359,6 +430,13 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
         ),
         index=index_settings(options),
     )
+
+
+def near_ms(options: AttachOptions) -> int | None:
+    """What of the timers is left with the broker; None: all, since they are not asked for."""
+    if not options.timers:
+        return None
+    return NEAR_MS if options.near_ms is None else options.near_ms
 
 
 def after_handover(options: AttachOptions) -> Literal["refuse", "again", "recommission"]:
@@ -397,7 +475,7 @@ def index_settings(options: AttachOptions) -> IndexSettings | None:
     """
     from pathlib import Path
 
-    from tiered.attach.index_settings import IndexSettings
+    from tiered.attach.settings import IndexSettings
 
     if options.no_index:
         return None
@@ -475,6 +553,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "ahead_queues": attachment.dispatcher.continuity.lagging,
         "switches": counters.switches,
         "sealed_segments": attachment.sealed if options.seals else None,
+        "timers": timers_taken(attachment),
         "decommission": None if ending.handover is None else decommissioned(ending.handover),
         "unmatched_topics": list(ending.unmatched),
         "torn_bytes": report.torn_bytes,
@@ -484,6 +563,12 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "left_out": [{"name": left.name, "reason": left.reason} for left in report.left_out],
         "notes": list(report.notes),
     }
+
+
+def timers_taken(attachment: Attachment) -> dict[str, Any] | None:
+    """The member ``timers`` of the document."""
+    follower = attachment.timers
+    return None if follower is None else {**asdict(follower.total), "error": follower.error}
 
 
 def decommissioned(handover: Decommissioned) -> dict[str, Any]:
@@ -543,6 +628,9 @@ def lines(document: dict[str, Any]) -> list[str]:
     ]
     if document["sealed_segments"] is not None:
         found.append(f"tiered: {counted(document['sealed_segments'], 'segment')} sealed")
+    if (timers := document["timers"]) is not None:
+        taken, near = counted(timers["taken"], "timer"), counted(timers["near"], "near one")
+        found.append(f"tiered: {taken} taken; {near} left with the broker")
     said = (
         ("behind_messages", "message is", "messages are", "not in the tier yet"),
         ("waiting_records", "record waits:", "records wait:", str(document["waiting_reason"])),

@@ -167,7 +167,7 @@ class EmbeddedOptions:
 
 def measure_store(call: Call, options: EmbeddedOptions) -> int:
     """Measure and print."""
-    from tiered.bench.store import StoreBench, bench_store
+    from tiered.bench.store_append import StoreBench, bench_store
 
     bench = StoreBench(
         options.messages,
@@ -206,7 +206,7 @@ class DispatchOptions:
 
 def measure_dispatch(call: Call, options: DispatchOptions) -> int:
     """Measure and print."""
-    from tiered.attach.process import bound_malloc
+    from tiered.attach.observe import bound_malloc
     from tiered.attach.writer import AttachSettings
     from tiered.bench.dispatch import bench_dispatch
 
@@ -274,10 +274,10 @@ class ReadOptions:
 def measure_read(call: Call, options: ReadOptions) -> int:
     """Measure and print."""
     from tiered.api.stores import backend_errors
-    from tiered.attach.process import bound_malloc
+    from tiered.attach.observe import bound_malloc
     from tiered.bench.read import bench_read
+    from tiered.cli.call import open_tier
     from tiered.cli.cat import check_queues
-    from tiered.cli.tiers import open_tier
 
     bound_malloc()
     bench = read_bench(options)
@@ -294,9 +294,8 @@ def measure_read(call: Call, options: ReadOptions) -> int:
 
 def read_bench(options: ReadOptions) -> ReadBench:
     """What the options say."""
-    from tiered.bench.patterns import ReadLoad
+    from tiered.bench.patterns import ReadLoad, Slowness
     from tiered.bench.read import ReadBench
-    from tiered.bench.slow_store import Slowness
 
     load = ReadLoad(
         pattern=options.pattern,

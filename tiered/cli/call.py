@@ -1,4 +1,4 @@
-"""One call of a command: what it was told, where it writes, and the time it has."""
+"""One call of a command: what it was told, where it writes, the time it has, and the stores that it opens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tiered.api.stores import open_for_reading
 from tiered.cli.options import OneOf, Setting, Shape, custom, flag, option, several
 from tiered.cli.signals import SignalWatch
 from tiered.cli.values import Moment, above_zero, pair
@@ -13,12 +14,16 @@ from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable, Mapping
     from typing import BinaryIO
 
+    from backends.base import ObjectStore
     from backends.s3_settings import S3Options
+    from tiered.api.tier import Tier
     from tiered.cli.options import SettingInForce
     from tiered.cli.stderr import Progress, Progressed
+    from tiered.local.face import LocalStore
 
 OUTPUTS = OneOf("table", "wide", "json", "jsonl", "csv")
 
@@ -197,3 +202,82 @@ class Call:
             ca_bundle=common.ca_bundle,
             timeout_s=common.request_timeout_s,
         )
+
+
+# -- what a command reads --------------------------------------------------------------------------
+#
+# Opened by what the call says, closed by the stack when the command ends.
+
+
+def open_objects(
+    call: Call, url: str, stack: contextlib.ExitStack, *, give_up_s: float | None = None
+) -> ObjectStore:
+    """The object store that a URL names, with retries; ``give_up_s`` shortens how long one request is tried.
+
+    Raises:
+        InvalidError: The URL or an option is wrong.
+    """
+    return open_both(call, url, stack, give_up_s=give_up_s)[1]
+
+
+def open_both(
+    call: Call, url: str, stack: contextlib.ExitStack, *, give_up_s: float | None = None
+) -> tuple[ObjectStore, ObjectStore]:
+    """The object store that a URL names, without retries (for a journal's writer) and with.
+
+    Raises:
+        InvalidError: The URL or an option is wrong.
+    """
+    opened = open_for_reading(url, call.s3_options(), call.clock, give_up_s=give_up_s)
+    stack.callback(opened.close)
+    return opened.meter, opened.store
+
+
+def open_tier(
+    call: Call,
+    url: str,
+    stack: contextlib.ExitStack,
+    *,
+    memory_bytes: int | None = None,
+    is_sequential: bool = False,
+) -> Tier:
+    """The one broker's tier that is meant.
+
+    Args:
+        call: What says so.
+        url: Of the tier.
+        stack: Closes it.
+        memory_bytes: What it caches and reads ahead at most; default: that of the API.
+        is_sequential: See ``tiered.open``.
+
+    Raises:
+        InvalidError: There is none, or there are several.
+        StoreUnavailableError: The store cannot be reached or refuses us.
+    """
+    from tiered.api.tier import MEMORY_BYTES
+    from tiered.api.tier import open as open_tier_at
+
+    tier = open_tier_at(
+        url,
+        cluster=call.common.cluster,
+        broker=call.common.broker,
+        options=call.s3_options(),
+        memory_bytes=memory_bytes or MEMORY_BYTES,
+        clock=call.clock,
+        is_sequential=is_sequential,
+    )
+    stack.callback(tier.close)
+    return tier
+
+
+def open_local(call: Call, directory: str, stack: contextlib.ExitStack) -> LocalStore:
+    """A local store directory, read-only.
+
+    Raises:
+        InvalidError: It is none, or of a kind that is not supported.
+    """
+    from tiered.local.rocketmq import RocketMQStore
+
+    local = RocketMQStore.open(directory, clock=call.clock)
+    stack.callback(local.close)
+    return local

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -91,13 +90,13 @@ class CatOptions:
 def run(call: Call, options: CatOptions) -> int:
     """Read and print."""
     from tiered.api.stores import backend_errors
-    from tiered.cli.tiers import open_tier
+    from tiered.cli.call import open_tier
 
     wish = read_wish(call, options)
     topic, number = options.topic, options.queue
     which = options.incarnation
     with contextlib.ExitStack() as stack, backend_errors():
-        tier = open_tier(call, options.url, stack, memory_bytes=MEMORY_BYTES)
+        tier = open_tier(call, options.url, stack, memory_bytes=MEMORY_BYTES, is_sequential=True)
         printer = Printer(wish, call.stdout, options.count, tier, call.say)
         check_queues(tier, topic, number)
         printer.begin()
@@ -218,11 +217,9 @@ def check_queues(tier: Tier, topic: str, number: int | None) -> None:
 
 
 def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> None:
-    from tiered.cli.cat import queues_ahead
-
     queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
     readers: Iterable[QueueReader] = [printer.meet(queue, tier.reader) for queue in queues]
-    if printer.left is None and printer.wish.from_ms is None:
+    if printer.left is None and printer.wish.from_ms is None and not tier.is_direct:
         readers = queues_ahead(tier, GROUP, list(readers), printer.start)
     for reader in readers:
         if printer.is_full:
@@ -540,6 +537,8 @@ def queues_ahead(
     if len(busy) <= 1:
         yield from readers
         return
+    from concurrent.futures import ThreadPoolExecutor
+
     pool = ThreadPoolExecutor(AT_ONCE, "tiered-ahead")
     try:
         rest = iter(busy)

@@ -6,8 +6,9 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tiered.cli.archive import SparkOptions
 from tiered.cli.frame import make_command
-from tiered.cli.options import OneOf, option, several
+from tiered.cli.options import OneOf, flag, option, several
 from tiered.cli.planned import (
     Document,
     PlanOptions,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
-    from tiered.upkeep.compact import CompactSettings
-    from tiered.upkeep.workplace import Plan
+    from tiered.upkeep.compact import CompactSettings, Engine
+    from tiered.upkeep.workplace import Plan, Workplace
 
 _COLUMNS = [
     *("topic", "queue_id", "start", "dirty_from", "end"),
@@ -45,13 +46,28 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompactOptions(PlanOptions):
+class CompactOptions(PlanOptions, SparkOptions):
     """What ``tiered compact`` can be told."""
 
     topic: tuple[str, ...] = several("topics to compact", "TOPIC,...", str, default_text="none")
     store: str | None = option(
         "store directory: its topics whose cleanup.policy is COMPACTION are compacted, too",
         "DIR",
+        str,
+        default_text="none",
+    )
+    engine: str = option(
+        "what does the work: this process, or Spark",
+        "ENGINE",
+        OneOf("local", "spark"),
+        default="local",
+    )
+    across_queues: bool = flag(
+        "of a key that went to several queues the newest by store time stays, and not one in each queue"
+    )
+    archive: str | None = option(
+        "URL of an archive: its table of newest rows of each topic is brought up to date, and the tier is not touched",
+        "URL",
         str,
         default_text="none",
     )
@@ -100,6 +116,8 @@ class CompactOptions(PlanOptions):
 
 def run(call: Call, options: CompactOptions) -> int:
     """Plan, and apply if told to."""
+    if options.archive:
+        return _latest(call, options, options.archive)
     from tiered.api.stores import backend_errors
     from tiered.upkeep.compact import Compactor
 
@@ -113,7 +131,8 @@ def run(call: Call, options: CompactOptions) -> int:
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
         stack.enter_context(call.progress("compact", lambda: done))
-        compactor = Compactor(at, settings_of(options), tell=told)
+        engine = _engine(call, options, at, stack)
+        compactor = Compactor(at, settings_of(options), tell=told, engine=engine)
         plan = get_plan(options, "compact", at, lambda: compactor.plan(_topics(call, options)))
         _require_same(options, plan)
         if options.apply and plan["steps"]:
@@ -123,9 +142,82 @@ def run(call: Call, options: CompactOptions) -> int:
     return ending_code(options, document, has_work=bool(plan["steps"]))
 
 
+def _latest(call: Call, options: CompactOptions, url: str) -> int:
+    """Bring the tables of newest rows of an archive up to date."""
+    from tiered.api.stores import backend_errors
+    from tiered.archive.latest import plan_latest, update_latest
+    from tiered.cli.call import open_both
+
+    if options.plan or options.apply not in {None, "-"}:
+        raise InvalidError(
+            "with --archive there are no plans in files",
+            do="leave --plan out; --apply - carries out what is due",
+        )
+    if options.engine != "local":
+        raise InvalidError("--archive is of the local engine", do="leave --engine out")
+    rows = []
+    with contextlib.ExitStack() as stack, backend_errors():
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        _, archive = open_both(call, url, stack, give_up_s=options.give_up_s)
+        for topic in _topics(call, options):
+            plan = plan_latest(archive, at.place, topic, across_queues=options.across_queues)
+            row = plan.document()
+            if options.apply and plan.has_work:
+                made = update_latest(archive, plan, call.clock, at.new_id())
+                files = [key for key, *_ in made.files]
+                row |= {"latest_rows": made.rows, "latest_files": files}
+            rows.append(row)
+    document = {
+        "format": 1,
+        "what": "latest",
+        "cluster": at.place.cluster,
+        "broker": at.place.broker,
+        "archive": url,
+        "topics": rows,
+        "applied": True if options.apply else None,
+    }
+    has_work = any(row["has_work"] for row in rows)
+    show_result(
+        call,
+        document,
+        rows="topics",
+        columns=["topic", "has_work", "files", "rows", "latest_rows"],
+        lines=_latest_lines,
+    )
+    return ending_code(options, document, has_work=has_work)
+
+
+def _latest_lines(document: Document) -> Iterator[str]:
+    for row in document["topics"]:
+        what = "has what is newest" if not row["has_work"] else "is to be made anew"
+        if document["applied"]:
+            what = f"has {counted(row['latest_rows'], 'row')} of {format_count(row['rows'])}"
+        yield f"latest    {row['topic']}: {what}; {counted(row['files'], 'file')} of the history looked at"
+        for key in row["latest_files"]:
+            yield f"file      {key}"
+    if not document["applied"]:
+        yield "nothing is changed; --apply - does it"
+
+
+def _engine(
+    call: Call, options: CompactOptions, at: Workplace, stack: contextlib.ExitStack
+) -> Engine | None:
+    if options.engine == "local":
+        return None
+    from tiered.archive.spark import open_session
+    from tiered.upkeep.compact_spark import CompactOrder, SparkEngine
+
+    session = open_session(options.master, dict(text.split("=", 1) for text in options.spark_conf))
+    stack.callback(session.stop)
+    order = CompactOrder(options.url, at.place.prefix, call.s3_options())
+    return stack.enter_context(
+        contextlib.closing(SparkEngine(session, order, settings_of(options)))
+    )
+
+
 def settings_of(options: CompactOptions) -> CompactSettings:
     """What the options come to."""
-    from tiered.compaction.choice import NEVER_MS, PassSettings
+    from tiered.compaction.passes import NEVER_MS, PassSettings
     from tiered.compaction.retention import POLICIES
     from tiered.dispatch.settings import Compression
     from tiered.upkeep.compact import CompactSettings
@@ -141,6 +233,7 @@ def settings_of(options: CompactOptions) -> CompactSettings:
         PassSettings(options.dirty_ratio, options.min_lag_ms, longest_ms),
         options.map_bytes,
         None if options.compress == "none" else packing,
+        options.across_queues,
     )
 
 
@@ -180,6 +273,16 @@ def _require_same(options: CompactOptions, plan: Plan) -> None:
         raise InvalidError(
             f"this plan is of the policy {plan['policy']}", do="give the same options"
         )
+    if options.across_queues != plan["across_queues"]:
+        raise InvalidError(
+            "this plan is of "
+            + (
+                "all queues of a topic together"
+                if plan["across_queues"]
+                else "each queue by itself"
+            ),
+            do="give the same options",
+        )
     if options.topic and not set(options.topic) <= set(plan["topics"]):
         raise InvalidError(f"this plan is of {', '.join(plan['topics'])}", do="plan again")
 
@@ -201,6 +304,11 @@ def _lines(document: Document) -> Iterator[str]:
     if keyless:
         what = "stay" if document["keeps_keyless"] else "go"
         yield f"look out  {counted(keyless, 'message')} without a key {what} (--policy)"
+    for row in document.get("spread", ()):
+        yield (
+            f"look out  {row['topic']}: {format_count(row['keys'])} of {counted(row['of_keys'], 'key')} looked at"
+            " went to several queues; each queue keeps its own newest message (--across-queues: one of them does)"
+        )
     for row in document["left"]:
         yield f"stays     {row['topic']}/{row['queue_id']}: {row['due']} ({row['dirty_ratio']:.0%} is new)"
     applied = document["applied"]
@@ -226,7 +334,7 @@ COMMAND = make_command(
         " `attach`."
     ),
     examples=[
-        "tiered compact s3://bucket/prefix --topic prices",
+        "tiered compact s3://bucket/prefix --topic prices --archive s3://bucket2/parquet --apply -",
         "tiered compact s3://bucket/prefix --topic prices --dirty-ratio 0 --apply -",
     ],
 )

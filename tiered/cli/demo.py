@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import option
 from tiered.cli.output import Output
@@ -23,7 +23,10 @@ from tiered.cli.values import counted, format_size, whole
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
+    from tiered.api.broker_place import Place
     from tiered.cli.call import Call
+    from tiered.store.new_message import NewMessage
+    from tiered.store.store_options import StoreOptions
 
 MARK = ".tiered-demo"
 TOPICS = ("demo-orders", "demo-events")
@@ -32,8 +35,13 @@ LOG_FILE_BYTES = 16 << 20
 INDEX_SLOTS = 100_000
 WORDS = ("order", "paid", "sent", "tier", "queue", "offset", "broker", "ledger", "message", "body")
 BODY_BYTES = 512
-_MADE = ("store", "tier")
+_MADE = ("store", "tier", "timed", "delivered")
 _BATCH = 1000
+TIMERS = 50
+SOON_MS = 1_500
+MONTH_MS = 30 * 24 * 3_600_000
+NEAR_MS = 10_000
+"""The near window of the timers' story."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +72,8 @@ def run(call: Call, options: DemoOptions) -> int:
         read = read_back(call, url)
         step = "verifying it"
         verified = verify(call, url, store)
+        step = "keeping timers in it"
+        timers = keep_timers(call, folder, url)
     document = {
         "format": 1,
         "store": str(store),
@@ -72,7 +82,8 @@ def run(call: Call, options: DemoOptions) -> int:
         "tiered": tiered,
         "read": read,
         "verified": verified,
-        "is_well": is_well(made, tiered, read, verified),
+        "timers": timers,
+        "is_well": is_well(made, tiered, read, verified) and timers["is_well"],
     }
     if output.form == "table":
         for line in story(document):
@@ -112,21 +123,21 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
     """Store messages whose bodies can be read, without a broker."""
     import random
 
-    from tiered.store.message_store import MessageStore
-    from tiered.store.messages import Message
-    from tiered.store.options import StoreOptions
+    from tiered.store.embedded import MessageStore
+    from tiered.store.new_message import NewMessage
 
     rng = random.Random(1)  # noqa: S311 (content, no secret)
     size = 0
-    options = StoreOptions(
-        LOG_FILE_BYTES, index_slots=INDEX_SLOTS, index_items=4 * INDEX_SLOTS, topic_queues=QUEUES
-    )
     with MessageStore.create(
-        store, cluster="demo-cluster", broker="demo-broker", clock=call.clock, options=options
+        store,
+        cluster="demo-cluster",
+        broker="demo-broker",
+        clock=call.clock,
+        options=store_options(),
     ) as writer:
         for start in range(0, count, _BATCH):
             batch = [
-                Message(
+                NewMessage(
                     topic=TOPICS[number % len(TOPICS)],
                     queue_id=number // len(TOPICS) % QUEUES,
                     body=" ".join(rng.choices(WORDS, k=BODY_BYTES // 4)).encode()[:BODY_BYTES],
@@ -142,6 +153,15 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
         "topics": len(TOPICS),
         "queues": QUEUES,
     }
+
+
+def store_options() -> StoreOptions:
+    """Files of a small store."""
+    from tiered.store.store_options import StoreOptions
+
+    return StoreOptions(
+        LOG_FILE_BYTES, index_slots=INDEX_SLOTS, index_items=4 * INDEX_SLOTS, topic_queues=QUEUES
+    )
 
 
 def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:
@@ -167,7 +187,7 @@ def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:
 
 def read_back(call: Call, url: str) -> dict[str, Any]:
     """Read every queue to its end; the first message is shown."""
-    from tiered.cli.tiers import open_tier
+    from tiered.cli.call import open_tier
     from tiered.log.messages import items
     from tiered.log.state import Gap
 
@@ -191,7 +211,7 @@ def read_back(call: Call, url: str) -> dict[str, Any]:
 def verify(call: Call, url: str, store: Path) -> dict[str, Any]:
     """As ``verify --deep --store``."""
     from tiered.api.broker_place import choose_place
-    from tiered.cli.tiers import open_local, open_objects
+    from tiered.cli.call import open_local, open_objects
     from tiered.log.verify import verify_tier
 
     with contextlib.ExitStack() as stack:
@@ -205,6 +225,66 @@ def verify(call: Call, url: str, store: Path) -> dict[str, Any]:
         "checked_messages": report.checked_messages,
         "compared_messages": report.comparison.messages if report.comparison else 0,
     }
+
+
+def keep_timers(call: Call, folder: Path, url: str) -> dict[str, Any]:
+    """Messages that are due in a second, and one that is due in a month: as ``timer import`` and ``timer run --once``."""
+    import random
+
+    from tiered.attach.timer_import import ImportSettings, import_timers
+    from tiered.attach.timer_run import RunSettings, hand_over
+    from tiered.store.embedded import MessageStore
+    from timer.local_target import LocalTarget
+
+    now_ms = int(call.clock.now_ms())
+    dues = [now_ms + SOON_MS + 20 * number for number in range(TIMERS)] + [now_ms + MONTH_MS]
+    options, cluster, broker = store_options(), call.common.cluster, call.common.broker
+    with MessageStore.create(
+        folder / "timed",
+        cluster="demo-cluster",
+        broker="demo-broker",
+        clock=call.clock,
+        options=options,
+    ) as writer:
+        writer.append_batch([timer(number, due) for number, due in enumerate(dues)])
+    settings = ImportSettings(near_ms=0, cluster=cluster, broker=broker)
+    taken = import_timers(str(folder / "timed"), url, settings, clock=call.clock)
+    targets: list[LocalTarget] = []
+
+    def opened(place: Place, _source: object, _is_ours: object) -> LocalTarget:
+        target = LocalTarget.open(
+            str(folder / "delivered"),
+            cluster=place.cluster,
+            broker=place.broker,
+            clock=call.clock,
+            rng=random.SystemRandom(),
+            options=options,
+        )
+        targets.append(target)
+        return target
+
+    near = RunSettings(near_ms=NEAR_MS, once=True, cluster=cluster, broker=broker)
+    ran = hand_over(url, opened, near, options=call.s3_options(), clock=call.clock)
+    return {
+        "taken": taken.total.taken,
+        "delivered": ran.delivered,
+        "late_ms_max": targets[0].late_ms_max,
+        "is_well": (taken.total.taken, ran.delivered) == (len(dues), TIMERS),
+    }
+
+
+def timer(number: int, due_ms: int) -> NewMessage:
+    """A message as a broker keeps it until it is due."""
+    from tiered.format import properties as names
+    from tiered.local.catalog import WHEEL_TOPIC
+    from tiered.store.new_message import NewMessage
+
+    kept = {
+        names.TIMER_OUT_MS: str(due_ms),
+        names.REAL_TOPIC: TOPICS[0],
+        names.REAL_QUEUE_ID: str(number % QUEUES),
+    }
+    return NewMessage(WHEEL_TOPIC, 0, b"remember %d" % number, properties=kept)
 
 
 def is_well(
@@ -223,8 +303,8 @@ def is_well(
 
 def story(document: dict[str, Any]) -> list[str]:
     """What was done, and what to try next."""
-    made, tiered, read, checked = (
-        document[name] for name in ("made", "tiered", "read", "verified")
+    made, tiered, read, checked, timers = (
+        document[name] for name in ("made", "tiered", "read", "verified", "timers")
     )
     store, url = shlex.quote(document["store"]), document["url"]
     program = started_as()
@@ -244,11 +324,17 @@ def story(document: dict[str, Any]) -> list[str]:
         f"4. Verified every byte, and held {counted(checked['compared_messages'], 'message')}"
         " against the store: "
         + ("equal." if document["is_well"] else f"{counted(checked['problem_count'], 'problem')}."),
+        (
+            f"5. Took {counted(timers['taken'], 'timer')} of another store into hourly files, as `tiered timer import` does;"
+            f" {timers['delivered']:,} were due in a second or two and came, {timers['late_ms_max']} ms late at most;"
+            " the last is due in a month"
+        ),
         "",
         "Try next:",
         f"  {program} status {url} --store {store}",
         f"  {program} cat {url} {TOPICS[0]} --count 3",
         f"  {program} verify {url} --deep",
+        f"  {program} timer ls {url} --cost",
         f"  rm -r {shlex.quote(str(Path(document['store']).parent))}",
         f"With a bucket of yours: {program} attach {store} --to s3://BUCKET/PREFIX --once",
     ]

@@ -11,8 +11,8 @@ import click
 
 from tiered.cli.frame import HELP_OPTIONS, all_settings, program
 from tiered.cli.options import Shape
-from tiered.metrics import METRICS, MOUNT_METRICS
-from tiered.mount.codes import REQUESTS
+from tiered.metrics import BROKER, FLEET_METRICS, METRICS, MOUNT_METRICS, TIMER_METRICS
+from tiered.mount.protocol import REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,10 +25,8 @@ WIDTH = 100
 LAYERS = (
     *(
         "tiered/cli",
+        "tiered/spark",
         "tiered/archive",
-        "tiered/archive/body",
-        "tiered/archive/query",
-        "tiered/archive/source",
     ),
     *("tiered/mount", "tiered/bench", "tiered/upkeep", "tiered/attach", "tiered/api"),
     *(
@@ -155,6 +153,23 @@ def metrics_page() -> str:
         "drains.",
         "",
         *_metrics_table(MOUNT_METRICS),
+        "",
+        "## Of handing timers over",
+        "",
+        "`tiered timer run --metrics-listen HOST:PORT` serves these. `/healthz` answers 503 while the tier or the target",
+        "fails. The rate of handing over is that of `tiered_timer_handed_messages_total`.",
+        "",
+        *_metrics_table(TIMER_METRICS),
+        "",
+        "## Of a member of a fleet",
+        "",
+        "`tiered mount --auto --metrics-listen HOST:PORT` serves those of a mount for each of its mounts, with the label",
+        f"`{BROKER}` (`cluster/broker`), and these. `/healthz` answers 503 also while a broker of its own can't be mounted,",
+        "`/readyz` until all that are its own are served.",
+        "",
+        *_metrics_table(
+            metric for metric in FLEET_METRICS if metric.name.startswith("tiered_fleet_")
+        ),
     ]
     return "\n".join([*lines, ""])
 

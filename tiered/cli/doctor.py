@@ -8,7 +8,7 @@ import random
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON, UNREACHABLE
+from tiered.cli.exits import DONE, NEEDS_A_PERSON, UNREACHABLE
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option
 from tiered.cli.output import Output
@@ -35,7 +35,7 @@ class DoctorOptions:
 def run(call: Call, options: DoctorOptions) -> int:
     """Look and print."""
     from tiered.api.stores import backend_errors
-    from tiered.cli.tiers import open_objects
+    from tiered.cli.call import open_objects
     from tiered.upkeep.doctor import FAIL, REACHABILITY, examine, trial_store
 
     probe_id = f"{random.SystemRandom().getrandbits(64):016x}"

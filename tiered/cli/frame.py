@@ -79,7 +79,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "lease": CommandEntry(
         "status:LEASE", "Says who writes a tier and until when, or frees its lease."
     ),
-    "rebuild": CommandEntry("rebuild", "Makes a lost journal again, from the objects."),
+    "rebuild": CommandEntry("verify:REBUILD", "Makes a lost journal again, from the objects."),
     "doctor": CommandEntry("doctor", "Looks for what is set up wrong, and says what to do."),
     "mount": CommandEntry("mount", "Serves a tier read-only to RocketMQ's clients."),
     "restore": CommandEntry(
@@ -95,6 +95,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "timer.run": CommandEntry("timer:RUN", "Hands messages over before they are due, each once."),
     "store": CommandEntry("store", "Makes and writes local stores without a broker."),
     "store.create": CommandEntry("store:CREATE", "Makes an empty store directory."),
+    "store.topic": CommandEntry(
+        "store:TOPIC", "Makes a topic, or gives one more queues; a compacted one, if asked."
+    ),
     "store.put": CommandEntry(
         "store:PUT", "Appends messages: JSON lines, of a topic and a body at least."
     ),
@@ -130,7 +133,6 @@ class _Sections:
     """Help whose common options stand apart."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See ``click.Command``."""
         command = cast("click.Command", self)
         common = {setting.field for setting in COMMON} | {"config_file"}
         own: list[tuple[str, str]] = []
@@ -177,11 +179,11 @@ class Program(_Sections, click.Group):
     entries: Mapping[str, CommandEntry] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        """See ``click.Group``."""
+        """Names of the commands, in the order of the table."""
         return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
-        """See ``click.Group``; loads the command's module."""
+        """Loads the command's module."""
         entry = self.entries.get(cmd_name)
         if entry is None:
             return None
@@ -192,7 +194,7 @@ class Program(_Sections, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """See ``click.Group``; a name that nobody has is answered with the nearest one."""
+        """A name that nobody has is answered with the nearest one."""
         name = args[0]
         if name not in self.entries and not name.startswith("-"):
             near = nearest(name, self.entries)

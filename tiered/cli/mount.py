@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option
 from tiered.cli.output import Output
@@ -27,12 +27,15 @@ from tiered.cli.values import (
     whole,
 )
 from tiered.errors import InvalidError
+from tiered.metrics import FLEET_METRICS, MOUNT_METRICS, render
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
     from tiered.cli.call import Call
+    from tiered.metrics import Metric
+    from tiered.mount.fleet import Fleet
     from tiered.mount.mount import Mount, MountSettings
     from tiered.mount.offsets import Name
 
@@ -49,6 +52,10 @@ class MountOptions:
         "HOST:PORT",
         address,
         default=Address("127.0.0.1", 10911),
+    )
+    no_vip_channel: bool = flag(
+        "listen at the port of --listen alone, and not also at the one two below, which brokers have for clients of 4.x"
+        " (the VIP channel)"
     )
     advertise: Address | None = option(
         "address at which clients reach this mount, as name servers are told",
@@ -189,7 +196,7 @@ def run(call: Call, options: MountOptions) -> int:
             return DONE
         mounts.append(mount)
         try:
-            with observed(call, options, mount):
+            with observed(call, options, mount, MOUNT_METRICS):
                 mount.run(lambda ready: tell(call, ready))
             document = summary(mount, call.clock.monotonic_s() - began_s)
         finally:
@@ -216,7 +223,6 @@ def run_fleet(call: Call, options: MountOptions, settings: MountSettings) -> int
         "--consumer-offsets": options.consumer_offsets,
         "--no-state": options.no_state,
         "--shared": options.shared,
-        "--metrics-listen": options.metrics_listen,
         "--cluster": call.common.cluster,
         "--broker": call.common.broker,
     }
@@ -232,7 +238,10 @@ def run_fleet(call: Call, options: MountOptions, settings: MountSettings) -> int
         rng=random.SystemRandom(),
         tell=lambda text: call.say(f"tiered: {text}"),
     )
-    with Stopper(call.watch, fleet.stop, seconds=settings.drain_s) as stopper:
+    with (
+        Stopper(call.watch, fleet.stop, seconds=settings.drain_s) as stopper,
+        observed(call, options, fleet, FLEET_METRICS),
+    ):
         fleet.run()
     seconds = call.clock.monotonic_s() - began_s
     output = Output(call)
@@ -244,20 +253,17 @@ def run_fleet(call: Call, options: MountOptions, settings: MountSettings) -> int
 
 
 def observed(
-    call: Call, options: MountOptions, mount: Mount
+    call: Call, options: MountOptions, served: Mount | Fleet, table: tuple[Metric, ...]
 ) -> contextlib.AbstractContextManager[None]:
-    """Serves metrics, where that is asked for."""
+    """Serves metrics of a mount or a fleet, where that is asked for."""
     if options.metrics_listen is None:
         return contextlib.nullcontext()
-    from tiered.metrics import MOUNT_METRICS, render
-    from tiered.mount.observe import collect, is_ready, is_well
-
     return metrics_served(
         call,
         options.metrics_listen,
-        metrics=lambda: render(collect(mount), MOUNT_METRICS),
-        health=lambda: is_well(mount),
-        readiness=lambda: is_ready(mount),
+        metrics=lambda: render(served.samples(), table),
+        health=served.fault,
+        readiness=served.unready,
     )
 
 
@@ -273,6 +279,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
 
     return MountSettings(
         listen=options.listen,
+        has_vip=not options.no_vip_channel,
         advertise=options.advertise,
         namesrv=options.namesrv or (),
         cluster=call.common.cluster,

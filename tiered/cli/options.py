@@ -308,7 +308,6 @@ class _Kind(_ParamType):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        """See ``click.ParamType``."""
         try:
             return self.setting.convert(value, "command line")
         except InvalidError as error:
@@ -320,7 +319,6 @@ class _Kind(_ParamType):
         param: click.Parameter,  # noqa: ARG002 (click's signature)
         incomplete: str,
     ) -> list[click.shell_completion.CompletionItem]:
-        """See ``click.ParamType``."""
         from click.shell_completion import CompletionItem
 
         if self.setting.metavar in {"DIR", "FILE"}:

@@ -92,6 +92,17 @@ class Output:
         self._stdout.write(json_bytes(document, indent=2) + b"\n")
         self._stdout.flush()
 
+    def listing(self, head: Mapping[str, Any], name: str, rows: Iterable[Row]) -> None:
+        """Exactly one JSON document: ``head`` and behind it a list, whose rows are taken and written one by one."""
+        opened = json_bytes({**head, name: []}, indent=2)
+        self._stdout.write(opened.removesuffix(b"]\n}"))
+        comma = b"\n    "
+        for row in rows:
+            self._stdout.write(comma + json_bytes(row))
+            comma = b",\n    "
+        self._stdout.write(b"]\n}\n")
+        self._stdout.flush()
+
     def line(self, text: str = "") -> None:
         """A line between tables."""
         self._stdout.write(text.translate(_SAFE).encode("utf-8", "backslashreplace") + b"\n")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option, several
 from tiered.cli.output import Output
@@ -36,10 +36,11 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from tiered.api.broker_place import Place
     from tiered.archive.task import Workshop
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
-    from tiered.upkeep.expire import Proof
+    from tiered.upkeep.expire import ArchiveProof
     from tiered.upkeep.workplace import Plan, Workplace
 
 Document = dict[str, Any]
@@ -80,8 +81,9 @@ def open_workplace(
     *,
     give_up_s: float,
     signs: Sequence[str] | None = None,
+    timers: bool = False,
 ) -> Workplace:
-    """The one broker's tier that is meant.
+    """The one broker's tier that is meant, or its timers.
 
     Args:
         call: The command.
@@ -89,17 +91,23 @@ def open_workplace(
         stack: Closes the store.
         give_up_s: How long a store may refuse.
         signs: See ``find_places``; None: the usual ones.
+        timers: Its timers, which lie apart, are meant.
 
     Raises:
         InvalidError: There is none, or there are several.
         BackendError: The store cannot be reached or refuses us.
     """
     from tiered.api.broker_place import SIGNS, choose_place
-    from tiered.cli.tiers import open_both
+    from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
+    from tiered.cli.call import open_both
     from tiered.upkeep.workplace import Workplace
 
     meter, store = open_both(call, url, stack, give_up_s=give_up_s)
-    place = choose_place(store, call.common.cluster, call.common.broker, signs=signs or SIGNS)
+    names = call.common.cluster, call.common.broker
+    if timers:
+        place: Place = choose_timers(store, *names, TIMER_ANY_SIGN)
+    else:
+        place = choose_place(store, *names, signs=signs or SIGNS)
     return Workplace(store, meter, place, call.clock, random.SystemRandom(), give_up_s)
 
 
@@ -166,6 +174,7 @@ def ending_code(options: PlanOptions, document: Document, *, has_work: bool) -> 
     return NEEDS_A_PERSON if planned_only and has_work and options.exit_code else DONE
 
 
+TIMERS_TEXT = "of the broker's timers, which lie apart, instead of its topics"
 GC_THREADS = 8
 _LEFT_BY_GC = {
     "present_reign": "of the present reign, which only its writer may still name",
@@ -192,6 +201,7 @@ class GcOptions(PlanOptions):
         default=24 * HOUR_MS,
         default_text="24h",
     )
+    timers: bool = flag(TIMERS_TEXT)
 
 
 def run_gc(call: Call, options: GcOptions) -> int:
@@ -209,14 +219,16 @@ def run_gc(call: Call, options: GcOptions) -> int:
         done = Progressed(f"{count} of {total} objects deleted", count, total)
 
     with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        at = open_workplace(
+            call, options.url, stack, give_up_s=options.give_up_s, timers=options.timers
+        )
         stack.enter_context(call.progress("gc", lambda: done))
         executor = stack.enter_context(ThreadPoolExecutor(GC_THREADS, "tiered-gc"))
         journal = JournalBytes(executor)
         grace_ms = options.grace_ms
         plan = get_plan(
             options,
-            "gc",
+            "gc --timers" if options.timers else "gc",
             at,
             lambda: plan_gc(
                 at.store,
@@ -225,6 +237,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
                 grace_ms=grace_ms,
                 max_deletions=limit,
                 journal=journal,
+                what="gc --timers" if options.timers else "gc",
             ),
         )
         has_work = bool(plan["deletions"])
@@ -275,7 +288,10 @@ GC = make_command(
     "gc",
     GcOptions,
     run_gc,
-    examples=["tiered gc s3://bucket/prefix", "tiered gc file:///tmp/tier --apply -"],
+    examples=[
+        "tiered gc s3://bucket/prefix",
+        "tiered gc file:///tmp/tier --apply -",
+    ],
 )
 
 
@@ -330,6 +346,12 @@ class ExpireOptions(GiveUpOptions):
         str,
         default_text="none",
     )
+    timers: bool = flag(
+        "give up hourly files of timers instead: those that are handed over whole, --ttl (24h) after the end of their hour"
+    )
+    refused: bool = flag(
+        "with --timers: files, too, that hold messages which the target refused; `timer ls --refused` lists these"
+    )
     topic_ttl: tuple[TopicDuration, ...] = several(
         "time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
         "GLOB=DURATION,...",
@@ -342,6 +364,10 @@ def run_expire(call: Call, options: ExpireOptions) -> int:
     """Plan, and apply if told to."""
     from tiered.upkeep.expire import plan_expire
 
+    if options.timers:
+        return _expire_timers(call, options)
+    if options.refused:
+        raise InvalidError("--refused goes with --timers", where=call.path, do="give both")
     ttl_of = times_to_live(call, options)
     limit = options.max_deletions
     archive = _archive_url(call, options)
@@ -351,6 +377,26 @@ def run_expire(call: Call, options: ExpireOptions) -> int:
         "expire",
         lambda at, proof: plan_expire(at, ttl_of, objects_max=limit, proof=proof),
         archive=archive,
+    )
+
+
+def _expire_timers(call: Call, options: ExpireOptions) -> int:
+    from tiered.upkeep.expire import TIMERS, plan_expire_timers
+
+    if options.topics or options.topic_ttl or options.store or options.archived or options.archive:
+        raise InvalidError(
+            "--timers goes with no option of topics", where=call.path, do="give --ttl alone"
+        )
+    grace_ms = 24 * HOUR_MS if options.ttl_ms is None else options.ttl_ms
+    limit = options.max_deletions
+    return _give_up(
+        call,
+        options,
+        TIMERS,
+        lambda at, _proof: plan_expire_timers(
+            at, grace_ms=grace_ms, objects_max=limit, with_refused=options.refused
+        ),
+        timers=True,
     )
 
 
@@ -370,7 +416,7 @@ def _archive_url(call: Call, options: ExpireOptions) -> str | None:
     )
 
 
-def _proof(call: Call, at: Workplace, url: str, stack: contextlib.ExitStack) -> Proof:
+def _proof(call: Call, at: Workplace, url: str, stack: contextlib.ExitStack) -> ArchiveProof:
     """What an archive proves.
 
     Raises:
@@ -379,7 +425,7 @@ def _proof(call: Call, at: Workplace, url: str, stack: contextlib.ExitStack) -> 
     """
     from tiered.archive.evidence import Evidence
     from tiered.archive.tables import read_archive
-    from tiered.cli.tiers import open_objects
+    from tiered.cli.call import open_objects
 
     archive = open_objects(call, url, stack)
     return Evidence(at.store, at.place, archive, read_archive(archive), url)
@@ -447,17 +493,18 @@ def _give_up(
     call: Call,
     options: GiveUpOptions,
     what: str,
-    make: Callable[[Workplace, Proof | None], Plan],
+    make: Callable[[Workplace, ArchiveProof | None], Plan],
     topic: str | None = None,
     *,
     archive: str | None = None,
+    timers: bool = False,
 ) -> int:
     from tiered.api.stores import backend_errors
     from tiered.upkeep.expire import apply_steps
 
     applied = None
     with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s, timers=timers)
         proof = _proof(call, at, archive, stack) if archive else None
         plan = get_plan(options, what, at, lambda: make(at, proof))
         if plan["topic"] != topic:
@@ -483,6 +530,11 @@ def _given_up_lines(document: Document) -> Iterator[str]:
         yield f"stays     {row['topic']}/{row['queue_id']} [{row['start']}, {row['end']}): {row['why']}"
     if len(document.get("unproved", ())) > _SHOWN:
         yield f"stays     and {counted(len(document['unproved']) - _SHOWN, 'more segment')}, each with all behind it"
+    if document.get("kept_for_refused"):
+        yield (
+            f"stays     {counted(document['kept_for_refused'], 'hour')} with messages that the target refused"
+            " (`tiered timer ls --refused` lists them; --refused gives them up, too)"
+        )
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
     applied = document["applied"]
@@ -539,7 +591,7 @@ class TakeBackOptions(PlanOptions):
 def run_take_back(call: Call, options: TakeBackOptions) -> int:
     """Plan, and apply if told to."""
     from tiered.api.stores import backend_errors
-    from tiered.upkeep.take_back import apply_take_back, plan_take_back
+    from tiered.upkeep.expire import apply_take_back, plan_take_back
 
     asked, applied = _asked(call, options), None
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option, required
 from tiered.cli.values import Moment, counted, parse_size, whole
@@ -49,8 +49,7 @@ class QueryOptions:
 def run(call: Call, options: QueryOptions) -> int:
     """Look up and print."""
     from tiered.api.stores import backend_errors
-    from tiered.cli.query import is_archive, look
-    from tiered.cli.tiers import open_objects, open_tier
+    from tiered.cli.call import open_objects, open_tier
 
     is_document = _is_document(call)
     with contextlib.ExitStack() as stack, backend_errors():
@@ -133,7 +132,7 @@ def _print(
 
 
 def _line(hit: Hit, *, raw_body: bool) -> bytes:
-    from tiered.format.message import message_line
+    from tiered.format.message_forms import message_line
 
     return message_line(
         hit.message,
@@ -167,7 +166,7 @@ def look(call: Call, options: QueryOptions, archive: ObjectStore) -> list[bytes]
         DataError: The log or a file is damaged.
         BackendError: The store failed.
     """
-    from tiered.archive.query.lookup import lines, lookup
+    from tiered.archive.lookup import lines, lookup
     from tiered.archive.selection import MAX, MIN, Selection
 
     if options.raw_body:

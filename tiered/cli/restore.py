@@ -9,14 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option, required, several
 from tiered.cli.output import Output
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
-from tiered.cli.values import Moment, counted, format_size, parse_size, topic_filter, whole
+from tiered.cli.values import (
+    Moment,
+    counted,
+    format_size,
+    parse_size,
+    span_text,
+    topic_filter,
+    whole,
+)
 from tiered.errors import InvalidError
+from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +44,7 @@ DRAIN_S = 10.0
 """For what is under way when it is stopped."""
 SAMPLE_BYTES = 4 * _MIB
 """How much is read to tell how long it would take."""
+SAMPLE_QUEUES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +95,9 @@ class RestoreOptions:
 
 def run(call: Call, options: RestoreOptions) -> int:
     """Plan, and restore unless it is a dry run."""
-    from tiered.cli.tiers import open_tier
+    from tiered.cli.call import open_tier
     from tiered.mount.restore import Restore, plan_restore
-    from tiered.store.options import StoreOptions
+    from tiered.store.store_options import StoreOptions
 
     output, stopping = Output(call), threading.Event()
     with contextlib.ExitStack() as stack:
@@ -137,6 +147,7 @@ def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
         selects=topic_filter(options.topics),
         from_ms=call.ms(options.from_),
         until_ms=call.ms(options.until),
+        wish=f"{','.join(sorted(options.topics)) or 'all topics'}{span_text(options.from_, options.until)}",
     )
 
 
@@ -160,15 +171,21 @@ def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
 
 
 def sampled_seconds(call: Call, tier: Tier, plan: RestorePlan) -> float:
-    """About how long it would take, by reading the beginning of the largest queue."""
-    from tiered.api.reading import read_span
+    """About how long it would take, by reading the beginnings of the largest queues side by side."""
+    from tiered.api.reading import Span, read_for
 
-    span = max(plan.spans, key=lambda span: span.stop - span.start)
+    largest = sorted(plan.spans, key=lambda span: span.start - span.stop)[:SAMPLE_QUEUES]
+    each = plan.messages * SAMPLE_BYTES // max(plan.record_bytes, 1) // len(largest) + 1
+    spans = [
+        Span(one.cursor, one.start, min(one.stop, QueueOffset(one.start + each)), is_firm=True)
+        for one in largest
+    ]
     began_s, read_bytes = call.clock.monotonic_s(), 0
-    for batch in read_span(tier, span, batch_bytes=_MIB):
-        read_bytes += memoryview(batch.records.data).nbytes
-        if read_bytes >= SAMPLE_BYTES:
-            break
+    with tier.group() as group:
+        tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
+        for span in spans:
+            for batch in read_for(tier, span, group, _MIB):
+                read_bytes += memoryview(batch.records.data).nbytes
     seconds = call.clock.monotonic_s() - began_s
     return round(seconds * plan.record_bytes / max(read_bytes, 1), 1)
 
@@ -218,7 +235,8 @@ def plan_lines(document: dict[str, Any]) -> list[str]:
         ),
         (
             f"tiered: about {counted(document['requests'], 'request')},"
-            f" {document['request_dollars']:.4f} dollars, and {document['seconds']:.0f} s by the speed of a sample"
+            f" {document['request_dollars']:.4f} dollars, and {document['seconds']:.1f} s of reading"
+            " by the speed of a sample"
         ),
     ]
 

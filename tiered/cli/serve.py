@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from tiered.errors import TieredStoreError
+from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from http.server import BaseHTTPRequestHandler
 
     from tiered.cli.call import Call
     from tiered.cli.signals import Stopper
@@ -59,11 +61,116 @@ def metrics_served(
         health: What is wrong, for ``/healthz``.
         readiness: Why nobody should come, for ``/readyz``; None: it is not served.
     """
-    from tiered.attach.metrics_server import MetricsServer
-
     server = MetricsServer(*address, metrics=metrics, health=health, readiness=readiness)
     call.say(f"tiered: metrics at http://{address.host or '0.0.0.0'}:{server.port}/metrics")  # noqa: S104 (said, not bound)
     try:
         yield
     finally:
         server.close()
+
+
+# -- over HTTP -------------------------------------------------------------------------------------
+#
+# Requests are answered one at a time, so that a scraper cannot take more than one look at the local store at once.
+
+
+_REQUEST_S = 10.0
+
+
+class MetricsServer:
+    """One address with two pages, or three."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        metrics: Callable[[], str],
+        health: Callable[[], str],
+        readiness: Callable[[], str] | None = None,
+    ) -> None:
+        """Bind and serve.
+
+        Args:
+            host: Address; empty: all.
+            port: Port; 0: any free one.
+            metrics: Makes the text for Prometheus.
+            health: What is wrong, in one clause; empty when nothing is.
+            readiness: Why nobody should come yet, or any more; likewise. None: there is no such page.
+
+        Raises:
+            InvalidError: The address cannot be listened at.
+        """
+        from http.server import HTTPServer
+
+        pages = {"/healthz": health} | ({"/readyz": readiness} if readiness else {})
+        try:
+            self._server = HTTPServer((host, port), _handler(metrics, pages))
+        except OSError as error:
+            raise InvalidError(
+                f"cannot listen at {host or '*'}:{port}: {error.strerror or error}",
+                where="--metrics-listen",
+                do="choose an address of this machine and a free port",
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="tiered-metrics"
+        )
+        # A scraper that hangs must not keep the process from ending.
+        self._thread.daemon = True
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened at."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop serving."""
+        # The thread ends before the socket is closed under it.
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _handler(
+    metrics: Callable[[], str], pages: Mapping[str, Callable[[], str]]
+) -> type[BaseHTTPRequestHandler]:
+    from http.server import BaseHTTPRequestHandler
+
+    from tiered.metrics import CONTENT_TYPE
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_S  # a client that says nothing must not hold the server
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path in pages:
+                wrong = pages[path]()
+                self._answer(503 if wrong else 200, wrong or "ok", "text/plain; charset=utf-8")
+            elif path == "/metrics":
+                self._metrics()
+            else:
+                there = " and ".join(["/metrics", *pages])
+                self._answer(404, f"there are {there}", "text/plain; charset=utf-8")
+
+        def _metrics(self) -> None:
+            try:
+                text = metrics()
+            except Exception as error:  # noqa: BLE001 (a scrape must never end the server)
+                self._answer(500, f"{type(error).__name__}: {error}", "text/plain; charset=utf-8")
+            else:
+                self._answer(200, text, CONTENT_TYPE)
+
+        def _answer(self, status: int, text: str, content_type: str) -> None:
+            body = text.encode()
+            with contextlib.suppress(ConnectionError):
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+            """Scrapes are no news."""
+
+    return Handler

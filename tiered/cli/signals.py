@@ -95,6 +95,7 @@ class SignalWatch:
         """Take the signals over, for as long as the process lives. In the main thread."""
         arrived, noted = os.pipe()
         os.set_blocking(noted, False)
+        # Never blocks: a full pipe has signals enough in it.
         signal.set_wakeup_fd(noted, warn_on_full_buffer=False)
         for number in _SIGNALS:
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
@@ -113,11 +114,14 @@ class SignalWatch:
         assert first is not None
         stopper, code = self.stopper, 128 + first
         answer = (lambda: stopper.ask(first)) if stopper else (lambda: self._tidy_and_end(code))
+        # In a thread: this one must be free to see the second signal, and the time.
         threading.Thread(target=answer, name="tiered-ending", daemon=True).start()
+        # What a shell and ``timeout`` send twice is one request.
         select.select([], [], [], TOGETHER_S)
         while _next_signal(arrived, 0.0):
             pass
         _next_signal(arrived, stopper.seconds + DRAIN_MORE_S if stopper else TIDY_S)
+        # Reached only when the command did not end by itself in time.
         self._end(code)
 
     def _tidy_and_end(self, code: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.local_files import advice_for
 from tiered.cli.archive import SparkOptions
-from tiered.cli.errors import DONE
+from tiered.cli.exits import DONE
 from tiered.cli.frame import make_command
 from tiered.cli.options import OneOf, argument, option
 from tiered.cli.output import Output
@@ -52,7 +52,7 @@ class SqlOptions(SparkOptions):
 def run(call: Call, options: SqlOptions) -> int:
     """Ask, and print the answer."""
     from tiered.api.stores import backend_errors
-    from tiered.cli.tiers import open_objects
+    from tiered.cli.call import open_objects
 
     with contextlib.ExitStack() as stack, backend_errors():
         archive = open_objects(call, options.url, stack)
@@ -82,7 +82,7 @@ def _ask(
             "no question is asked", where=call.path, do="write one, as 'SHOW TABLES'"
         )
     if options.engine == "duckdb":
-        from tiered.archive.query.duck import ask
+        from tiered.archive.duck import ask
 
         found = ask(archive, question)
         if found.left_out:
@@ -91,7 +91,7 @@ def _ask(
             )
         return found.rows
     from tiered.archive.spark import open_session
-    from tiered.archive.spark_sql import ask_spark
+    from tiered.spark.frames import ask_spark
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)
     session = open_session(options.master, conf)

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tiered.cli.errors import DONE
+from tiered.cli.exits import DONE
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, maybe, option
 from tiered.cli.output import Output, Row
@@ -52,7 +52,7 @@ class StatusOptions:
 def run(call: Call, options: StatusOptions) -> int:
     """Read and print."""
     from tiered.api.stores import backend_errors
-    from tiered.cli.tiers import open_local, open_objects
+    from tiered.cli.call import open_local, open_objects
     from tiered.upkeep.status import bills_requests, read_status, status_document
 
     url, directory = options.url, options.store
@@ -244,7 +244,7 @@ class LsOptions:
 
 def run_ls(call: Call, options: LsOptions) -> int:
     """Read and print."""
-    from tiered.cli.tiers import open_tier
+    from tiered.cli.call import open_tier
 
     output = Output(call)
     with contextlib.ExitStack() as stack:
@@ -423,7 +423,7 @@ def run_lease(call: Call, options: LeaseOptions) -> int:
 
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import backend_errors
-    from tiered.cli.tiers import open_objects
+    from tiered.cli.call import open_objects
     from tiered.upkeep.workplace import break_lease, report_lease
 
     output = Output(call)

@@ -10,7 +10,7 @@ from base64 import b64decode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tiered.cli.errors import DONE
+from tiered.cli.exits import DONE
 from tiered.cli.frame import make_command, make_program
 from tiered.cli.options import argument, flag, maybe, option
 from tiered.cli.output import Output
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from tiered.cli.call import Call
     from tiered.model import MessageQueue, QueueBounds
-    from tiered.store.message_store import MessageStore
-    from tiered.store.messages import Message
-    from tiered.store.options import StoreOptions
+    from tiered.store.embedded import MessageStore
+    from tiered.store.new_message import NewMessage
+    from tiered.store.store_options import StoreOptions
 
 CLUSTER, BROKER = "DefaultCluster", "broker"
 _BATCH = 64
@@ -56,6 +56,17 @@ class CreateOptions(StoreDirOptions):
         "N",
         whole(1),
         default=300_000,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicOptions(StoreDirOptions):
+    """What ``tiered store topic`` can be told."""
+
+    topic: str = argument()
+    queues: int = option("how many, at least", "N", whole(1), default=8)
+    compacted: bool = flag(
+        "of each key only the newest message is kept (cleanup.policy=COMPACTION); messages without one are refused"
     )
 
 
@@ -103,8 +114,8 @@ class _Line:
 
 def create(call: Call, options: CreateOptions) -> int:
     """Make a store."""
-    from tiered.store.message_store import MessageStore
-    from tiered.store.options import StoreOptions
+    from tiered.store.embedded import MessageStore
+    from tiered.store.store_options import StoreOptions
 
     kept = StoreOptions(options.log_file_size_bytes, options.queue_items)
     cluster, broker = call.common.cluster or CLUSTER, call.common.broker or BROKER
@@ -115,9 +126,19 @@ def create(call: Call, options: CreateOptions) -> int:
     return _tell(call, {"store": store.root, "cluster": cluster, "broker": broker})
 
 
+def topic(call: Call, options: TopicOptions) -> int:
+    """Make a topic, or give one more queues."""
+    from tiered.store.store_options import StoreOptions
+
+    with _open(call, options.dir, StoreOptions()) as store:
+        store.create_topic(options.topic, queues=options.queues, is_compacted=options.compacted)
+    made = {"topic": options.topic, "queues": options.queues, "compacted": options.compacted}
+    return _tell(call, {"store": store.root, **made})
+
+
 def put(call: Call, options: PutOptions) -> int:
     """Append what is read."""
-    from tiered.store.options import Flush, StoreOptions
+    from tiered.store.store_options import Flush, StoreOptions
 
     flush = Flush.SYNC if options.sync else Flush.ASYNC
     count = 0
@@ -218,7 +239,7 @@ def info(call: Call, options: StoreDirOptions) -> int:
 
 def recover(call: Call, options: RecoverOptions) -> int:
     """Open, which recovers, and close."""
-    from tiered.store.options import StoreOptions
+    from tiered.store.store_options import StoreOptions
 
     with _open(call, options.dir, StoreOptions(), anew=options.anew) as store:
         found = store.recovered
@@ -251,7 +272,7 @@ class _Writer:
             self._check_offsets([line.document for line in lines], messages)
         self._store.append_batch(messages)
 
-    def _check_offsets(self, documents: list[dict[str, Any]], messages: list[Message]) -> None:
+    def _check_offsets(self, documents: list[dict[str, Any]], messages: list[NewMessage]) -> None:
         from tiered.model import MessageQueue, QueueOffset
 
         ends: dict[MessageQueue, int] = {}
@@ -269,7 +290,7 @@ class _Writer:
             ends[queue] = end + 1
 
 
-def message_of(document: dict[str, Any], *, where: str = "") -> Message:
+def message_of(document: dict[str, Any], *, where: str = "") -> NewMessage:
     """The message that a line describes: a topic and a body, and whatever else ``tiered cat`` prints of one.
 
     What is not said is as a producer leaves it: queue 0, no tags, keys or properties, born when it is stored. Properties
@@ -283,12 +304,12 @@ def message_of(document: dict[str, Any], *, where: str = "") -> Message:
         InvalidError: A field is missing, of another type, or contradicts another.
     """
     from tiered.format import properties as names
-    from tiered.store.messages import Message
+    from tiered.store.new_message import NewMessage
 
     try:
         properties = _properties(document)
         born_ms = document.get("born_timestamp_ms")
-        return Message(
+        return NewMessage(
             topic=_text(document, "topic"),
             body=_body(document),
             tags=None if names.TAGS in properties else _text_or_none(document, "tags"),
@@ -339,7 +360,7 @@ def _body(document: dict[str, Any]) -> bytes:
 
 def _open(call: Call, directory: str, options: StoreOptions, *, anew: bool = False) -> MessageStore:
     from tiered.local.layout import read_topics
-    from tiered.store.message_store import MessageStore
+    from tiered.store.embedded import MessageStore
 
     names = read_topics(directory)
     return MessageStore.open(
@@ -394,6 +415,15 @@ CREATE = make_command(
     examples=[
         "tiered store create /tmp/store",
         "tiered store create /tmp/store --log-file-size 16MiB --cluster c1 --broker b1",
+    ],
+)
+TOPIC = make_command(
+    "store.topic",
+    TopicOptions,
+    topic,
+    examples=[
+        "tiered store topic /tmp/store orders --queues 16",
+        "tiered store topic /tmp/store prices --queues 4 --compacted",
     ],
 )
 PUT = make_command(

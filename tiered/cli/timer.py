@@ -9,14 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command, make_program
 from tiered.cli.options import argument, flag, option, required
 from tiered.cli.output import Output, Row
+from tiered.cli.serve import announce_lease, metrics_served
 from tiered.cli.signals import Stopper
 from tiered.cli.values import (
+    Address,
     above_zero,
+    address,
     counted,
+    format_duration,
     format_size,
     format_time,
     parse_duration,
@@ -26,13 +30,15 @@ from tiered.cli.values import (
 from tiered.errors import ClosedError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
+    from tiered.attach.timer_import import TimerImport
     from tiered.attach.timer_place import TimerPlace
-    from tiered.attach.timer_run import Delivering
-    from tiered.attach.timers import TimerImport
+    from tiered.attach.timer_run import Delivering, TimerDelivery
     from tiered.cli.call import Call
+    from tiered.cli.stderr import Progressed
     from timer.dequeue import DueMessage, HourRow, TimerReader
 
 HOUR_COLUMNS = ["hour", "messages", "bytes", "due_min_ms", "due_max_ms"]
@@ -42,6 +48,7 @@ MESSAGE_COLUMNS = [
 ]
 _SHOWN_COLUMNS = ["due", "topic", "queue_id", "msg_id", "tags", "keys"]
 _BAR = 32
+_LINES_MAX = 72
 
 
 # -- import ---------------------------------------------------------------------------------------
@@ -67,7 +74,7 @@ class TimerImportOptions:
 
 def run_import(call: Call, options: TimerImportOptions) -> int:
     """Take what is pending and due late enough."""
-    from tiered.attach.timers import ImportSettings, import_timers
+    from tiered.attach.timer_import import ImportSettings, import_timers
 
     near_ms = options.near_ms
     settings = ImportSettings(
@@ -144,24 +151,60 @@ class TimerLsOptions:
 
     url: str = argument()
     messages: bool = flag("list each pending message, in due order")
+    refused: bool = flag("list each message that the target refused, instead")
+    cost: bool = flag("say what handing over and keeping them comes to, requests and dollars")
 
 
 def run_ls(call: Call, options: TimerLsOptions) -> int:
     """List hours, or messages."""
+    from timer.dequeue import refused_in
+
     output = Output(call)
     with _opened(call, options.url) as (reader, place):
         head = {"format": 1, "cluster": place.cluster, "broker": place.broker}
-        if options.messages:
-            hours = [row.hour for row in reader.listing()]
-            _emit_messages(output, head, _messages(reader, hours))
+        if options.messages or options.refused:
+            what = reader.refused if options.refused else reader.pending
+            _emit_messages(output, head, _messages(what, sorted(reader.state.timers.hours)))
             return DONE
-        rows = [_hour_row(row) for row in reader.listing()]
+        found = list(reader.listing())
+        refused = sum(len(refused_in(reader.state, hour)) for hour in reader.state.timers.hours)
+    rows = [_hour_row(row) for row in found]
+    cost = {"cost": cost_document(found)} if options.cost else {}
     if output.form == "table":
         _draw(output, rows)
+        if refused:
+            output.line(
+                f"{counted(refused, 'message')} refused by the target: --refused lists them"
+            )
+        if cost:
+            _tell_cost(output, cost["cost"])
     else:
         columns = ["hour_ms", *HOUR_COLUMNS[1:]]
-        output.emit({**head, "hours": rows}, rows, columns)
+        output.emit({**head, "hours": rows, "refused": refused, **cost}, rows, columns)
     return DONE
+
+
+def cost_document(hours: Sequence[HourRow]) -> dict[str, Any]:
+    """What handing over these hours comes to, by the list prices of S3; a run that waits costs more (docs/timers.md)."""
+    from backends.wrapping import Prices
+    from timer.handover import expected_requests
+
+    writes, reads = expected_requests((row.messages, row.size_bytes, row.parts) for row in hours)
+    prices, count = Prices(), sum(row.messages for row in hours)
+    dollars = (writes * prices.write_per_1000 + reads * prices.read_per_1000) / 1000
+    return {
+        "writes": writes,
+        "reads": reads,
+        "dollars": dollars,
+        "dollars_per_million": dollars / count * 1e6 if count else 0.0,
+    }
+
+
+def _tell_cost(output: Output, cost: dict[str, Any]) -> None:
+    output.line(
+        f"handing over takes {cost['writes']:,} requests that write or list, and {cost['reads']:,} that read:"
+        f" ${cost['dollars']:.4f}, ${cost['dollars_per_million']:.2f} a million"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +228,9 @@ def run_show(call: Call, options: TimerShowOptions) -> int:
     with _opened(call, options.url) as (reader, place):
         head = {"format": 1, "cluster": place.cluster, "broker": place.broker}
         hours = [hour] if hour in reader.state.timers.hours else []
-        _emit_messages(output, {**head, "hour_ms": hour * HOUR_MS}, _messages(reader, hours))
+        _emit_messages(
+            output, {**head, "hour_ms": hour * HOUR_MS}, _messages(reader.pending, hours)
+        )
     return DONE
 
 
@@ -193,7 +238,7 @@ def run_show(call: Call, options: TimerShowOptions) -> int:
 def _opened(call: Call, url: str) -> Iterator[tuple[TimerReader, TimerPlace]]:
     from tiered.api.stores import backend_errors
     from tiered.attach.timer_place import choose_timers
-    from tiered.cli.tiers import open_objects
+    from tiered.cli.call import open_objects
     from timer.dequeue import TimerReader
 
     with contextlib.ExitStack() as stack, backend_errors():
@@ -215,27 +260,32 @@ def _hour_row(row: HourRow) -> Row:
 
 
 def _draw(output: Output, rows: list[Row]) -> None:
-    """A histogram: a line an hour."""
-    most = max((row["messages"] for row in rows), default=1)
-    shown = [
+    """A histogram: a line an hour; where these are too many to look at, a day (UTC)."""
+    name, width_ms = ("hour", 3_600_000) if len(rows) <= _LINES_MAX else ("day", 24 * 3_600_000)
+    bins: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        begin_ms = row["hour_ms"] // width_ms * width_ms
+        count, size = bins.get(begin_ms, (0, 0))
+        bins[begin_ms] = count + row["messages"], size + row["bytes"]
+    most = max((count for count, _ in bins.values()), default=1)
+    shown: list[Row] = [
         {
-            "hour": format_time(row["hour_ms"]),
-            "messages": row["messages"],
-            "size": format_size(row["bytes"]),
-            "": "#" * max(1, round(_BAR * row["messages"] / most)),
+            name: format_time(begin_ms),
+            "messages": count,
+            "size": format_size(size),
+            "": "#" * max(1, round(_BAR * count / most)),
         }
-        for row in rows
+        for begin_ms, (count, size) in bins.items()
     ]
-    output.table(shown, ["hour", "messages", "size", ""])
+    output.table(shown, [name, "messages", "size", ""])
     total = sum(row["messages"] for row in rows)
-    size = format_size(sum(row["bytes"] for row in rows))
-    output.line(f"{counted(total, 'message')} in {counted(len(rows), 'hour')}, {size}")
+    all_of_it = format_size(sum(row["bytes"] for row in rows))
+    output.line(f"{counted(total, 'message')} in {counted(len(rows), 'hour')}, {all_of_it}")
 
 
-def _messages(reader: TimerReader, hours: Iterable[int]) -> Iterator[Row]:
+def _messages(what: Callable[[int], Iterator[DueMessage]], hours: Iterable[int]) -> Iterator[Row]:
     for hour in hours:
-        for message in reader.pending(hour):
-            yield message_row(message)
+        yield from map(message_row, what(hour))
 
 
 def message_row(message: DueMessage) -> Row:
@@ -245,7 +295,7 @@ def message_row(message: DueMessage) -> Row:
         DataError: It is damaged.
     """
     from tiered.format.hosts import offset_msg_id
-    from tiered.format.message import decompress_body
+    from tiered.format.message_forms import decompress_body
     from tiered.format.record import decode_record
     from tiered.format.sysflag import COMPRESSED
     from tiered.log.timers import HOUR_MS
@@ -273,8 +323,10 @@ def _emit_messages(output: Output, head: dict[str, Any], messages: Iterator[Row]
         rows = ({**row, "due": format_time(row["due_timestamp_ms"])} for row in messages)
         output.table(rows, _SHOWN_COLUMNS)
         return
-    document = {**head, "messages": list(messages)} if output.form == "json" else head
-    output.emit(document, messages, MESSAGE_COLUMNS)
+    if output.form == "json":
+        output.listing(head, "messages", messages)
+    else:
+        output.emit(head, messages, MESSAGE_COLUMNS)
 
 
 # -- cancel ---------------------------------------------------------------------------------------
@@ -334,7 +386,9 @@ class TimerRunOptions:
 
     url: str = argument()
     to: str = required(
-        "store directory of ours that the messages go to, made if need be", "DIR", str
+        "where the messages go: a store directory of ours, made if need be, or live brokers, by their name servers",
+        "DIR|namesrv://HOST:PORT[,HOST:PORT...]",
+        str,
     )
     near_ms: int = option(
         "hand an hour's messages over so long before it begins, as 1h",
@@ -353,6 +407,12 @@ class TimerRunOptions:
         default=0,
     )
     no_wait: bool = flag("end with code 4 when another run is at work, instead of waiting")
+    metrics_listen: Address | None = option(
+        "serve Prometheus metrics (/metrics) and /healthz at this address",
+        "HOST:PORT",
+        address,
+        default_text="not served",
+    )
 
 
 def run_run(call: Call, options: TimerRunOptions) -> int:
@@ -368,15 +428,24 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
         wait=not options.no_wait,
     )
     stop = threading.Event()
-    with Stopper(call.watch, stop.set, seconds=10.0):
-        made = hand_over(
-            options.url,
-            lambda place, source: _open_target(call, options.to, place, source),
-            settings,
-            options=call.s3_options(),
-            clock=call.clock,
-            stop=stop,
-        )
+    with Stopper(call.watch, stop.set, seconds=10.0) as stopper:
+        try:
+            made = hand_over(
+                options.url,
+                lambda place, source, is_ours: _open_target(
+                    call, options, place, source, stop=stop, is_ours=is_ours
+                ),
+                settings,
+                options=call.s3_options(),
+                clock=call.clock,
+                stop=stop,
+                announce=lambda lease: announce_lease(call, "timers", lease),
+                beside=lambda work, meter: _beside(call, options, work, meter),
+            )
+        except ClosedError:
+            if stopper.received is None:
+                raise
+            return DONE  # it waited for another run's lease: nothing was in hand
     document = {
         "format": 1,
         "cluster": made.place.cluster,
@@ -391,29 +460,69 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
     if output.form != "table":
         output.emit(document, [document], list(document))
     elif not call.common.quiet:
+        theirs = "the brokers deliver them" if "://" in options.to else ""
         output.line(
-            f"{counted(made.counters.handed, 'message')} handed over, {made.delivered:,} delivered,"
-            f" {made.waiting:,} waiting there"
+            f"{counted(made.counters.handed + made.counters.found, 'message')} handed over, "
+            + (theirs or f"{made.delivered:,} delivered, {made.waiting:,} waiting there")
         )
-    return NEEDS_A_PERSON if made.counters.refused else DONE
+    counters = made.counters
+    return NEEDS_A_PERSON if counters.refused or counters.missing or counters.damaged else DONE
 
 
-def _open_target(call: Call, directory: str, place: Place, source: Mapping[str, Any]) -> Delivering:
-    """An embedded store.
+@contextlib.contextmanager
+def _beside(
+    call: Call, options: TimerRunOptions, work: TimerDelivery, meter: MeteredStore
+) -> Iterator[None]:
+    """Metrics, where they are asked for; and how far things are, where they have an end."""
+    from tiered.attach.observe import request_samples
+    from tiered.cli.stderr import Progressed
+    from tiered.metrics import TIMER_METRICS, render
+
+    def progressed() -> Progressed:
+        counters, left = work.run.counters, work.pending()[0]
+        done = counters.handed + counters.found + counters.dropped + counters.refused
+        text = f"{done:,} of {done + left:,} handed over, {work.delivered:,} delivered"
+        return Progressed(text, done, done + left)
+
+    with contextlib.ExitStack() as stack:
+        if options.metrics_listen is not None:
+            served = metrics_served(
+                call,
+                options.metrics_listen,
+                metrics=lambda: render([*work.samples(), *request_samples(meter)], TIMER_METRICS),
+                health=lambda: work.trouble,
+            )
+            stack.enter_context(served)
+        if options.once:
+            stack.enter_context(call.progress("timers", progressed))
+        yield
+
+
+def _open_target(
+    call: Call,
+    options: TimerRunOptions,
+    place: Place,
+    source: Mapping[str, Any],
+    *,
+    stop: threading.Event,
+    is_ours: Callable[[], bool],
+) -> Delivering:
+    """An embedded store, or live brokers.
 
     Raises:
         InvalidError: It is none, or the one that the timers were taken from.
+        StoreUnavailableError: No name server answers.
     """
     import random
 
+    scheme, colon, rest = options.to.partition("://")
+    if colon:
+        addresses = name_servers(scheme, rest)
+        return _open_brokers(call, options, place, addresses, stop=stop, is_ours=is_ours)
+
     from timer.local_target import LocalTarget
 
-    if "://" in directory:
-        raise InvalidError(
-            "timers are handed over to a store directory only, as yet",
-            where=directory,
-            do="name a directory",
-        )
+    directory = options.to
     _require_other(call, directory, source)
     return LocalTarget.open(
         directory,
@@ -424,6 +533,64 @@ def _open_target(call: Call, directory: str, place: Place, source: Mapping[str, 
     )
 
 
+def name_servers(scheme: str, text: str) -> list[Address]:
+    """Addresses of ``namesrv://HOST:PORT,HOST:PORT``.
+
+    Raises:
+        InvalidError: They are none.
+    """
+    try:
+        found = [address(one) for one in text.rstrip("/").split(",")]
+    except ValueError:
+        found = []
+    if scheme != "namesrv" or not found or not all(one.host and one.port for one in found):
+        raise InvalidError(
+            "timers are handed over to a store directory, or to brokers",
+            where=f"{scheme}://{text}",
+            do="name a directory, or namesrv://HOST:PORT",
+        )
+    return found
+
+
+def _open_brokers(
+    call: Call,
+    options: TimerRunOptions,
+    place: Place,
+    addresses: Sequence[Address],
+    *,
+    stop: threading.Event,
+    is_ours: Callable[[], bool],
+) -> Delivering:
+    """Live brokers.
+
+    Raises:
+        InvalidError: The near window is longer than brokers keep timers.
+        StoreUnavailableError: No name server answers.
+    """
+    from timer.broker_target import NEAR_MS_MAX, BrokerTarget
+    from timer.producer import Producer
+
+    if options.near_ms > NEAR_MS_MAX:
+        raise InvalidError(
+            "brokers refuse what is due in three days or later, and roll what is due in two",
+            where=f"--near {format_duration(options.near_ms)}",
+            do=f"choose {format_duration(NEAR_MS_MAX)} or less",
+        )
+    producer = Producer(addresses, call.clock)
+    with contextlib.ExitStack() as opened:
+        opened.callback(producer.close)
+        target = BrokerTarget(
+            producer,
+            source=place.broker,
+            seed=place.prefix,
+            clock=call.clock,
+            stop=stop,
+            is_ours=is_ours,
+        )
+        opened.pop_all()
+        return target
+
+
 def _require_other(call: Call, directory: str, source: Mapping[str, Any]) -> None:
     """Refuse the broker's own store, or a copy: what was taken from it is pending there still.
 
@@ -431,11 +598,10 @@ def _require_other(call: Call, directory: str, source: Mapping[str, Any]) -> Non
         InvalidError: It is that store, or none.
     """
     from tiered.local.rocketmq import RocketMQStore
-    from timer.local_target import STATE_FILE
 
     folder = Path(directory)
     is_new = not folder.exists() or not any(folder.iterdir())
-    if is_new or (folder / STATE_FILE).exists() or not source.get("store_id"):
+    if is_new or not source.get("store_id"):
         return
     with contextlib.closing(RocketMQStore.open(directory, clock=call.clock)) as local:
         store_id = local.identity.store_id
@@ -491,11 +657,12 @@ RUN = make_command(
     run_run,
     examples=[
         "tiered timer run s3://bucket/prefix --to /data/timers",
-        "tiered timer run file:///tmp/tier --to /tmp/timers --once --json",
+        "tiered timer run s3://bucket/prefix --to namesrv://10.0.0.7:9876,10.0.0.8:9876",
     ],
     details=(
-        "Hands messages over ahead of time, hour by hour, to a store directory of ours, and delivers each to its topic there"
-        " when it is due. It may be killed at any moment: the next run goes on. docs/timers.md has what is guaranteed."
+        "Hands messages over ahead of time, hour by hour: to a store directory of ours, and delivers each to its topic there"
+        " when it is due; or to live brokers, which deliver by their own wheel. It may be killed at any moment: the next run"
+        " goes on. docs/timers.md has what is guaranteed."
     ),
 )
 COMMAND = make_program(

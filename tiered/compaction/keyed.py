@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tiered.format.block import RecordBlock
     from tiered.local.face import RecordBatch
+    from tiered.model import MessageQueue
 
 _PIECE_RECORDS: Final = 8192
 _STEP: Final = 16
@@ -44,14 +45,24 @@ def keyed_records(batch: RecordBatch) -> Iterator[KeyedRecords]:
     for begin in range(0, len(real), _PIECE_RECORDS):
         where = real[begin : begin + _PIECE_RECORDS]
         block = parse_records(batch.data, batch.positions[where], batch.sizes[where])
-        if not block.is_sound:
-            raise DataError("a record is damaged", where=str(batch.queue))
-        if (block.sys_flags & INNER_BATCH).any():
-            raise InvalidError(
-                f"{batch.queue} has records that hold inner batches; these cannot be compacted",
-                do="send messages with keys one by one",
-            )
-        yield _keyed(block, where + int(batch.base_offset))
+        yield keyed_block(block, where + int(batch.base_offset), batch.queue)
+
+
+def keyed_block(block: RecordBlock, offsets: Indices, queue: MessageQueue) -> KeyedRecords:
+    """Some thousand records of a queue, at any queue offsets.
+
+    Raises:
+        DataError: A record is damaged.
+        InvalidError: One holds an inner batch: its messages cannot go one by one.
+    """
+    if not block.is_sound:
+        raise DataError("a record is damaged", where=str(queue))
+    if (block.sys_flags & INNER_BATCH).any():
+        raise InvalidError(
+            f"{queue} has records that hold inner batches; these cannot be compacted",
+            do="send messages with keys one by one",
+        )
+    return _keyed(block, offsets)
 
 
 def _keyed(block: RecordBlock, offsets: Indices) -> KeyedRecords:
@@ -65,7 +76,12 @@ def _keyed(block: RecordBlock, offsets: Indices) -> KeyedRecords:
         digests[members[of]] = digest_many(text.data, starts, sizes)
         has_key[members[of]] = True
     return KeyedRecords(
-        offsets, digests, has_key, block.body_sizes == 0, block.sizes.astype(np.int64)
+        offsets,
+        digests,
+        has_key,
+        block.body_sizes == 0,
+        block.sizes.astype(np.int64),
+        block.store_timestamps_ms,
     )
 
 

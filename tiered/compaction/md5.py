@@ -8,13 +8,16 @@ compacted alike (RocketMQ, Kafka), whose maps it can be held against; it protect
 from __future__ import annotations
 
 from math import sin
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
 
 from tiered.format.block import bytes_at
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 
 Digests = npt.NDArray[np.uint64]
 """uint64[n, 2], each digest's 16 bytes as two little-endian words."""

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tiered.compaction.md5 import Digests
 
@@ -78,6 +78,11 @@ class OffsetMap:
         """How much of what may be filled is, 0 to 1."""
         return self.keys / self.capacity
 
+    def sampled(self, count: int) -> npt.NDArray[np.uint64]:
+        """uint64[<= count], the smallest first words of digests: of two maps they meet in keys that both have."""
+        words = self._rows[self._rows[:, 2] != 0, 0]
+        return np.sort(words if len(words) <= count else np.partition(words, count)[:count])
+
     def put(self, digests: Digests, offsets: Offsets) -> int:
         """Take keys in, as many as there is room for.
 
@@ -87,8 +92,12 @@ class OffsetMap:
 
         Returns:
             How many were taken, from the first on. Less than n: the next one is a key that has no room.
+
+        Raises:
+            DataError: They do not ascend: what was read is in no order.
         """
-        assert not len(offsets) or int(offsets[0]) > self.latest, "newer offsets come later"
+        if len(offsets) and (int(offsets[0]) <= self.latest or (np.diff(offsets) <= 0).any()):
+            raise DataError(f"queue offsets that do not ascend, at {int(offsets[0])}")
         taken = 0
         while taken < len(offsets):
             some = slice(taken, taken + self._fitting(digests[taken : taken + _PIECE_KEYS]))
@@ -153,3 +162,21 @@ class OffsetMap:
         values = np.ascontiguousarray(octets).view(">i4")[:, 0].astype(np.int64)
         values += step - window
         return np.abs(values) % self.slots
+
+
+def in_several(samples: Sequence[npt.NDArray[np.uint64]], count: int) -> tuple[int, int]:
+    """Of some keys of several maps, how many are in more than one of them, and how many were looked at.
+
+    Args:
+        samples: See ``OffsetMap.sampled``.
+        count: As given there. Maps with fewer keys are looked at whole.
+    """
+    # Beyond the greatest word of a sample that is full nobody knows what its map has.
+    limits = [sample[-1] for sample in samples if len(sample) == count]
+    words = np.concatenate(
+        [sample for sample in samples if len(sample)] or [np.empty(0, np.uint64)]
+    )
+    if limits:
+        words = words[words <= min(limits)]
+    found, often = np.unique(words, return_counts=True)
+    return int(np.count_nonzero(often > 1)), len(found)

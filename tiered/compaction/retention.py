@@ -12,23 +12,37 @@ compacted has had ``tombstone_retention_ms`` to reach it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from tiered.compaction.md5 import Digests
     from tiered.compaction.offset_map import OffsetMap
-    from tiered.log.parts import Pass
 
 DAY_MS: Final = 86_400_000
 EVERY: Final = 2**62
 """A queue offset behind all others."""
 
 Flags = npt.NDArray[np.bool_]
+
+
+class Passed(Protocol):
+    """A pass that was made (``tiered.log.parts.Pass``)."""
+
+    @property
+    def end(self) -> int:
+        """One past the last queue offset that it looked at."""
+
+    @property
+    def time_ms(self) -> int:
+        """When, UTC."""
+
+
+AnyPass = TypeVar("AnyPass", bound=Passed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,7 @@ class KeyedRecords:
         has_key: bool[n].
         is_tombstone: bool[n], the value is empty.
         sizes: int64[n], bytes of each.
+        times_ms: int64[n], when each was stored, UTC.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -70,10 +85,18 @@ class KeyedRecords:
     has_key: Flags
     is_tombstone: Flags
     sizes: npt.NDArray[np.int64]
+    times_ms: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         """Number of records."""
         return len(self.offsets)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the columns: 42 a record."""
+        columns = (self.digests, self.has_key, self.is_tombstone)
+        longs = (self.offsets, self.sizes, self.times_ms)
+        return sum(column.nbytes for column in (*columns, *longs))
 
     def some(self, where: npt.NDArray[np.int64] | Flags | slice) -> KeyedRecords:
         """Those chosen."""
@@ -83,10 +106,44 @@ class KeyedRecords:
             self.has_key[where],
             self.is_tombstone[where],
             self.sizes[where],
+            self.times_ms[where],
         )
 
 
-def tombstones_gone(passes: Iterable[Pass], policy: RetentionPolicy, now_ms: int) -> int:
+class PieceCache:
+    """Columns of records that were read once, and are looked at again, as far as they fit into memory.
+
+    For one thread.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        """Of columns, at most; what does not fit is read each time."""
+        self._left = bytes_max
+        self._known: dict[Hashable, list[KeyedRecords]] = {}
+
+    def pieces(
+        self, key: Hashable, read: Callable[[], Iterator[KeyedRecords]]
+    ) -> Iterator[KeyedRecords]:
+        """The records of one file or part, read if they are not here; kept when all of them were asked for."""
+        known = self._known.get(key)
+        if known is not None:
+            yield from known
+            return
+        kept: list[KeyedRecords] | None = []
+        taken = 0
+        for piece in read():
+            if kept is not None and taken + piece.memory_bytes <= self._left:
+                kept.append(piece)
+                taken += piece.memory_bytes
+            else:
+                kept = None
+            yield piece
+        if kept is not None:
+            self._known[key] = kept
+            self._left -= taken
+
+
+def tombstones_gone(passes: Iterable[Passed], policy: RetentionPolicy, now_ms: int) -> int:
     """The queue offset below which tombstones have been seen for long enough.
 
     Args:
@@ -100,8 +157,10 @@ def tombstones_gone(passes: Iterable[Pass], policy: RetentionPolicy, now_ms: int
     return max((one.end for one in passes if one.time_ms <= horizon_ms), default=0)
 
 
-def with_pass(passes: Sequence[Pass], new: Pass, horizon_ms: int) -> tuple[Pass, ...]:
+def with_pass(passes: Sequence[AnyPass], new: AnyPass, horizon_ms: int) -> tuple[AnyPass, ...]:
     """Passes with one more, without those that say nothing that a later one does not.
+
+    Of those that came as far as the new one, the first stays: since then tombstones are known.
 
     Args:
         passes: Oldest first.
@@ -110,7 +169,8 @@ def with_pass(passes: Sequence[Pass], new: Pass, horizon_ms: int) -> tuple[Pass,
     """
     old = [one for one in passes if one.time_ms <= horizon_ms]
     young = [one for one in passes if one.time_ms > horizon_ms and one.end < new.end]
-    return (*old[-1:], *young, new)
+    same = [one for one in passes if one.time_ms > horizon_ms and one.end == new.end]
+    return (*old[-1:], *young, *same[:1], new)
 
 
 def fill(known: OffsetMap, pieces: Iterable[KeyedRecords], end: int) -> int:

@@ -17,14 +17,14 @@ import threading
 from typing import TYPE_CHECKING
 
 from tiered.dispatch.continuity import Look
-from tiered.dispatch.rounds import Fact
+from tiered.dispatch.group_commit import Fact
 from tiered.log.state import queue_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.dispatch.continuity import Continuity
-    from tiered.dispatch.settings import DispatchCounters
+    from tiered.dispatch.settings import DispatchContext
     from tiered.local.face import LocalStore, RecordBatch
     from tiered.log.composite import CompositeFlatFile
     from tiered.model import MessageQueue, QueueOffset
@@ -47,38 +47,33 @@ class Compensation:
     def __init__(
         self,
         local: LocalStore,
+        context: DispatchContext,
         *,
         take: Callable[[CompositeFlatFile, RecordBatch | None], None],
-        has_room: Callable[[], bool],
         file: Callable[[MessageQueue], CompositeFlatFile],
         state_fact: Callable[[Fact], None],
         continuity: Continuity,
-        counters: DispatchCounters,
-        batch_bytes: int,
-        stop: threading.Event,
     ) -> None:
         """Wire it.
 
         Args:
             local: Read in bulk.
+            context: How much to read at once, and whether memory has room for it.
             take: Appends a batch to a queue's buffer; with None: commits what the buffer holds.
-            has_room: Whether memory has room for another batch.
             file: Write side of a queue.
             state_fact: Has the next journal entry say something.
             continuity: Says whether a queue goes on where it was.
-            counters: Where to count.
-            batch_bytes: How much to read at once.
-            stop: Ends catch-ups early.
         """
+        settings = context.settings
         self._local = local
         self._take = take
-        self._has_room = has_room
+        self._budget = context.budget
         self._file = file
         self._state_fact = state_fact
         self._continuity = continuity
-        self._counters = counters
-        self._batch_bytes = batch_bytes
-        self._stop = stop
+        self._counters = context.counters
+        self._batch_bytes = min(settings.bundle_bytes, settings.step_bytes)
+        self._stop = context.stop
         self._lock = threading.Lock()
         self._behind: set[MessageQueue] = set()
         self._running: set[MessageQueue] = set()
@@ -119,12 +114,14 @@ class Compensation:
         if not self._is_continuous(file):
             return False
         has_taken = False
-        while not self._stop.is_set() and self._has_room():
+        while not self._stop.is_set() and self._budget.has_room(self._batch_bytes):
             with file.lock:
                 start, last = file.append_offset, file.last_taken
             batch = self._local.read(
                 file.queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
             )
+            if batch is None or batch.base_offset > start:
+                batch = self._compacted(file.queue, start) or batch
             if batch is None:
                 is_sound = not has_taken or self._is_as_taken(file.queue, start, last)
                 return is_sound and not self._has_emptied(file, start)
@@ -140,6 +137,12 @@ class Compensation:
             has_taken = True
             self._counters.compensated += 1
         return False
+
+    def _compacted(self, queue: MessageQueue, start: QueueOffset) -> RecordBatch | None:
+        """What the commit log has lost, and a compacted topic keeps elsewhere."""
+        return self._local.read_compacted(
+            queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
+        )
 
     def _is_as_taken(
         self, queue: MessageQueue, start: QueueOffset, last: tuple[QueueOffset, int] | None

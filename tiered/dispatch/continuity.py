@@ -32,8 +32,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
-from tiered.dispatch.group_commit import retry_level
-from tiered.dispatch.rounds import Fact
+from tiered.dispatch.group_commit import Fact, retry_level
 from tiered.log.marks import HOLE, mark_of_item
 from tiered.log.parting import (
     Change,
@@ -52,9 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from backends.base import ObjectStore
-    from tiered.clock import Clock
-    from tiered.dispatch.files import Start
-    from tiered.dispatch.settings import DispatchCounters
+    from tiered.dispatch.files import QueueFiles, Start
+    from tiered.dispatch.settings import DispatchContext, DispatchCounters
     from tiered.local.face import LocalStore, RecordBatch
     from tiered.log.composite import CompositeFlatFile
     from tiered.log.parts import QueueLife, TierState
@@ -133,6 +131,8 @@ class Beginnings:
             return Look.SAME
         before = self._local.read(queue, QueueOffset(start - 1), bytes_max=1, count_max=1)
         if before is None:
+            if self._local.read_compacted(queue, start, bytes_max=1, count_max=1) is not None:
+                return Look.SAME
             first = self._local.read(queue, QueueOffset(0), bytes_max=1, count_max=1)
             return (
                 Look.SAME if first is None and not self._has_emptied(queue, start) else Look.SHORTER
@@ -219,14 +219,11 @@ class Continuity:
         local: LocalStore,
         store: ObjectStore,
         prefix: str,
+        files: QueueFiles,
+        context: DispatchContext,
         *,
         state: Callable[[], TierState],
-        known: Callable[[MessageQueue], CompositeFlatFile | None],
-        renew: Callable[[MessageQueue], None],
-        start: Start,
         say: Callable[[Fact], None],
-        counters: DispatchCounters,
-        clock: Clock,
     ) -> None:
         """Wire it.
 
@@ -234,24 +231,20 @@ class Continuity:
             local: Held against what was taken.
             store: Where tier records are read, when marks do not decide.
             prefix: The broker's, ending in a slash.
+            files: The write sides, which are made anew when a queue has moved; and where new queues begin.
+            context: Time, and where to count.
             state: What the journal says now.
-            known: The write side of a queue, if there is one yet.
-            renew: Makes a queue's write side anew from the journal's state.
-            start: Where a queue begins that the tier has never met.
             say: Has the next entry say something.
-            counters: Where to count.
-            clock: Time.
         """
         self._local = local
         self._store = store
         self._prefix = prefix
+        self._files = files
         self._state = state
-        self._known = known
-        self._renew = renew
-        self._beginnings = Beginnings(local, state, start)
+        self._beginnings = Beginnings(local, state, files.start)
         self._say = say
-        self._counters = counters
-        self._clock = clock
+        self._counters = context.counters
+        self._clock = context.clock
         self._lock = threading.Lock()
         self._open: dict[MessageQueue, float] = {}
         self._suspect: set[MessageQueue] = set()
@@ -261,7 +254,7 @@ class Continuity:
         self._lagging: dict[MessageQueue, _Short] = {}
         self._complained_s: dict[MessageQueue, float] = {}
         self._ring: deque[MessageQueue] = deque()
-        self._ring_s = self._patrol_s = self._read_s = clock.monotonic_s()
+        self._ring_s = self._patrol_s = self._read_s = self._clock.monotonic_s()
 
     # -- of the dispatch thread -----------------------------------------------------------------
 
@@ -295,7 +288,7 @@ class Continuity:
             is_final: Look at all that are open, and leave none undecided.
 
         Returns:
-            Those that are suspect now.
+            Those that compensation has to see to: they are suspect now, or what comes next is in a compaction log only.
         """
         now_s = self._clock.monotonic_s()
         if now_s < self._patrol_s and not is_final:
@@ -307,10 +300,23 @@ class Continuity:
         for queue, since_s in queues if is_final else queues[:_AT_ONCE]:
             is_ripe = is_final or is_at_end or now_s >= since_s + _RIPE_S
             reads = is_final or self._may_read(now_s)
-            if not self._is_fine_queue(queue, is_ripe=is_ripe, reads=reads, is_final=is_final):
+            is_fine = self._is_fine_queue(queue, is_ripe=is_ripe, reads=reads, is_final=is_final)
+            if not is_fine or self._is_compacted_behind(queue):
                 found.append(queue)
-        found += [queue for queue in self._next_in_ring(now_s) if not self._is_fine_queue(queue)]
-        return found
+        ring = self._next_in_ring(now_s)
+        return found + [
+            queue
+            for queue in ring
+            if not self._is_fine_queue(queue) or self._is_compacted_behind(queue)
+        ]
+
+    def _is_compacted_behind(self, queue: MessageQueue) -> bool:
+        """Whether what comes next has expired, and a compaction log has more: the follower will not meet it."""
+        file = self._files.known(queue)
+        if file is None:
+            return False
+        left = self._local.read_compacted(queue, file.append_offset, bytes_max=1, count_max=1)
+        return left is not None
 
     def take_moved(self) -> dict[MessageQueue, QueueOffset]:
         """Queues that go on elsewhere since the last call, and where."""
@@ -349,7 +355,7 @@ class Continuity:
         reads: bool = False,
         is_final: bool = False,
     ) -> bool:
-        file = self._known(queue)
+        file = self._files.known(queue)
         if file is None:
             with self._lock:
                 self._open.pop(queue, None)
@@ -414,6 +420,8 @@ class Continuity:
             return self._beginnings.look(queue, start)
         offset, mark = last
         found = self._local_mark(queue, offset)
+        if found is None:
+            found = self._compacted_mark(queue, offset)
         if found is None:
             return Look.SHORTER
         if mark > 0 and found > 0:
@@ -480,6 +488,17 @@ class Continuity:
         if batch.base_offset != offset:
             return 0
         return mark_of_item(batch, 0) if batch.sizes[0] else HOLE
+
+    def _compacted_mark(self, queue: MessageQueue, offset: int) -> int | None:
+        """Mark of a record that only the compaction log has, since all of the queue has expired.
+
+        0 when newer ones have taken its place: the log goes on behind it. None when it ends before it.
+        """
+        left = self._local.read_compacted(queue, QueueOffset(offset), bytes_max=1, count_max=1)
+        if left is None:
+            return None
+        is_there = left.base_offset == offset and left.sizes[0] > 0
+        return mark_of_item(left, 0) if is_there else 0
 
     # -- of a compensate thread -----------------------------------------------------------------
 
@@ -572,7 +591,7 @@ class Continuity:
         queue, life = file.queue, self._state().life(file.queue)
         is_history = life is not None and life.commit_offset == change.start
         if is_history:
-            self._renew(queue)
+            self._files.renew(queue)
         else:  # a seal has merged the part meanwhile: plan again
             with file.lock:
                 file.release()

@@ -5,7 +5,7 @@ Overview:
        the records are in the buffer, on failure it goes on at once and the queue is left to compensation.
     2. *compensate threads*: a scanner takes a round of all buffers when one is due (``tiered.dispatch.group_commit``), whose
        bundles the upload pool puts; queues that fell behind are read in bulk from their own consume queue.
-    3. *build thread*: has the journal name what is durable (``tiered.dispatch.rounds``).
+    3. *build thread*: has the journal name what is durable (``tiered.dispatch.group_commit``).
     Beside them the *merge thread* gathers bundles (``tiered.dispatch.merging``); none of the three waits for it.
 
 How to use it: ``start``; then ``dispatch`` from outside (plug-in way) or ``follow`` (attach way); ``drain``; ``close``.
@@ -33,10 +33,9 @@ from backends.errors import BackendError
 from tiered.dispatch.compensation import Compensation
 from tiered.dispatch.continuity import Continuity
 from tiered.dispatch.files import QueueFiles, Start
-from tiered.dispatch.group_commit import GroupCommitter, Uploader
+from tiered.dispatch.group_commit import Fact, GroupCommitter, RoundBuilder, Uploader
 from tiered.dispatch.merging import MergeThread
-from tiered.dispatch.rounds import Fact, RoundBuilder
-from tiered.dispatch.settings import DispatchCounters, MemoryBudget, Throttle
+from tiered.dispatch.settings import DispatchContext, MemoryBudget
 from tiered.errors import TieredStoreError
 from tiered.log.composite import ITEM_MEMORY_BYTES, AppendResult, CompositeFlatFile
 from tiered.log.parts import queue_action
@@ -49,8 +48,8 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.dispatch.files import Unknown
     from tiered.dispatch.group_commit import Durable
-    from tiered.dispatch.settings import DispatchSettings
-    from tiered.journal.writer import JournalWriter
+    from tiered.dispatch.settings import DispatchSettings, Throttle
+    from tiered.journal.append import JournalWriter
     from tiered.local.face import Follower, LocalStore, RecordBatch
     from tiered.log.state import TierState
     from tiered.model import MessageQueue, QueueOffset
@@ -211,15 +210,17 @@ class TieredDispatcher:
             rng: Jitter.
             escapes_case: The store takes names for one that differ only in case.
         """
-        self.counters = DispatchCounters()
-        self.budget = MemoryBudget(settings.buffer_bytes_max)
+        self._context = DispatchContext(
+            settings, MemoryBudget(settings.buffer_bytes_max), clock, rng
+        )
+        self.counters = self._context.counters
+        self.budget = self._context.budget
         self.fault: BaseException | None = None
         self._journal = journal
         self._local = local
         self._settings = settings
         self._selects = selects
         self._clock = clock
-        self._rng = rng
         self._files = QueueFiles(
             local,
             state=lambda: journal.state,
@@ -228,10 +229,8 @@ class TieredDispatcher:
             selects=selects,
             made=lambda queue: self.continuity.reopen([queue]),
         )
-        self._stop = threading.Event()
-        self._room = threading.Event()
+        self._stop, self._wake = self._context.stop, self._context.wake
         self.uploader = self._make_uploader(store, prefix, escapes_case=escapes_case)
-        self._wake = threading.Event()
         self._catch_up_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-catch-up")
         self._rounds = RoundBuilder(journal, clock, committed=self._committed)
         self.say = self._rounds.state_fact
@@ -239,7 +238,7 @@ class TieredDispatcher:
         self.continuity = self._make_continuity(store, prefix)
         self._compensation = self._make_compensation()
         self._merging = self._make_merging(store, prefix)
-        self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
+        self._read_throttle = self._context.throttle(settings.read_rate_bytes_s)
         self._last_commit_s = clock.monotonic_s()
         self._stall_said_s: float | None = None
         self._threads: list[threading.Thread] = []
@@ -252,49 +251,31 @@ class TieredDispatcher:
             writer=self._journal.writer,
             clock=self._clock,
             escapes_case=escapes_case,
+            budget=self.budget,
         )
 
     def _make_commits(self) -> GroupCommitter:
-        return GroupCommitter(
-            self.uploader,
-            self._rounds.submit,
-            settings=self._settings,
-            budget=self.budget,
-            counters=self.counters,
-            clock=self._clock,
-            rng=self._rng,
-            stop=self._stop,
-            wake=self._wake,
-            guard=self._guard,
-            room=self._room,
-        )
+        return GroupCommitter(self.uploader, self._rounds.submit, self._context, guard=self._guard)
 
     def _make_continuity(self, store: ObjectStore, prefix: str) -> Continuity:
         return Continuity(
             self._local,
             store,
             prefix,
+            self._files,
+            self._context,
             state=lambda: self._journal.state,
-            known=self._files.known,
-            renew=self._files.renew,
-            start=self._files.start,
             say=self._rounds.state_fact,
-            counters=self.counters,
-            clock=self._clock,
         )
 
     def _make_compensation(self) -> Compensation:
-        batch_bytes = min(self._settings.bundle_bytes, self._settings.step_bytes)
         return Compensation(
             self._local,
+            self._context,
             take=self._take_compensated,
-            has_room=lambda: self.budget.has_room(batch_bytes),
             file=self.file,
             state_fact=self._rounds.state_fact,
             continuity=self.continuity,
-            counters=self.counters,
-            batch_bytes=batch_bytes,
-            stop=self._stop,
         )
 
     def _make_merging(self, store: ObjectStore, prefix: str) -> MergeThread:
@@ -302,14 +283,9 @@ class TieredDispatcher:
             self.uploader,
             store,
             prefix,
+            self._context,
             state=lambda: self._journal.state,
             say=self._rounds.state_fact,
-            is_pressed=lambda: self.budget.under_pressure,
-            settings=self._settings,
-            counters=self.counters,
-            clock=self._clock,
-            rng=self._rng,
-            stop=self._stop,
         )
 
     # -- the plug-in way ------------------------------------------------------------------------
@@ -537,8 +513,8 @@ class TieredDispatcher:
 
     def _wait_for_room(self) -> None:
         self._wake.set()
-        self._clock.wait(self._room, 0.1)
-        self._room.clear()
+        self._clock.wait(self._context.room, 0.1)
+        self._context.room.clear()
 
     def _compensate(self) -> None:
         """Body of the scanner."""
@@ -577,4 +553,4 @@ class TieredDispatcher:
                 _LOG.exception("a thread of the dispatcher ended by a defect")
             self._stop.set()
             self._wake.set()
-            self._room.set()
+            self._context.room.set()

@@ -1,9 +1,9 @@
-"""Group commits: rounds that take all that waits in the queues' buffers, and upload it in shared bundles.
+"""Group commits: rounds take all that waits in the queues' buffers, upload it in shared bundles, and name it in entries.
 
-When: what has waited longest is old enough; or what waits fills more than a bundle (``round_bytes``); or memory is
-short; or everything is to be flushed. A round then takes everything of every queue, so that it costs by its bytes and not
-by the number of queues: ``plan_bundles`` divides the commits over bundles of ``bundle_bytes``, sorted by topic, queue and
-offset.
+When: what has waited longest is old enough; or what waits fills more than a bundle, and more where queues are many
+(``DispatchSettings.round_bytes``); or memory is short; or everything is to be flushed. A round then takes everything of
+every queue, so that it costs by its bytes and not by the number of queues: ``plan_bundles`` divides the commits over bundles
+of ``bundle_bytes``, sorted by topic, queue and offset.
 
 Ordering: a queue may have commits in several bundles on their way; what is durable is handed on in the order of its queue
 (``tiered.log.composite``).
@@ -28,25 +28,28 @@ from typing import TYPE_CHECKING
 from backends.errors import AlreadyExistsError, BackendError
 from tiered import keys
 from tiered.crashpoints import reached
-from tiered.dispatch.settings import Throttle
-from tiered.errors import FencedError, StoreUnavailableError, TieredStoreError
+from tiered.dispatch.settings import MemoryBudget
+from tiered.errors import FencedError, InternalError, StoreUnavailableError, TieredStoreError
 from tiered.format.bundle import build_section, build_tail, pack_table
 from tiered.format.object import build_object
-from tiered.log.bundles import NamedSections, SectionRow, sections_of, table_of
+from tiered.log.bundles import NamedSections, SectionRow, bundle_row, sections_of, some_of, table_of
 from tiered.log.composite import CommitColumns, GroupCommit
 from tiered.log.parts import Bundle
+from tiered.log.state import TierState, queue_action
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
-    from tiered.dispatch.settings import DispatchCounters, DispatchSettings, MemoryBudget
+    from tiered.dispatch.settings import DispatchContext
     from tiered.format.bundle import Section, SectionTable
+    from tiered.journal.append import JournalWriter
+    from tiered.journal.entry import Action
     from tiered.log.composite import CompositeFlatFile
     from tiered.log.merge import MergeOutput
+    from tiered.model import MessageQueue
 
     Taken = tuple[CompositeFlatFile, GroupCommit]
 
@@ -112,6 +115,7 @@ class Uploader:
     """Puts objects under keys that no other try has. From any thread.
 
     Attributes:
+        budget: Keeps small bundles of level 0 for a while.
         on_stored: Told of commits that are durable and about to be named, in the order of each queue, while they still
             have their records; must not raise.
     """
@@ -125,7 +129,8 @@ class Uploader:
         writer: str,
         clock: Clock,
         escapes_case: bool = False,
-        first: int = 0,
+        sequences: Iterator[int] | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """Begin.
 
@@ -136,16 +141,17 @@ class Uploader:
             writer: Our id.
             clock: Keys of bundles begin with the time.
             escapes_case: The store takes names for one that differ only in case (``tiered.keys``).
-            first: Sequence number of the first object. Of a guest under another's reign it is greater than the writer's
-                are, since a lost journal is rebuilt from what has the greatest.
+            sequences: Numbers of its objects, each once; default: 0, 1, ... See ``tiered.keys.guest_sequences``.
+            budget: Keeps what is put for the merge that will gather it; None: nothing is kept.
         """
+        self.budget = budget or MemoryBudget(0)
         self._store = store
         self._escapes_case = escapes_case
         self._prefix = prefix
         self._generation = generation
         self._writer = writer
         self._clock = clock
-        self._sequence = itertools.count(first)
+        self._sequences = sequences or itertools.count()
         self.on_stored: Callable[[Sequence[tuple[GroupCommit, Durable]]], None] = lambda _some: None
 
     def put_commits(self, commits: Sequence[GroupCommit], *, alone: bool) -> StoredBundle:
@@ -208,6 +214,8 @@ class Uploader:
         buffers = [buffer for _, section in sections for buffer in section.buffers]
         self._store.put_if_absent(self._prefix + key, [*buffers, tail])
         size = sum(section.place.size_bytes for _, section in sections) + len(tail)
+        if not level:
+            self.budget.keep(key, buffers, size)
         return StoredBundle(table, packed, sections_of(Bundle(key, size, level), table))
 
     def put_quarantine(self, commit: GroupCommit) -> int:
@@ -243,7 +251,7 @@ class Uploader:
 
     def next_id(self) -> keys.ObjectId:
         """Id of an object that is about to be begun."""
-        return keys.ObjectId(self._generation, self._writer, next(self._sequence))
+        return keys.ObjectId(self._generation, self._writer, next(self._sequences))
 
 
 def _row(commit: GroupCommit, holes: int, low: int, high: int) -> SectionRow:
@@ -300,45 +308,30 @@ class GroupCommitter:
         self,
         uploader: Uploader,
         submit: Callable[[Sequence[Durable]], None],
+        context: DispatchContext,
         *,
-        settings: DispatchSettings,
-        budget: MemoryBudget,
-        counters: DispatchCounters,
-        clock: Clock,
-        rng: random.Random,
-        stop: threading.Event,
-        wake: threading.Event,
         guard: Callable[[Callable[[], None]], None],
-        room: threading.Event,
     ) -> None:
         """Wire it.
 
         Args:
             uploader: Makes the bundles.
             submit: Told of what is durable, in the order of each queue.
-            settings: Limits and periods.
-            budget: Says when memory is short.
-            counters: Where to count.
-            clock: Time.
-            rng: Jitter.
-            stop: Takes no new work when set.
-            wake: Set when a round is due, for whoever calls ``scan``.
+            context: Its ``wake`` is set when a round is due, for whoever calls ``scan``.
             guard: Runs a thread's body and reports its error.
-            room: Set when memory has been given back.
         """
+        settings, clock = context.settings, context.clock
         self._uploader = uploader
         self._submit = submit
+        self._context = context
         self._settings = settings
-        self._budget = budget
-        self._counters = counters
+        self._budget = context.budget
+        self._counters = context.counters
         self._clock = clock
-        self._rng = rng
-        self._stop = stop
-        self._wake = wake
+        self._stop = context.stop
         self._guard = guard
-        self._room = room
         self._pool = ThreadPoolExecutor(settings.uploads_max, "tiered-upload")
-        self._throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
+        self._throttle = context.throttle(settings.upload_rate_bytes_s)
         self._lock = threading.Lock()
         self._handing_on = threading.Lock()  # held before any queue's: order
         self._buffering: dict[CompositeFlatFile, None] = {}  # in the order in which they came
@@ -355,8 +348,9 @@ class GroupCommitter:
         with self._lock:
             self._buffering[file] = None
             before, self._waiting_bytes = self._waiting_bytes, self._waiting_bytes + size_bytes
-        if before < self._settings.round_bytes <= self._waiting_bytes:
-            self._wake.set()
+            due_bytes = self._settings.round_bytes(len(self._buffering))
+        if before < due_bytes <= self._waiting_bytes:
+            self._context.wake.set()
 
     def due_in_s(self) -> float:
         """How long until a round may be due by age; ``freshness_s`` when nothing waits."""
@@ -384,7 +378,7 @@ class GroupCommitter:
                 or self._open >= self._settings.uploads_max
             ):
                 return False
-            is_full = self._waiting_bytes >= self._settings.round_bytes
+            is_full = self._waiting_bytes >= self._settings.round_bytes(len(self._buffering))
         return self.flush or is_full or self._budget.under_pressure or self.due_in_s() <= 0
 
     def _take_round(self) -> bool:
@@ -407,7 +401,7 @@ class GroupCommitter:
         if self._clock.monotonic_s() < file.next_try_s:
             return []
         taken: list[Taken] = []
-        while (commit := file.take(self._clock.now_ms())) is not None:
+        while file.has_buffered and (commit := file.take(self._clock.now_ms())) is not None:
             taken.append((file, commit))
         with self._lock:
             self._buffering.pop(file, None)
@@ -442,7 +436,7 @@ class GroupCommitter:
         finally:
             with self._lock:
                 self._open -= 1
-            self._wake.set()
+            self._context.wake.set()
 
     def _stored(self, some: Sequence[Taken], stored: StoredBundle) -> None:
         now_s = self._clock.monotonic_s()
@@ -464,7 +458,7 @@ class GroupCommitter:
                 self._uploader.on_stored(list(zip(ready, found, strict=True)))
                 self._submit(found)
         self._budget.release(sum(commit.data_bytes for commit in ready))
-        self._room.set()
+        self._context.room.set()
         if was_out:
             self._wake_all(now_s)
 
@@ -492,7 +486,7 @@ class GroupCommitter:
         for file in paused:
             if file.lock.acquire(blocking=False):  # else it keeps its pause
                 try:
-                    file.next_try_s = min(file.next_try_s, now_s + self._rng.random() / 2)
+                    file.next_try_s = min(file.next_try_s, now_s + self._context.rng.random() / 2)
                 finally:
                     file.lock.release()
 
@@ -502,7 +496,7 @@ class GroupCommitter:
         for file, commit in some:
             with file.lock:
                 before = file.buffered_bytes
-                given_up = file.failed(commit, self._clock.monotonic_s(), self._backoff_s)
+                given_up = file.failed(commit, self._clock.monotonic_s(), self._context.backoff_s)
                 for one in given_up:
                     self._durable.pop(one, None)
                 if given_up:
@@ -515,16 +509,11 @@ class GroupCommitter:
             what = "upload of a bundle of %d queues failed (%s, …), going on in new segments: %s"
             _LOG.log(retry_level(error), what, len(some), some[0][0].queue, error)
 
-    def _backoff_s(self, failures: int) -> float:
-        settings = self._settings
-        pause_s = settings.backoff_s_min * 2.0 ** min(failures - 1, 30)
-        return min(pause_s, settings.backoff_s_max) * self._rng.uniform(0.5, 1.0)
-
 
 def retry_level(error: BackendError) -> int:
     """Of the log line about one request that is tried again.
 
-    What only a person can mend meets every queue alike; ``tiered.api.deadline_store`` tells of it, once for the whole store.
+    What only a person can mend meets every queue alike; ``tiered.api.stores`` tells of it, once for the whole store.
     """
     return logging.DEBUG if error.needs_a_person else logging.WARNING
 
@@ -539,3 +528,160 @@ def refused(error: BackendError) -> TieredStoreError:
     return StoreUnavailableError(
         f"the store refuses an upload: {error}", do="mend permissions or bucket, then attach again"
     )
+
+
+# -- rounds -------------------------------------------------------------------------------------------
+#
+# The build thread: turns rounds of durable sections into journal entries.
+#
+# Overview: finished uploads arrive in the *write map*. When the *read map* is drained the two are swapped (double buffer),
+# and one journal entry names the parts of all queues, and what else there is to say (``Fact``).
+#
+# Ordering: data and index are durable in one step, then the entry names them (I2). Parts of one queue keep their order: they
+# come in it, and bundles are named in the order in which their sections came. One entry is in flight at a time.
+#
+# Retries and errors: an entry is never re-cut while its outcome is unknown (``tiered.journal.append``). ``FencedError`` ends
+# the thread through the dispatcher.
+#
+# After a crash: sections that no entry names are orphans; nothing else is left.
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something else than a part that the next entry shall say.
+
+    Attributes:
+        action: The action.
+        done: Called when the entry is durable.
+    """
+
+    action: Action
+    done: Callable[[], None]
+
+
+class RoundBuilder:
+    """Owner of the maps and of the journal's writing end."""
+
+    def __init__(
+        self,
+        journal: JournalWriter[TierState],
+        clock: Clock,
+        *,
+        committed: Callable[[Sequence[Durable]], None],
+    ) -> None:
+        """Wire the builder.
+
+        Args:
+            journal: Ours alone from now on.
+            clock: For pauses.
+            committed: Told of what an entry has named, when it is durable.
+        """
+        self._journal = journal
+        self._clock = clock
+        self._committed = committed
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._write_map: list[Durable] = []
+        self._facts: list[Fact] = []
+        self._busy = False
+        self.rounds = 0
+
+    def submit(self, some: Sequence[Durable]) -> None:
+        """Put dispatch requests into the write map. From any thread."""
+        with self._lock:
+            self._write_map += some
+        self._wake.set()
+
+    def state_fact(self, fact: Fact) -> None:
+        """Have the next entry say something else. From any thread."""
+        with self._lock:
+            self._facts.append(fact)
+        self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and no round is under way."""
+        with self._lock:
+            return not (self._write_map or self._facts or self._busy)
+
+    def run(self, stop: threading.Event) -> None:
+        """Body of the build thread: rounds until ``stop`` is set, and then a last one.
+
+        Raises:
+            FencedError: Another writer has taken over.
+            StoreUnavailableError: Told to stop while the store did not answer.
+        """
+        while not stop.is_set():
+            self._clock.wait(self._wake, 0.25)
+            self._wake.clear()
+            self.run_round()
+        self.run_round()
+
+    def wake(self) -> None:
+        """Have the thread look at ``stop``."""
+        self._wake.set()
+
+    def run_round(self) -> int:
+        """Swap the maps and commit what is in them; how many actions became durable."""
+        with self._lock:
+            read_map, self._write_map = self._write_map, []
+            facts, self._facts = self._facts, []
+            self._busy = bool(read_map or facts)
+        try:
+            actions = [fact.action for fact in facts]  # a queue is made known before its parts
+            actions += _actions(read_map)
+            if actions:
+                self._append(actions)
+                reached("entry-known")
+            for fact in facts:
+                fact.done()
+            self._committed(read_map)
+        finally:
+            with self._lock:
+                self._busy = False
+        if actions:
+            reached("entry-counted")
+        self._journal.write_checkpoint()
+        return len(actions)
+
+    def _append(self, actions: Sequence[Action]) -> None:
+        refused = self._journal.state.refused_parts
+        self._journal.append(actions)
+        self.rounds += 1
+        if self._journal.state.refused_parts != refused:
+            raise InternalError(
+                f"replay refuses a part of our own journal entry {self._journal.number}",
+                do="stop attaching and report this defect",
+            )
+
+
+def plan_groups(durable: Sequence[Durable]) -> list[list[Durable]]:
+    """Divide what is durable into groups of one bundle each, as few as the order of every queue allows."""
+    groups: list[list[Durable]] = []
+    of_bundle: dict[int, int] = {}
+    of_queue: dict[MessageQueue, int] = {}
+    for one in durable:
+        bundle, queue = id(one.stored), one.commit.queue
+        at = of_bundle.get(bundle, -1)
+        if at < of_queue.get(queue, 0):  # this queue has something behind that group already
+            at = of_bundle[bundle] = len(groups)
+            groups.append([])
+        groups[at].append(one)
+        of_queue[queue] = at
+    return groups
+
+
+def _actions(durable: Sequence[Durable]) -> Iterator[Action]:
+    """One ``part`` for all bundles; and what went into quarantine."""
+    rows = []
+    for group in plan_groups(durable):
+        stored, numbers = group[0].stored, [one.number for one in group]
+        is_whole = numbers == list(range(len(stored.table)))
+        packed = stored.packed if is_whole else some_of(stored.table, numbers)
+        rows.append(bundle_row(stored.bundle, packed))
+    if rows:
+        yield {"do": "part", "bundles": rows}
+    for one in durable:
+        if one.quarantined:
+            count = {"count": one.quarantined}
+            yield queue_action("quarantine", one.commit.queue, one.commit.incarnation, **count)

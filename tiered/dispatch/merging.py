@@ -1,9 +1,10 @@
 """The merge thread: gathers bundles into fewer, larger and tidier ones while messages are followed (``tiered.log.merge``).
 
 Overview: it looks when rounds have made a fan-in of bundles, and now and then; while dispatch has much to catch up with,
-when they have made eight times as many. A plan is carried out bundle by bundle: the
-runs of one are read (neighbouring sections of a bundle with one request), joined, compressed where they are done with, and
-uploaded; its action is handed to the build thread, which alone writes the journal. When all are history the next is planned.
+when they have made eight times as many. A plan is carried out bundle by bundle: the runs of one are read (neighbouring
+sections of a bundle with one request, and none if memory has kept the bundle), joined, compressed where they are done with,
+and uploaded; its action is handed to the build thread, which alone writes the journal. When all are history the next is
+planned.
 
 Ordering: data, then the entry (I2). A merge changes only which parts a segment is made of, and replay takes it only if what
 it presumes still holds; so it works on open segments while the same queue is written to.
@@ -29,9 +30,7 @@ from typing import TYPE_CHECKING, Final
 from backends.base import ByteRange
 from backends.errors import AlreadyExistsError, BackendError, InvalidRangeError, ObjectNotFoundError
 from tiered.crashpoints import reached
-from tiered.dispatch.group_commit import refused, retry_level
-from tiered.dispatch.rounds import Fact
-from tiered.dispatch.settings import Throttle
+from tiered.dispatch.group_commit import Fact, refused, retry_level
 from tiered.errors import DataError, TieredStoreError
 from tiered.format.bundle import (
     TRAIN_BYTES_MIN,
@@ -40,22 +39,20 @@ from tiered.format.bundle import (
     pays,
     train,
 )
-from tiered.format.consume_queue import ITEM_BYTES
+from tiered.format.items import ITEM_BYTES
 from tiered.log.bundles import SectionRow, bundle_row, encode_numbers
-from tiered.log.consume_queue import moved_items
+from tiered.log.flat_file import moved_items
 from tiered.log.merge import LAST_LEVEL, fingerprint, plan_merge
 from tiered.log.sections import split_section
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
-    from tiered.clock import Clock
     from tiered.dispatch.group_commit import StoredBundle, Uploader
-    from tiered.dispatch.settings import Compression, DispatchCounters, DispatchSettings
+    from tiered.dispatch.settings import Compression, DispatchContext
     from tiered.format.bundle import Section
     from tiered.journal.entry import Action
     from tiered.log.merge import MergeOutput, MergePlan, MergeRun
@@ -232,7 +229,8 @@ class Merger:
         begin = min(part.section.start for part in parts)
         end = max(part.section.start + part.section.size_bytes for part in parts)
         try:
-            found = memoryview(self._store.get(key, ByteRange(begin, end)))
+            kept = self._uploader.budget.kept(parts[0].bundle.key, begin, end)
+            found = memoryview(kept or self._store.get(key, ByteRange(begin, end)))
         except (ObjectNotFoundError, InvalidRangeError) as error:
             raise DataError(
                 f"a bundle that the journal names is not there: {error}",
@@ -303,15 +301,10 @@ class MergeThread:
         uploader: Uploader,
         store: ObjectStore,
         prefix: str,
+        context: DispatchContext,
         *,
         state: Callable[[], TierState],
         say: Callable[[Fact], None],
-        is_pressed: Callable[[], bool],
-        settings: DispatchSettings,
-        counters: DispatchCounters,
-        clock: Clock,
-        rng: random.Random,
-        stop: threading.Event,
     ) -> None:
         """Wire it; no thread runs yet.
 
@@ -319,28 +312,23 @@ class MergeThread:
             uploader: Makes the bundles.
             store: Where the parts are read.
             prefix: The broker's, ending in a slash.
+            context: Policy, pauses, rate, and whether memory is short.
             state: What the journal says now.
             say: Has the next entry say something (``RoundBuilder.state_fact``).
-            is_pressed: Whether memory is short.
-            settings: Policy, pauses and rate.
-            counters: Where to count.
-            clock: Time.
-            rng: Jitter.
-            stop: Ends everything here.
         """
-        throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
+        settings = context.settings
+        throttle = context.throttle(settings.upload_rate_bytes_s)
         packer = Packer(settings.compression) if settings.compression else None
+        self._uploader = uploader
         self._merger = Merger(uploader, store, prefix, throttle.take, packer=packer)
         self._policy = settings.merge_policy
         self._prefix = prefix
         self._state = state
         self._say = say
-        self._is_pressed = is_pressed
-        self._settings = settings
-        self._counters = counters
-        self._clock = clock
-        self._rng = rng
-        self._stop = stop
+        self._context = context
+        self._counters = context.counters
+        self._clock = context.clock
+        self._stop = context.stop
         self._wake = threading.Event()
         self._new = 0
         self._is_busy = True  # it looks when it begins
@@ -364,7 +352,7 @@ class MergeThread:
         while not self._stop.is_set():
             if self._may_begin():
                 self._new = 0
-                while self.merge_once() and not self._is_pressed():
+                while self.merge_once() and not self._context.budget.under_pressure:
                     pass
             self._is_busy = False
             self._clock.wait(self._wake, _LOOK_S)
@@ -374,7 +362,7 @@ class MergeThread:
     def _may_begin(self) -> bool:
         """Whether dispatch can spare the processor. While it catches up, more is gathered at once, and more rarely."""
         is_worth_it = not self.stands_back or self._new >= _MUCH * self._policy.fan_in
-        return is_worth_it and not self._is_pressed()
+        return is_worth_it and not self._context.budget.under_pressure
 
     @property
     def is_busy(self) -> bool:
@@ -407,6 +395,7 @@ class MergeThread:
         for done in told:
             while not (done.is_set() or self._stop.is_set()):
                 self._clock.wait(done, 0.25)
+        self._uploader.budget.let_go(bundle.key for bundle in plan.bundles)
         reached("merge-known")
         return True
 
@@ -424,7 +413,7 @@ class MergeThread:
                 self._counters.merges_failed += 1
                 if failures == 1:
                     _LOG.log(retry_level(error), "merging failed, trying again: %s", error)
-                self._clock.wait(self._stop, self._pause_s(failures))
+                self._clock.wait(self._stop, self._context.backoff_s(failures))
             except TieredStoreError as error:
                 self._leave(output, error)
                 return None
@@ -447,8 +436,3 @@ class MergeThread:
         counters.merged_stored_bytes += made.stored.bundle.size_bytes
         counters.merged_bundles += 1
         return done
-
-    def _pause_s(self, failures: int) -> float:
-        settings = self._settings
-        pause_s = settings.backoff_s_min * 2.0 ** min(failures - 1, 30)
-        return min(pause_s, settings.backoff_s_max) * self._rng.uniform(0.5, 1.0)

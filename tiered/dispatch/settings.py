@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from typing_extensions import Buffer
 
 from tiered.errors import InvalidError
 from tiered.format.bundle import PACK_LEVEL, PACK_LEVEL_MAX
@@ -12,6 +15,9 @@ from tiered.log.composite import CommitPolicy
 from tiered.log.merge import BUNDLE_BYTES_MAX, FAN_IN, OWN_BYTES, MergePolicy
 
 if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Iterator, Sequence
+
     from tiered.clock import Clock
 
 
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
 
 
 MIB = 1024 * 1024
+_SECTION_BYTES = 8 * 1024
+"""Of a section in the round of a dispatcher that catches up, on average; of fewer bytes it costs more than they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class DispatchSettings:
 
     Attributes:
         freshness_s: A committed message is durable in the tier at most so long after it is seen, while the store answers.
-        bundle_bytes: A round is due at so many bytes; its bundles are of about so many.
+        bundle_bytes: A round's bundles are of about so many bytes; it is due at half as many more (``round_bytes``).
         buffer_bytes_max: Limit of the records held in memory; see ``tiered.dispatch.settings`` for the formula.
         window_bytes: Bytes of the local log looked at in one step: two bundles of default size, with room to spare, so
             that they are not three. What a step costs goes by its queues as well as by its bytes.
@@ -95,10 +103,14 @@ class DispatchSettings:
         """
         return min(self.window_bytes, max(1, self.buffer_bytes_max // 4))
 
-    @property
-    def round_bytes(self) -> int:
-        """A round is taken when so much waits: larger ones have fewer and larger sections."""
-        return self.bundle_bytes + self.bundle_bytes // 2
+    def round_bytes(self, queues: int) -> int:
+        """A round is taken when so much waits, of so many queues: larger ones have fewer and larger sections.
+
+        What a section costs hardly depends on its size, from the local log to the journal: so many queues wait for more,
+        within half of the buffer; the other half is for what comes while they are uploaded.
+        """
+        least = self.bundle_bytes + self.bundle_bytes // 2
+        return max(least, min(queues * _SECTION_BYTES, self.buffer_bytes_max // 2))
 
     @property
     def pause_s(self) -> float:
@@ -142,22 +154,64 @@ class DispatchSettings:
 #
 # Beside that, while bundles are merged: what is read for one bundle of at most ``merged_bytes_max`` (64 MiB, no more than
 # ``buffer_bytes_max``), what of it is compressed, and once more the bundle for a store that must have it in one piece.
+#
+# Small bundles that were just written are kept in what is left of ``buffer_bytes_max``, at most a quarter of it, so that the
+# merge that gathers them asks the store for nothing. They give way to everything else.
+
+_KEPT_SHARE = 4
+_KEPT_BUNDLES_MIN = FAN_IN
+"""As many as a merge gathers have to fit; larger ones, as rounds of a dispatcher that catches up make them, are not kept."""
+
+
+_PIECE_BYTES = 96
+"""What a piece of a bundle takes besides its bytes: of a section with one small message that is as much again."""
 
 
 class MemoryBudget:
-    """Counts bytes held; never blocks. From any thread."""
+    """Counts bytes held, and keeps bundles in what is left; never blocks. From any thread."""
 
     def __init__(self, bytes_max: int) -> None:
         self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[Sequence[Buffer], int]] = OrderedDict()
         self.bytes_max = bytes_max
         self.used_bytes = 0
         self.peak_bytes = 0
+        self.kept_bytes = 0
 
     def add(self, size_bytes: int) -> None:
         """Take so much."""
         with self._lock:
             self.used_bytes += size_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+            self._make_room(self.bytes_max - self.used_bytes)
+
+    def keep(self, key: str, pieces: Sequence[Buffer], size_bytes: int) -> None:
+        """Keep a bundle that is durable, the oldest of the others giving way; if it is small, and there is room."""
+        kept_max = self.bytes_max // _KEPT_SHARE
+        size_bytes += _PIECE_BYTES * len(pieces)
+        with self._lock:
+            room = min(kept_max, self.bytes_max - self.used_bytes)
+            if size_bytes <= min(room, kept_max // _KEPT_BUNDLES_MIN):
+                self._make_room(room - size_bytes)
+                self._kept[key] = pieces, size_bytes
+                self.kept_bytes += size_bytes
+
+    def kept(self, key: str, start: int, end: int) -> bytes | None:
+        """Bytes ``[start, end)`` of a bundle; None when it is not kept."""
+        with self._lock:
+            found = self._kept.get(key)
+        return b"".join(_cut(found[0], start, end)) if found else None
+
+    def let_go(self, keys: Iterable[str]) -> None:
+        """Keep these no longer."""
+        with self._lock:
+            for key in keys:
+                self.kept_bytes -= self._kept.pop(key, ((), 0))[1]
+
+    def _make_room(self, bytes_max: int) -> None:
+        """Let go of the oldest until so much is kept. The lock is held."""
+        while self._kept and self.kept_bytes > bytes_max:
+            self.kept_bytes -= self._kept.popitem(last=False)[1][1]
 
     def release(self, size_bytes: int) -> None:
         """Give so much back."""
@@ -174,6 +228,16 @@ class MemoryBudget:
     def under_pressure(self) -> bool:
         """Over three quarters of the limit is used: buffers should be committed early."""
         return 4 * self.used_bytes >= 3 * self.bytes_max
+
+
+def _cut(pieces: Sequence[Buffer], start: int, end: int) -> Iterator[memoryview]:
+    """Those bytes of the pieces, one behind the other."""
+    at = 0
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        if at < end and start < at + len(view):
+            yield view[max(0, start - at) : end - at]
+        at += len(view)
 
 
 # -- throttle ----------------------------------------------------------------------------------------
@@ -258,3 +322,40 @@ class DispatchCounters:
     merged_stored_bytes: int = 0
     merges_failed: int = 0
     unmergeable_bundles: int = 0
+
+
+# -- context -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchContext:
+    """What all parts of one dispatcher share.
+
+    Attributes:
+        settings: Limits and periods.
+        budget: Memory held.
+        clock: Time.
+        rng: Jitter.
+        stop: Ends everything when set; nothing new is begun.
+        wake: Set when the scanner may have something to do.
+        room: Set when memory has been given back.
+        counters: Where to count.
+    """
+
+    settings: DispatchSettings
+    budget: MemoryBudget
+    clock: Clock
+    rng: random.Random
+    stop: threading.Event = field(default_factory=threading.Event)
+    wake: threading.Event = field(default_factory=threading.Event)
+    room: threading.Event = field(default_factory=threading.Event)
+    counters: DispatchCounters = field(default_factory=DispatchCounters)
+
+    def backoff_s(self, failures: int) -> float:
+        """Pause before the next try, from the number of failures in a row: doubled each time, with jitter."""
+        pause_s = self.settings.backoff_s_min * 2.0 ** min(failures - 1, 30)
+        return min(pause_s, self.settings.backoff_s_max) * self.rng.uniform(0.5, 1.0)
+
+    def throttle(self, bytes_per_s: int) -> Throttle:
+        """A pace that ends with the dispatcher; 0: no limit."""
+        return Throttle(bytes_per_s, self.clock, self.stop)

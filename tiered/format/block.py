@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from itertools import starmap
+from itertools import accumulate, starmap
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
 from tiered.format import properties, sysflag
-from tiered.format.properties import tag_hash
+from tiered.format.properties import java_text, tag_hash
 from tiered.format.record import (
     BODY_AT,
     BODY_SIZE_AT,
@@ -46,7 +45,9 @@ from tiered.format.sysflag import BORN_HOST_V6, STORE_HOST_V6, V6_EXTRA_BYTES
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
 
 
 # -- fields ----------------------------------------------------------------------------------------
@@ -445,6 +446,15 @@ class Groups:
         """The records of one queue: their indices in the block, in block order."""
         return self.indices[self.starts[number] : self.starts[number + 1]]
 
+    def some(self, numbers: Sequence[int]) -> Groups:
+        """These queues, with their records."""
+        if len(numbers) == len(self):
+            return self
+        members = [self.members(number) for number in numbers]
+        starts = [0, *accumulate(map(len, members))]
+        indices = np.concatenate(members) if members else self.indices[:0]
+        return Groups([self.queues[number] for number in numbers], indices, starts)
+
 
 def group_by_queue(
     block: RecordBlock, *, among: npt.NDArray[np.bool_] | None = None
@@ -483,6 +493,17 @@ def queue_groups(block: RecordBlock, *, among: npt.NDArray[np.bool_] | None = No
     ends = np.cumsum(counts)
     places = np.arange(len(members)) + np.repeat(firsts[rank] - (ends - counts), counts)
     return Groups(_queues(block, members[firsts[rank]]), members[places], [0, *ends.tolist()])
+
+
+def distinct(values: Indices) -> Indices:
+    """Each value once, in order.
+
+    As ``np.unique``, which loads ``numpy.ma`` when it is first asked (a tenth of a second), and hashes, which is slower.
+    """
+    ordered = np.sort(values)
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_first]
 
 
 def _hashes(block: RecordBlock, indices: Indices) -> npt.NDArray[np.uint64]:
@@ -797,7 +818,7 @@ def _pair_end(raw: bytes, start: int) -> int:
 
 
 def _hash(tags: bytes) -> int:
-    return tag_hash(tags.decode("utf-8", "replace"))
+    return tag_hash(java_text(tags))
 
 
 # -- all at once -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Section, positions from its start (big-endian)::
     offset    size   field
     0         W      records: as they are (W = R), or packed: each block of 128 KiB of them one zstd frame, or as it is
     W         K      packed only: dictionary for those frames (RFC 8878); may be empty
-    W+K       20·n   items (``tiered.log.consume_queue``), one for each queue offset, never packed;
+    W+K       20·n   items (``tiered.log.flat_file``), one for each queue offset, never packed;
               24·k   sparse: k of them, each behind its number in the section (uint32), ascending; the last one among them
     …         4·B    plain:  CRC-32 of each block, the records' first, then the items'; blocks of 64 KiB, the last one short
               8·B    packed: stored size (uint32; as large as the block itself: stored as it is) and CRC-32 of the stored
@@ -62,14 +62,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import zstandard
-from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError, InvalidError
-from tiered.format.consume_queue import ITEM, ITEM_BYTES
+from tiered.format.items import ITEM, ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from typing_extensions import Buffer
 
 
 BLOCK_BYTES: Final = 64 * 1024
@@ -298,7 +299,10 @@ def build_section(
     gone = 0 if sparse is None else count - len(sparse) // SPARSE_ITEM_BYTES
     items_bytes, more = _block_crcs([stored])
     table = struct.pack(f">{len(crcs) + len(more)}I", *crcs, *more)
-    crc = _combined(zip([*crcs, *more], _sizes(size, items_bytes), strict=True))
+    if len(crcs) == len(more) == 1:
+        crc = zlib_ng.crc32_combine(crcs[0], more[0], items_bytes)
+    else:
+        crc = _combined(zip([*crcs, *more], _sizes(size, items_bytes), strict=True))
     whole = size + items_bytes + len(table)
     if whole > SECTION_BYTES_MAX:
         raise InvalidError(f"a section of {whole:,} bytes is larger than the format allows")
@@ -368,10 +372,15 @@ def _combined(blocks: Iterable[tuple[int, int]]) -> int:
 
 def _block_crcs(buffers: Sequence[Buffer]) -> tuple[int, list[int]]:
     """Size of all, and the CRC of each block, over buffers that need not end at block ends."""
+    total = sum(memoryview(buffer).nbytes for buffer in buffers)
+    if total <= BLOCK_BYTES:
+        whole = 0
+        for buffer in buffers:
+            whole = zlib_ng.crc32(buffer, whole)
+        return total, [whole] if total else []
     crcs: list[int] = []
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
-    total, crc, filled = 0, 0, 0
-    for view in views:
+    crc = filled = 0
+    for view in (memoryview(buffer).cast("B") for buffer in buffers):
         at = 0
         while at < len(view):
             piece = view[at : at + BLOCK_BYTES - filled]
@@ -381,7 +390,6 @@ def _block_crcs(buffers: Sequence[Buffer]) -> tuple[int, list[int]]:
             if filled == BLOCK_BYTES:
                 crcs.append(crc)
                 crc = filled = 0
-        total += len(view)
     if filled:
         crcs.append(crc)
     return total, crcs

@@ -31,13 +31,14 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Buffer
 
 BLOCK_BYTES = 64 * 1024
 FORMAT = 1

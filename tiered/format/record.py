@@ -38,13 +38,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
 from tiered.format import properties, sysflag
 from tiered.format.hosts import V4_HOST_BYTES, V6_HOST_BYTES, format_host, is_v6, pack_host
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 
 MAGIC_V1: Final = 0xDAA3_20A7
 MAGIC_V2: Final = 0xDAA3_20AB

@@ -29,21 +29,26 @@ bytes     field            notes
 
 What is decoded is bounded before anything is allocated for it; whatever the bytes, the outcome is a ``Command`` or a
 ``FrameError``.
+
+``RemotingClient`` asks a server over TCP: many requests at once, matched with their answers by ``opaque``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import count
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from typing_extensions import Buffer
 
 SIZE_BYTES: Final = 4
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -60,6 +65,7 @@ LANGUAGES: Final = (
 )
 """Names by number."""
 _OTHER: Final = LANGUAGES.index("OTHER")
+_JSON = json.JSONEncoder(separators=(",", ":"))
 _LENGTHS = Struct(">II")
 _LENGTH = Struct(">I")
 _NAME = Struct(">H")
@@ -190,7 +196,7 @@ def _json_header(command: Command) -> bytes:
     if command.fields:
         document["extFields"] = dict(command.fields)
     document["serializeTypeCurrentRPC"] = "JSON"
-    return json.dumps(document, separators=(",", ":")).encode()
+    return _JSON.encode(document).encode()
 
 
 def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
@@ -203,14 +209,15 @@ def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
     fields = document.get("extFields") or {}
     if not isinstance(fields, dict) or len(fields) > FIELDS_MAX:
         raise FrameError(f"extFields is no object of {FIELDS_MAX} values at most")
-    texts = {name: _text(value) for name, value in fields.items() if value is not None}
+    if not set(map(type, fields.values())) <= {str}:  # Java writes nothing but texts
+        fields = {name: _text(value) for name, value in fields.items() if value is not None}
     language, remark = document.get("language"), document.get("remark")
     return Command(
         code=_whole(document, "code"),
         opaque=_whole(document, "opaque", 0),
         flag=_whole(document, "flag", 0),
         remark=remark if isinstance(remark, str) else "",
-        fields=texts,
+        fields=fields,
         body=body,
         language=language if language in LANGUAGES else "OTHER",
         version=_whole(document, "version", 0),
@@ -306,3 +313,124 @@ def _cut(header: bytes, at: int, size: int) -> tuple[str, int]:
         return header[at : at + size].decode(), at + size
     except UnicodeDecodeError as error:
         raise FrameError(f"a text that is no UTF-8, at byte {at} of a header") from error
+
+
+# -- asking ---------------------------------------------------------------------------------------
+
+UNDER_WAY_MAX: Final = 128
+UNDER_WAY_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class RemotingClient:
+    """A connection to a server, for requests of one thread; ``close`` it.
+
+    After an error it is of no use any more; what had been asked may or may not have been done.
+    """
+
+    def __init__(
+        self, host: str, port: int, timeout_s: float, *, connect_s: float | None = None
+    ) -> None:
+        """Connect.
+
+        Args:
+            host: Of the server.
+            port: Likewise.
+            timeout_s: How long nothing may come of an answer that is waited for.
+            connect_s: How long connecting may take; None: as long.
+
+        Raises:
+            OSError: The server cannot be reached.
+        """
+        self._opaque, self._timeout_s = count(1), timeout_s
+        self._socket = socket.create_connection((host, port), connect_s or timeout_s)
+        self._socket.settimeout(timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def ask(self, request: Command) -> Command:
+        """One question.
+
+        Raises:
+            OSError: No answer came in time, or the connection ended.
+            FrameError: The answer is none.
+        """
+        return next(self._answers([request]))[1]
+
+    def ask_all(self, requests: Sequence[Command]) -> tuple[list[Command | None], str]:
+        """Many questions, a bounded number of them under way.
+
+        Returns:
+            The answers, in the order of the questions; None: none came, and nobody knows what became of it. And why the
+            connection is of no use any more; empty: it is.
+        """
+        found: list[Command | None] = [None] * len(requests)
+        try:
+            for at, answer in self._answers(requests):
+                found[at] = answer
+        except (OSError, FrameError) as error:
+            return found, str(error) or type(error).__name__
+        return found, ""
+
+    def _answers(self, requests: Sequence[Command]) -> Iterator[tuple[int, Command]]:
+        """Each answer as it comes, with the number of its request."""
+        waiting: dict[int, tuple[int, int]] = {}
+        size = 0
+        for at, request in enumerate(requests):
+            numbered = replace(request, opaque=next(self._opaque))
+            frame = b"".join(encode(numbered))
+            while waiting and (
+                len(waiting) >= UNDER_WAY_MAX or size + len(frame) > UNDER_WAY_BYTES_MAX
+            ):
+                number, freed, answer = self._next_of(waiting)
+                size -= freed
+                yield number, answer
+            waiting[numbered.opaque] = at, len(frame)
+            size += len(frame)
+            self._socket.sendall(frame)
+        while waiting:
+            number, _, answer = self._next_of(waiting)
+            yield number, answer
+
+    def _next_of(self, waiting: dict[int, tuple[int, int]]) -> tuple[int, int, Command]:
+        """The next answer to something that is waited for; what the server says of itself is passed over."""
+        while True:
+            answer = decode(self._receive(frame_size(self._receive(SIZE_BYTES))))
+            known = waiting.pop(answer.opaque, None) if answer.is_answer else None
+            if known is not None:
+                return *known, answer
+
+    def _receive(self, size_bytes: int) -> bytes:
+        pieces: list[bytes] = []
+        left = size_bytes
+        while left:
+            piece = self._socket.recv(min(left, 1 << 16))
+            if not piece:
+                raise ConnectionError(f"it ended the connection {left} bytes before the end")
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the server has ended it, as one does that hears nothing for minutes. Between questions."""
+        try:
+            self._socket.setblocking(False)
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self._socket.settimeout(self._timeout_s)
+
+    def close(self) -> None:
+        """End it."""
+        with contextlib.suppress(OSError):
+            self._socket.close()

@@ -7,8 +7,7 @@ need it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING
 
 from tiered.format import properties
 from tiered.format.block import Stop
@@ -24,6 +23,9 @@ from tiered.format.record import (
 )
 from tiered.format.sysflag import BORN_HOST_V6, INNER_BATCH, STORE_HOST_V6
 from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from zlib_ng import zlib_ng
 
 from tiered import keys
 from tiered.errors import DataError
-from tiered.format.key_index import (
+from tiered.format.index_object import (
     INDEX_BLOCK_BYTES,
     ITEM,
     ITEM_BYTES,

@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
 
 from tiered.errors import DataError
 from tiered.format.block import RecordBlock, bytes_at, parse_records
-from tiered.format.message import split_batch
+from tiered.format.message_forms import split_batch
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
 from tiered.format.record import RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
 
     from tiered.local.face import RecordBatch
 

@@ -32,7 +32,7 @@ from zlib_ng import zlib_ng
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from tiered.errors import DataError, InvalidError
-from tiered.format.key_index import (
+from tiered.format.index_object import (
     BUCKET_BITS_MAX,
     INDEX_BLOCK_BYTES,
     ITEM,
@@ -42,7 +42,7 @@ from tiered.format.key_index import (
     bucket_bits,
     filter_bytes,
 )
-from tiered.format.message import split_batch
+from tiered.format.message_forms import split_batch
 from tiered.format.object import Trailer, parse_trailer
 from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
 from tiered.format.record import Record, RecordError, decode_record

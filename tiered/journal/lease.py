@@ -5,7 +5,7 @@ The object ``lease`` is the one mutable object of a tier, changed only by compar
 
 ``generation`` and ``number`` are those of the last journal entry that any holder has known to be history: they may lag
 behind the journal, and never lead. Who takes, renews, frees or breaks a lease keeps what it said, so that a journal that has
-lost its end is noticed (``tiered.journal.reader``). Nothing else rests on it.
+lost its end is noticed (``tiered.journal.replay``). Nothing else rests on it.
 
 Rules: an absent, released or unreadable lease is free. One that has expired by our wall clock is free once we have watched
 it for a while (``WATCH_S``, or our own duration if that is shorter) and nobody has renewed it: the holder's clock may be far
@@ -24,6 +24,7 @@ wait until it goes on or is killed.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 from dataclasses import asdict, dataclass
@@ -137,6 +138,7 @@ class Lease:
 
     Attributes:
         remembered: The journal's end as the lease told when we took it, or as we have told it since.
+        written_s: When the last write of it that succeeded began, by a clock that never goes back; it lasts from then on.
     """
 
     def __init__(
@@ -170,6 +172,7 @@ class Lease:
         self._known = known
         self._version: Version | None = None
         self.remembered = JournalEnd()
+        self.written_s = -math.inf
         self._seen: tuple[Version | None, float] = None, 0.0
         """Of another's lease, and since when it is so."""
 
@@ -301,6 +304,7 @@ class Lease:
 
     def _write(self, expected: Version | None, *, released: bool = False) -> None:
         self.remembered = self.remembered.or_later(self._known())
+        began_s = self._clock.monotonic_s()
         expires_ms = self._clock.now_ms() + round(self._seconds * 1000)
         said = LeaseState(self._holder, self._writer, expires_ms, released, self.remembered)
         try:
@@ -310,6 +314,7 @@ class Lease:
             if present is None or present.writer != self._writer or version == expected:
                 raise
             self._version = version
+        self.written_s = began_s
 
 
 def encode_lease(said: LeaseState) -> bytes:

@@ -18,12 +18,13 @@ from tiered.local.layout import (
     list_topic_queues,
     list_topics,
 )
+from tiered.local.rows import list_row
 from tiered.local.verdicts import OFFSET_MAX, is_queue_name
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from tiered.local.files import FileCache
     from tiered.local.layout import Topics
+    from tiered.local.rows import FileCache
 
 
 # -- topics ------------------------------------------------------------------------------------------
@@ -121,8 +122,9 @@ class Catalog:
         cluster: str | None,
         broker: str | None,
         timers: bool = False,
+        with_timers: bool = False,
     ) -> None:
-        self._timers = timers
+        self._timers, self._with_timers = timers, with_timers
         self._layout = layout
         self._cache = cache
         self._cluster, self._broker = cluster, broker
@@ -183,6 +185,8 @@ class Catalog:
     def _reason(self, topic: str) -> str | None:
         if self._timers:
             return None if topic in TIMER_TOPICS else "no topic of timers"
+        if self._with_timers and topic in TIMER_TOPICS:
+            return None
         return reason_left_out(
             topic, cluster=self._cluster, broker=self._broker, static=self.topics.static
         )
@@ -241,6 +245,7 @@ class Catalog:
 
     def _index(self, queue: MessageQueue, is_batch: bool) -> QueueIndex:
         directory = self._layout.queue_directory(queue, is_batch=is_batch)
-        size = known_queue_file_bytes(directory, is_batch=is_batch)
+        listed = list_row(directory)
+        size = known_queue_file_bytes(directory, is_batch=is_batch, bases=listed[1])
         kind = BatchQueue if is_batch else PlainQueue
-        return kind(self._cache, directory, size)
+        return kind(self._cache, directory, size, listed)

@@ -4,7 +4,7 @@ Two kinds behind one face: plain ones, 20 bytes per queue offset, and batch cons
 by binary search. What is damaged or missing reads as "says nothing" (size 0); what was rebuilt from the log fills it.
 
 Nothing here judges whether an entry is true: an entry may be stale and point at another queue's record. That is seen
-only when the record is looked at (``tiered.local.reader``, ``tiered.local.follower``). For any thread, but
+only when the record is looked at (``tiered.local.queue_reader``, ``tiered.local.follower``). For any thread, but
 ``rebuilt`` is changed only under the store's lock.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.consume_queue import (
+from tiered.format.items import (
     BATCH_ITEM,
     BATCH_ITEM_BYTES,
     FILLER_SIZE,
@@ -27,10 +27,12 @@ from tiered.format.consume_queue import (
     is_batch,
     is_filler,
 )
-from tiered.local.files import FileCache, FileRow
+from tiered.local.rows import FileCache, FileRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tiered.local.rows import Listed
 
 
 # -- entries -----------------------------------------------------------------------------------------
@@ -178,8 +180,10 @@ class Units:
     dtype: np.dtype[np.void]
     unit_bytes: int
 
-    def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
-        self.row = FileRow(cache, directory, file_bytes)
+    def __init__(
+        self, cache: FileCache, directory: str, file_bytes: int, listed: Listed | None = None
+    ) -> None:
+        self.row = FileRow(cache, directory, file_bytes, listed)
         self.rebuilt = Rebuilt()
 
     def units(self, first: int, last: int) -> Items:
@@ -273,10 +277,9 @@ class Units:
             if first != end:
                 break  # a file is missing
             last = first + per_file
-            closing = self.units(last - 1, last)
             # A file whose last unit is written is taken as full without reading all of it.
-            full = base != bases[-1] and len(closing) and bool(self.is_valid(closing)[0])
-            end = last if full else self.first_invalid(first, last)
+            is_full = base != bases[-1] and self.last_unit(last) is not None
+            end = last if is_full else self.first_invalid(first, last)
             if end != last:
                 break
         return end
@@ -485,8 +488,10 @@ class BatchQueue(Units):
     dtype = BATCH_ITEM
     unit_bytes = BATCH_ITEM_BYTES
 
-    def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
-        super().__init__(cache, directory, file_bytes)
+    def __init__(
+        self, cache: FileCache, directory: str, file_bytes: int, listed: Listed | None = None
+    ) -> None:
+        super().__init__(cache, directory, file_bytes, listed)
         self._hint = (0, 0)
         """(queue offset, unit) where the last reading ended: the next one mostly begins there."""
 

@@ -7,7 +7,7 @@ log in memory. What is walked at opening: the part that a start walks; the whole
 record later has it claimed here as well, so that nothing is passed over in silence.
 
 A record whose queue offset is taken by another entry, or that a start would not list, is dropped and counted: a broker
-started on the store would not serve it (``tiered.local.claims``).
+started on the store would not serve it (``tiered.local.unlisted``).
 
 Behind that end there may be more than a torn tail: where one record in the middle of the log is damaged, a start gives
 up all that stand behind it. They are not handed out, since the broker will give their queue offsets to other messages;
@@ -21,25 +21,26 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tiered.format.block import distinct, queue_groups
 from tiered.format.record import RecordFault
-from tiered.local.claims import Claims
 from tiered.local.consumequeues import QueueTail
 from tiered.local.face import Waiting
-from tiered.local.matching import match_states
+from tiered.local.matching import Listing, match_states
 from tiered.local.pieces import LogPieces, Piece, find_log_end, plan_start, read_heads
-from tiered.local.reader import Bounds, fetch, held_end, plan_count
+from tiered.local.queue_reader import Bounds, fetch, held_end, plan_count
+from tiered.local.unlisted import Claims
 from tiered.local.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.format.block import RecordBlock
-    from tiered.format.checkpoint import Checkpoint
+    from tiered.format.broker_checkpoint import Checkpoint
     from tiered.local.catalog import Catalog, QueueState
     from tiered.local.consumequeues import Entries, Flags
-    from tiered.local.files import FileRow
     from tiered.local.matching import Match
-    from tiered.local.reader import Fetched
+    from tiered.local.queue_reader import Fetched
+    from tiered.local.rows import FileRow
     from tiered.local.verdicts import Sightings
     from tiered.model import MessageQueue
 
@@ -58,7 +59,8 @@ class DeadView:
         log_end: Where the log ends.
         torn_bytes: Bytes behind it that are not zero.
         claims: Decides on records that no entry lists.
-        undecided_end: See ``tiered.local.claims.Searched``.
+        listing: Entries of the small queues.
+        undecided_end: See ``tiered.local.unlisted.Searched``.
     """
 
     is_live = False
@@ -80,6 +82,7 @@ class DeadView:
         self._sightings = sightings
         self._is_clean = is_clean
         self._pieces = LogPieces(log)
+        self.listing = Listing()
         self._tails: dict[MessageQueue, QueueTail] = {}
         self._listed: dict[MessageQueue, int] = {}
         """One past the last queue offset of which a record was seen that counts."""
@@ -133,8 +136,10 @@ class DeadView:
         self.catalog.load()
         if not self.log.bases:
             return
+        self.listing = Listing(self.catalog.states.values())
+        known = self.listing.ends(0, 0)
         for queue, state in self.catalog.states.items():
-            self._tails[queue] = state.index.tail()
+            self._tails[queue] = known[queue][0] if queue in known else state.index.tail()
         start = plan_start(
             read_heads(self.log, self._pieces),
             is_clean=self._is_clean,
@@ -149,8 +154,7 @@ class DeadView:
             self._scan(self.log.bases[0], start)
             start = self.log.bases[0]
         self.undecided_end = start
-        for state in self.catalog.states.values():
-            self._set_bounds(state)
+        self._set_all_bounds()
         self.catalog.log_min = self.log_min
         if self.torn_bytes:
             self._waiting = self._find_given_up()
@@ -165,7 +169,7 @@ class DeadView:
         for state in self.catalog.states.values():
             for entries, found in self._entries_behind_end(state):
                 good = np.flatnonzero(found.verdicts == Verdict.LISTED)
-                numbers = np.unique(found.record_of[good])
+                numbers = distinct(found.record_of[good])
                 is_new = found.block.store_timestamps_ms[numbers] >= self._last_stored_ms
                 records += int(is_new.sum())
                 size += int(found.block.sizes[numbers[is_new]].sum())
@@ -210,7 +214,8 @@ class DeadView:
         self._take(piece.block, sound, replayed=not self._is_clean)
 
     def _take(self, block: RecordBlock, sound: Flags, *, replayed: bool) -> None:
-        for state, found in match_states(self.catalog, block, sound):
+        groups = self.listing.take(block, queue_groups(block, among=sound))
+        for state, found in match_states(self.catalog, block, groups):
             self.claim(state, block, found, self._walked_from, replayed=replayed)
             self._extend(state.queue, found)
 
@@ -243,13 +248,23 @@ class DeadView:
         return False
 
     def _has_unlisted(self, block: RecordBlock) -> bool:
-        for state, found in match_states(self.catalog, block):
+        for state, found in match_states(self.catalog, block, queue_groups(block)):
             if not found.is_all_listed:
                 asked = self.asked(state, block, found)
                 verdicts, _ = self.claims.judge(state, block, found, asked, self.log.end)
                 if (verdicts == Verdict.CLAIMS).any():
                     return True
         return False
+
+    def _set_all_bounds(self) -> None:
+        known, seen = self.listing.ends(self.log_min, self.log_end), self.listing.seen()
+        for queue, state in self.catalog.states.items():
+            tail, is_inside = known.get(queue, (QueueTail(0, -1), False))
+            self._listed[queue] = max(seen.get(queue, 0), self._listed.get(queue, 0))
+            if is_inside and self._listed[queue] <= tail.end and not state.index.rebuilt.bounds:
+                state.min, state.end = state.index.span()[0], tail.end
+            else:
+                self._set_bounds(state)
 
     def _set_bounds(self, state: QueueState) -> None:
         index = state.index

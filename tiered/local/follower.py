@@ -3,7 +3,7 @@
 **Contract.** Each queue's messages come in order, each queue offset once, as a message or a hole, from where the caller
 said; a queue's batch begins later than the last one ended only when local retention has overtaken us. What the log's
 own order does not give (a damaged record, a stale or foreign entry) is taken through the consume queue
-(``tiered.local.reader``): before the next message of that queue, or, when none follows, once the end of the log is
+(``tiered.local.queue_reader``): before the next message of that queue, or, when none follows, once the end of the log is
 reached. When the broker stops or starts, the store is looked at anew and the follower goes on from its queue offsets.
 For one thread. Nothing has to survive a crash: begin again with the queue offsets that are durable.
 """
@@ -18,7 +18,7 @@ from tiered.local.deadview import DeadView
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.matching import Match, match, match_groups, runs
 from tiered.local.pieces import LogPieces, Next, Piece, Resync
-from tiered.local.reader import sound_batches
+from tiered.local.queue_reader import sound_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tiered.local.catalog import QueueState
     from tiered.local.consumequeues import Longs
     from tiered.local.face import RecordBatch
-    from tiered.local.reader import TagRule
+    from tiered.local.queue_reader import TagRule
     from tiered.model import MessageQueue, QueueOffset
 
 
@@ -74,7 +74,7 @@ class FollowedStore(Protocol):
         ...
 
     def read_until(self, view: View, state: QueueState, start: int, end: int) -> RecordBatch | None:
-        """Some of ``[start, end)`` through the consume queue; None when all of it has expired meanwhile."""
+        """Some of ``[start, end)`` through the consume queue; None when all of it is gone, or the view holds no more."""
         ...
 
     def follow_expiry(self, view: View) -> None:
@@ -270,6 +270,7 @@ class RocketMQFollower:
             ],
             block,
             groups,
+            view.listing if isinstance(view, DeadView) else None,
         )
         taken: list[tuple[QueueState, Match]] = []
         for number, (state, match_) in enumerate(zip(states, found, strict=True)):
@@ -382,6 +383,6 @@ class RocketMQFollower:
                     if size >= window_bytes:
                         self._is_idle = False
                         return batches
-            self._must_sweep = self._stop()
+            self._must_sweep = self._stop() or self._store.current_view() is not view
         self._is_idle = self._is_at_end = not batches and not self._must_sweep
         return batches

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tiered.errors import DataError, InvalidError
-from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES
+from tiered.format.broker_checkpoint import TimerCheck, decode_timer_check
 from tiered.format.fastjson import loads
+from tiered.format.items import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
-from tiered.format.timercheck import TimerCheck, decode_timer_check
-from tiered.local.files import (
+from tiered.local.rows import (
     list_bases,
     list_names,
     open_read_only,
@@ -128,14 +128,16 @@ def queue_file_bytes(directory: str, *, is_batch: bool) -> int:
     return known_queue_file_bytes(directory, is_batch=is_batch) or default
 
 
-def known_queue_file_bytes(directory: str, *, is_batch: bool) -> int:
+def known_queue_file_bytes(
+    directory: str, *, is_batch: bool, bases: tuple[int, ...] | None = None
+) -> int:
     """Size of a queue's files: the distance of two, else the length of the only one.
 
     A length that is no multiple of the unit is rounded down. 0 when there is no file, or the only one is just being
-    made: then nothing is known yet.
+    made: then nothing is known yet. ``bases``: its files, where they have been listed.
     """
     unit = BATCH_ITEM_BYTES if is_batch else ITEM_BYTES
-    bases = list_bases(directory)
+    bases = list_bases(directory) if bases is None else bases
     steps = [after - before for before, after in pairwise(bases)]
     if not bases:
         return 0
@@ -476,7 +478,8 @@ def _suffix(names: frozenset[str] | None, prefix: str) -> str | None:
 # when it stops cleanly; so ``abort`` tells a crash from a clean stop, and its time is the start of the running broker.
 # Brokers before 5.0 leave an ``abort`` file of the run before as it is, and empty; but each start writes into ``lock``,
 # whose time then tells. Both are written before messages are accepted, which is why a changed mark is seen before
-# anything that the new broker stored.
+# anything that the new broker stored. Between the two a broker *starts*: it holds the lock, and ``abort`` is still the one
+# of the run before.
 #
 # **Never open ``lock`` in a process that holds a POSIX lock on it**: closing any descriptor of the file drops the lock.
 # A writer in this process therefore takes an open-file-description lock (``F_OFD_SETLK``), which other processes'
@@ -496,11 +499,13 @@ class AbortMark:
     Attributes:
         inode: Its number.
         mtime_ns: When it was written, nanoseconds since 1970.
+        changed_ns: When the system saw it written, whatever time it was given.
         lock_mtime_ns: When ``lock`` was written, if ``abort`` is empty; else 0.
     """
 
     inode: int
     mtime_ns: int
+    changed_ns: int = 0
     lock_mtime_ns: int = 0
 
     @property
@@ -516,16 +521,27 @@ class Liveness:
     Attributes:
         is_locked: A broker (or other writer) holds the store.
         abort: None when there is no ``abort`` file: stopped cleanly, or not quite started.
+        is_starting: The lock was taken, and ``abort`` is still that of the run before: what was stored since that run
+            began proves nothing, since the start may have given it up.
     """
 
     is_locked: bool
     abort: AbortMark | None
+    is_starting: bool = False
 
 
 def look(directory: str) -> Liveness:
     """Whether a broker runs on ``directory``, and since when. The lock is looked at first: a broker takes it first."""
     locked = is_locked(directory)
-    return Liveness(locked, abort_mark(directory))
+    lock = _stat(f"{directory}/{LOCK_FILE}") if locked else None
+    abort = abort_mark(directory)
+    is_starting = (
+        lock is not None
+        and abort is not None
+        and not abort.lock_mtime_ns
+        and abort.changed_ns < lock.st_mtime_ns
+    )
+    return Liveness(locked, abort, is_starting)
 
 
 def abort_mark(directory: str) -> AbortMark | None:
@@ -534,7 +550,8 @@ def abort_mark(directory: str) -> AbortMark | None:
     if found is None:
         return None
     lock = None if found.st_size else _stat(f"{directory}/{LOCK_FILE}")
-    return AbortMark(found.st_ino, found.st_mtime_ns, 0 if lock is None else lock.st_mtime_ns)
+    lock_mtime_ns = 0 if lock is None else lock.st_mtime_ns
+    return AbortMark(found.st_ino, found.st_mtime_ns, found.st_ctime_ns, lock_mtime_ns)
 
 
 def _stat(path: str) -> os.stat_result | None:

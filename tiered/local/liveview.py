@@ -12,13 +12,14 @@ tail. From there the log is walked in its own order, with a broker's checks:
   when one stored after it stands behind them, or the broker says so (``broker_max_offset``);
 - it stops at the first record that its consume queue does not list yet. Queues are written in log order, so a record
   that is not listed although a later one is, is one that the broker dropped, or its entry is damaged: after a second it
-  is passed over and counted, or listed in memory (``tiered.local.claims``);
+  is passed over and counted, or listed in memory (``tiered.local.unlisted``);
 - a record may have been read half written and be listed by now; no checksum covers its properties. So the file that is
   being written is read again behind the consume queues, and the walk stops at the first record that has changed.
 
 The frontier stands before damage until something shows that the broker has written behind it: a listed record that was
-stored after the start, or the broker's word. Until then what is listed behind it is counted, and the place told. Anything
-read is used only if the ``abort`` file still stands when the reading is over. All methods under the store's lock.
+stored after the start, or the broker's word; and then only if no sound record has come to where it stands. Until then
+what is listed behind it is counted, and the place told: "not yet", and never a hole. Anything read is used only if the
+``abort`` file still stands when the reading is over. All methods under the store's lock.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.consume_queue import FILLER_SIZE
+from tiered.format.block import queue_groups
+from tiered.format.items import FILLER_SIZE
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
-from tiered.local.claims import Claims, is_message
 from tiered.local.consumequeues import Rebuilt
 from tiered.local.face import HoleReason, Waiting
 from tiered.local.matching import Match, match, match_states
 from tiered.local.pieces import Ahead, LogPieces, Next, Piece, count_sound, find_new, read_head
-from tiered.local.reader import Bounds, fetch, held_end
+from tiered.local.queue_reader import Bounds, fetch, held_end
+from tiered.local.unlisted import Claims, is_message
 from tiered.local.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
     from tiered.local.catalog import Catalog, QueueState
     from tiered.local.consumequeues import Entries, Flags, Longs
-    from tiered.local.files import FileRow
-    from tiered.local.reader import Fetched
+    from tiered.local.queue_reader import Fetched
+    from tiered.local.rows import FileRow
     from tiered.local.verdicts import Sightings
 
 _PIECE_BYTES: Final = 8 << 20
@@ -260,7 +262,7 @@ class LiveView:
     def _match(self, piece: Piece, count: int) -> list[tuple[QueueState, Match]]:
         among = np.zeros(len(piece.block), np.bool_)
         among[:count] = True
-        return match_states(self.catalog, piece.block, among)
+        return match_states(self.catalog, piece.block, queue_groups(piece.block, among=among))
 
     def _cut(
         self,
@@ -357,7 +359,7 @@ class LiveView:
 
     @property
     def undecided_end(self) -> int:
-        """See ``tiered.local.claims.Searched``."""
+        """See ``tiered.local.unlisted.Searched``."""
         return self.log_end
 
     def look_for_changed_queues(self) -> None:
@@ -390,6 +392,8 @@ class LiveView:
         if self._broker_max_offset is not None and now_s >= self._made_s + _TOLD_AFTER_S:
             told = self._broker_max_offset()
         behind = self._first_proven(told)
+        if behind < _FAR and self._count_proven(self._pieces.read(self.log_end, behind, 1)):
+            return  # it was not damage: the broker has only now come there
         if behind == _FAR:
             is_cut = (
                 0 < told <= self.log_end

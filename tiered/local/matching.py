@@ -2,7 +2,8 @@
 
 As a rule a piece of the log holds, of each queue, records whose queue offsets follow each other, and whose consume queue
 lists them as they are. ``match_groups`` sees that with one small read a queue and one comparison for all of them; what it
-finds otherwise is looked at queue by queue (``match``).
+finds otherwise is looked at queue by queue (``match``). Of a stopped store with many small queues all entries are read
+once, into columns (``Listing``): then a piece costs by its records, and not by its queues.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tiered.format.block import Groups, RecordBlock, inner_counts, queue_groups
-from tiered.format.consume_queue import ITEM, ITEM_BYTES, Items
-from tiered.local.consumequeues import Entries, Flags, Longs
+from tiered.format.block import Groups, RecordBlock, inner_counts
+from tiered.format.items import ITEM, ITEM_BYTES, Items, is_filler
+from tiered.local.consumequeues import Entries, Flags, Longs, QueueTail
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tiered.local.catalog import Catalog, QueueState
     from tiered.local.consumequeues import QueueIndex
+    from tiered.model import MessageQueue
 
 
 @dataclass(slots=True)
@@ -68,26 +70,133 @@ class Match:
 
 
 _YES = np.ones(1, np.bool_)
+_LISTED_BYTES_MAX = 32 << 20
+"""Of entries that a ``Listing`` keeps."""
+_UNITS_READ = (128, 1024, 8192)
+"""Entries that are read of a queue; the next number where all of those were written. What has more is no small queue."""
+_READ_TOGETHER = 1 << 17
+"""Entries of many queues that are looked at together."""
+
+
+class Listing:
+    """Entries of the small queues of a stopped store, as they stand: plain queues of one file. For any thread, once made.
+
+    20 bytes an entry are kept, 32 MiB at most; what does not fit, or is no such queue, is none of these.
+    """
+
+    def __init__(self, states: Iterable[QueueState] = ()) -> None:
+        """Read them."""
+        self._numbers: dict[MessageQueue, int] = {}
+        self._firsts, self._starts = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        self._items = np.zeros(1, ITEM)  # the last belongs to nobody
+        taken: list[Items] = []
+        left = [state for state in states if _is_small(state.index)]
+        room = _LISTED_BYTES_MAX // ITEM_BYTES
+        for count in _UNITS_READ:
+            step, longer = max(_READ_TOGETHER // count, 1), []
+            for low in range(0, len(left), step):
+                if room > 0:
+                    some, rest = self._read(left[low : low + step], count)
+                    taken.append(some)
+                    longer += rest
+                    room -= len(some)
+            left = longer
+        self._items = np.concatenate([*taken, self._items])
+        self._seen = np.zeros(len(self._firsts), np.int64)
+
+    def _read(self, states: list[QueueState], count: int) -> tuple[Items, list[QueueState]]:
+        """Take in the queues that end within so many entries: their entries, and the other queues."""
+        buffer = bytearray(len(states) * count * ITEM_BYTES)
+        view, size = memoryview(buffer), count * ITEM_BYTES
+        for number, state in enumerate(states):
+            row = state.index.row
+            row.read_into(row.bases[0], view[number * size : (number + 1) * size])
+        items = np.frombuffer(buffer, ITEM).reshape(-1, count)
+        is_end = (items["physical_offset"] < 0) | (items["size"] <= 0)
+        has_end = is_end.any(axis=1)
+        counts = np.where(has_end, is_end.argmax(axis=1), count)
+        has_end |= np.array([state.index.row.file_bytes <= size for state in states])
+        taken, counts = np.flatnonzero(has_end).tolist(), counts[has_end]
+        firsts = [states[at].index.row.bases[0] // ITEM_BYTES for at in taken]
+        at = len(self._numbers)
+        self._numbers.update((states[one].queue, at + n) for n, one in enumerate(taken))
+        mine = items[has_end][np.arange(count) < counts[:, None]]
+        self._firsts = np.concatenate([self._firsts, np.array(firsts, np.int64)])
+        self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(counts)])
+        return mine, [states[one] for one in np.flatnonzero(~has_end).tolist()]
+
+    def ends(self, log_min: int, log_end: int) -> dict[MessageQueue, tuple[QueueTail, bool]]:
+        """The end of each queue, as a broker's start reads it, and whether it lists something and all within these bounds.
+
+        Fillers are not within: they name no place in the log.
+        """
+        last = np.maximum(self._starts[1:] - 1, 0)
+        is_empty = self._starts[1:] == self._starts[:-1]
+        physical = self._items["physical_offset"].astype(np.int64)
+        is_out = (physical < log_min) | (physical >= log_end) | is_filler(self._items)
+        before = np.concatenate(([0], np.cumsum(is_out)))
+        inside = ~is_empty & (before[self._starts[1:]] == before[self._starts[:-1]])
+        places = np.where(is_empty, -1, physical[last] + self._items["size"][last])
+        ends = (self._firsts + np.diff(self._starts)).tolist()
+        rows = zip(self._numbers, ends, places.tolist(), inside.tolist(), strict=True)
+        return {queue: (QueueTail(end, place), fits) for queue, end, place, fits in rows}
+
+    def numbers(self, groups: Groups) -> Longs:
+        """Which of the queues here each group is of; -1: none."""
+        return np.array([self._numbers.get(queue, -1) for queue in groups.queues], np.int64)
+
+    def items(self, groups: Groups, numbers: Longs, offsets: Longs) -> tuple[Items, Flags]:
+        """The entries of the groups' records, and of which groups all are here; zeros where one is not."""
+        counts = np.diff(groups.starts)
+        owner = np.repeat(numbers, counts)
+        at = offsets - self._firsts[owner] + self._starts[owner] if len(self._firsts) else owner
+        is_here = owner >= 0
+        is_here &= (at >= self._starts[owner]) & (at < self._starts[owner + 1])
+        found = self._items[np.where(is_here, at, len(self._items) - 1)]
+        return found, np.logical_and.reduceat(is_here, groups.starts[:-1])
+
+    def take(self, block: RecordBlock, groups: Groups) -> Groups:
+        """Note which groups are listed as they stand; the others, to be looked at one by one."""
+        if not len(groups) or not self._numbers:
+            return groups
+        offsets, numbers = block.queue_offsets[groups.indices], self.numbers(groups)
+        items, is_listed = self.items(groups, numbers, offsets)
+        is_listed &= _are_even(groups, offsets) & _are_same(block, groups, items)
+        mine = numbers[is_listed]
+        ends = offsets[np.array(groups.starts[1:])[is_listed] - 1] + 1
+        self._seen[mine] = np.maximum(self._seen[mine], ends)
+        return groups.some(np.flatnonzero(~is_listed).tolist())
+
+    def seen(self) -> dict[MessageQueue, int]:
+        """One past the last queue offset of each queue of which a record was seen that is listed."""
+        return dict(zip(self._numbers, self._seen.tolist(), strict=True))
+
+
+def _is_small(index: QueueIndex) -> bool:
+    """Whether it may be in a ``Listing``."""
+    return not index.is_batch and len(index.row.bases) == 1 and not index.row.bases[0] % ITEM_BYTES
 
 
 def match_states(
-    catalog: Catalog, block: RecordBlock, among: Flags | None = None
+    catalog: Catalog, block: RecordBlock, groups: Groups
 ) -> list[tuple[QueueState, Match]]:
     """Compare records with their entries: each queue that is tiered, and its records.
 
     Args:
         catalog: Finds the queues. Its lock is held.
         block: Holds the records.
-        among: bool[n], which records; default: those without a fault.
+        groups: Which records, by queue.
     """
-    groups = queue_groups(block, among=among)
     states = [catalog.find(queue) for queue in groups.queues]
     found = match_groups([state.index if state else None for state in states], block, groups)
     return [(state, one) for state, one in zip(states, found, strict=True) if state and one]
 
 
 def match_groups(
-    indexes: Sequence[QueueIndex | None], block: RecordBlock, groups: Groups
+    indexes: Sequence[QueueIndex | None],
+    block: RecordBlock,
+    groups: Groups,
+    listing: Listing | None = None,
 ) -> list[Match | None]:
     """Compare the records of many queues with their entries.
 
@@ -95,17 +204,15 @@ def match_groups(
         indexes: Of each of the groups' queues; None: it is of no interest, and has no match.
         block: Holds the records.
         groups: Records, divided by queue.
+        listing: Has entries of some of the queues at hand.
     """
+    if not len(groups):
+        return []
     offsets = block.queue_offsets[groups.indices]
     physical, sizes = block.physical_offsets[groups.indices], block.sizes[groups.indices]
-    firsts = np.array(groups.starts[:-1], np.int64)
-    steps = np.ones(len(offsets), np.bool_)
-    steps[1:] = offsets[1:] == offsets[:-1] + 1
-    steps[firsts] = offsets[firsts] >= 0
-    is_even = np.logical_and.reduceat(steps, firsts) if len(firsts) else steps
-    items = _items(indexes, groups, offsets, is_even.tolist())
-    same = (items["physical_offset"] == physical) & (items["size"] == sizes)
-    is_even &= np.logical_and.reduceat(same, firsts) if len(firsts) else same
+    is_even = _are_even(groups, offsets)
+    items = _items(indexes, groups, offsets, is_even, listing)
+    is_even &= _are_same(block, groups, items)
     tags = items["tag_code"].astype(np.int64)
     yes = np.ones(len(offsets), np.bool_)
     found: list[Match | None] = []
@@ -122,18 +229,43 @@ def match_groups(
     return found
 
 
+def _are_even(groups: Groups, offsets: Longs) -> Flags:
+    """Of each group (there is one): the queue offsets of its records follow each other."""
+    firsts = groups.starts[:-1]
+    steps = np.ones(len(offsets), np.bool_)
+    steps[1:] = offsets[1:] == offsets[:-1] + 1
+    steps[firsts] = offsets[firsts] >= 0
+    return np.logical_and.reduceat(steps, firsts)
+
+
+def _are_same(block: RecordBlock, groups: Groups, items: Items) -> Flags:
+    """Of each group (there is one): its records are what these entries name."""
+    same = items["physical_offset"] == block.physical_offsets[groups.indices]
+    same &= items["size"] == block.sizes[groups.indices]
+    return np.logical_and.reduceat(same, groups.starts[:-1])
+
+
 def _items(
-    indexes: Sequence[QueueIndex | None], groups: Groups, offsets: Longs, wanted: list[bool]
+    indexes: Sequence[QueueIndex | None],
+    groups: Groups,
+    offsets: Longs,
+    wanted: Flags,
+    listing: Listing | None,
 ) -> Items:
     """The entries of all records, as the files have them; zeros where one read does not give those of a queue."""
-    room = bytearray(len(offsets) * ITEM_BYTES)
-    view, firsts = memoryview(room), offsets[groups.starts[:-1]].tolist()
-    for number, index in enumerate(indexes):
-        if index is not None and wanted[number] and not index.is_batch:
+    if listing is None:
+        room, missing = np.zeros(len(offsets), ITEM), wanted
+    else:
+        room, are_here = listing.items(groups, listing.numbers(groups), offsets)
+        missing = wanted & ~are_here
+    view = memoryview(room.view(np.uint8).data)
+    for number in np.flatnonzero(missing).tolist():
+        index = indexes[number]
+        if index is not None and not index.is_batch:
             low, high = groups.starts[number], groups.starts[number + 1]
-            place = firsts[number] * ITEM_BYTES
+            place = int(offsets[low]) * ITEM_BYTES
             index.row.read_into(place, view[low * ITEM_BYTES : high * ITEM_BYTES])
-    return np.frombuffer(room, ITEM)
+    return room
 
 
 def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:

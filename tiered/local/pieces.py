@@ -14,6 +14,7 @@ from tiered.format.block import (
     RecordBlock,
     Stop,
     check_records,
+    distinct,
     parse_records,
     walk_records,
 )
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
     from tiered.local.catalog import QueueState
-    from tiered.local.files import FileRow
     from tiered.local.matching import Match
+    from tiered.local.rows import FileRow
 
     Matching = Callable[["Piece", int], Sequence[tuple[QueueState, Match]]]
     from collections.abc import Callable, Sequence
 
-    from tiered.format.checkpoint import Checkpoint
+    from tiered.format.broker_checkpoint import Checkpoint
     from tiered.local.catalog import Catalog
     from tiered.local.consumequeues import Flags, Longs, QueueIndex
 
@@ -84,7 +85,7 @@ class LogPieces:
 
     def __init__(self, log: FileRow) -> None:
         self._log = log
-        self._buffer = bytearray()
+        self._buffer = memoryview(b"")
 
     def read(
         self,
@@ -175,8 +176,8 @@ class LogPieces:
     def _view(self, size: int) -> memoryview:
         if len(self._buffer) < size:
             # A new one: arrays may still look into the old one.
-            self._buffer = bytearray(max(size, _VIEW_BYTES_MIN))
-        return memoryview(self._buffer)[:size]
+            self._buffer = memoryview(np.empty(max(size, _VIEW_BYTES_MIN), np.uint8).data)
+        return self._buffer[:size]
 
     def _nothing(self, position: int) -> Piece:
         piece = self._read(position, position, 0, check_crc=False, check_place=False)
@@ -314,7 +315,7 @@ class Resync:
         """Physical offsets in ``[start, end)`` that any consume queue lists."""
         tiered = [state.index for state in list(self._catalog.states.values())]
         found = [self._places_of(index, start, end) for index in (*tiered, *self._catalog.others)]
-        return np.unique(np.concatenate(found)).tolist() if found else []
+        return distinct(np.concatenate(found)).tolist() if found else []
 
     def _places_of(self, index: QueueIndex, start: int, end: int) -> Longs:
         """Those of one queue. Bisection finds where to begin; entries that break the order only cost a place."""
@@ -490,8 +491,11 @@ def _torn_bytes(log: FileRow, end: int) -> int:
     last = end
     base = log.base_of(end)
     while base is not None:
-        at = max(base, end)
-        while data := log.read(at, _PIECE_BYTES):
+        at: int | None = max(base, end)
+        while at is not None and (at := log.next_data(at)) is not None:
+            data = log.read(at, _PIECE_BYTES)
+            if not data:
+                break
             if data != _ZEROS[: len(data)]:  # a comparison runs at memory speed, stripping does not
                 last = at + len(data.rstrip(b"\0"))
             at += len(data)

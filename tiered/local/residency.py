@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.errors import InvalidError
-from tiered.local.files import open_read_only
+from tiered.format.block import distinct
+from tiered.local.rows import open_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tiered.local.consumequeues import Entries
-    from tiered.local.files import FileRow
     from tiered.local.follower import View
+    from tiered.local.rows import FileRow
     from tiered.model import MessageQueue, QueueBounds
 
 ITEMS_MAX: Final = 1024
@@ -79,7 +80,7 @@ def plan_samples(entries: Entries) -> list[int]:
     written = np.flatnonzero(entries.is_written)
     if not len(written):
         return []
-    chosen = written[np.unique(np.linspace(0, len(written) - 1, SAMPLES).astype(np.int64))]
+    chosen = written[distinct(np.linspace(0, len(written) - 1, SAMPLES).astype(np.int64))]
     last = int(entries.physical_offsets[chosen[-1]]) + int(entries.sizes[chosen[-1]]) - 1
     return [*entries.physical_offsets[chosen].tolist(), last]
 

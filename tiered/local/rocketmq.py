@@ -2,8 +2,10 @@
 
 **Contract.** ``open`` looks at the directory and refuses by name what it cannot read faithfully. What holds of a
 stopped store is decided by ``tiered.local.deadview``, of a running one by ``tiered.local.liveview``; each is one *view*.
-When the broker stops or starts (lock, ``abort`` file), the view is thrown away and made anew: looked at with every poll
-and ``refresh``, the ``abort`` file each time, the lock at most every half second.
+When the broker stops or starts (lock, ``abort`` file), or a stopped store's log is changed under us, the view is thrown
+away and made anew: looked at with every poll and ``refresh``, the ``abort`` file each time, the rest at most every half
+second, and before anything that cannot be read is called a hole. So what a log has lost is never a hole: a queue ends
+before it, as it does for the broker that finds it lost. While a broker starts nothing new is proven (``Liveness``).
 
 Methods may be called from any thread. One lock guards the views; reads of records take it only to look up bounds.
 Nothing is written, created, renamed or locked in the directory (I10). After a crash there is nothing to clean up.
@@ -22,8 +24,11 @@ from typing import TYPE_CHECKING, Final
 
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError
-from tiered.format.checkpoint import decode_checkpoint
+from tiered.format import properties
+from tiered.format.broker_checkpoint import decode_checkpoint
+from tiered.format.record import Record, RecordError, decode_record
 from tiered.local.catalog import Catalog, QueueState
+from tiered.local.compaction_log import CompactionLogs
 from tiered.local.deadview import DeadView
 from tiered.local.face import (
     HoleReason,
@@ -32,15 +37,13 @@ from tiered.local.face import (
     StoreReport,
     Waiting,
 )
-from tiered.local.files import FileCache, FileRow, list_bases
 from tiered.local.follower import RocketMQFollower
-from tiered.local.identity import Names, read_names
 from tiered.local.layout import (
     Liveness,
+    Topics,
     abort_mark,
     check_contiguous,
     inspect,
-    is_locked,
     log_file_bytes,
     look,
     read_text,
@@ -48,7 +51,8 @@ from tiered.local.layout import (
 )
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.pieces import LogPieces
-from tiered.local.reader import Bounds, TagRule, first_at_or_after, first_said, read_batch
+from tiered.local.queue_reader import Bounds, TagRule, first_at_or_after, first_said, read_batch
+from tiered.local.rows import FileCache, FileRow, list_bases
 from tiered.local.verdicts import WRONG_TAG_CODES, Sightings, hole_counter
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
@@ -59,9 +63,98 @@ if TYPE_CHECKING:
     from tiered.local.consumequeues import Entries
     from tiered.local.follower import View
     from tiered.local.matching import Match
-    from tiered.local.reader import Fetched
+    from tiered.local.queue_reader import Fetched
+
+
+# -- identity -----------------------------------------------------------------------------------------
+#
+# Which store a directory is: names and a mark of its own.
+#
+# The mark (``store_id``) is, in this order:
+#
+# 1. ``identity:<cluster>#<broker>#<id>`` from ``brokerIdentity``, which controller brokers write. It tells the replicas
+#    of a broker apart.
+# 2. ``rocksdb:<uuid>`` from ``rocksdbstore/IDENTITY``, which every broker since 5.4 makes once, whether or not it uses
+#    RocksDB. It survives restarts and goes with a copy of the directory. A directory that was wiped and begun anew has
+#    another one; so has a slave.
+# 3. ``host:<address of the first record's broker>/<cluster>/<broker>`` for older stores. It does not tell a wiped
+#    directory from the one before, and changes when the broker moves to another address.
+# 4. Empty when there is nothing to go by: a store without messages of an older broker.
+#
+# A store that is upgraded to 5.4 or later changes from 3 to 2.
+
+_BROKER_IDENTITY = "brokerIdentity"
+_ROCKSDB_IDENTITY = "rocksdbstore/IDENTITY"
+_LOOKED_AT_BYTES = 1 << 18
+_LOOKED_AT_RECORDS = 64
+_IDENTITY_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a directory says of itself.
+
+    Attributes:
+        cluster: Or None.
+        broker: Or None.
+        store_id: See the module.
+    """
+
+    cluster: str | None
+    broker: str | None
+    store_id: str
+
+
+def read_names(root: str, log: FileRow, pieces: LogPieces, topics: Topics) -> Names:
+    """Find names and mark of the store at ``root``."""
+    identity = _broker_identity(root)
+    if identity is not None:
+        return Names(identity[0], identity[1], "identity:" + "#".join(identity))
+    records = _first_records(log, pieces)
+    cluster = next(
+        (name for record in records if (name := record.properties.get(properties.CLUSTER))),
+        topics.cluster,
+    )
+    return Names(cluster, topics.broker, _store_id(root, records, cluster, topics.broker))
+
+
+def _store_id(root: str, records: list[Record], cluster: str | None, broker: str | None) -> str:
+    raw = read_text(f"{root}/{_ROCKSDB_IDENTITY}", 256)
+    uuid = (raw or b"").decode("ascii", "replace").strip()
+    if uuid:
+        return f"rocksdb:{uuid}"
+    if not records:
+        return ""
+    return f"host:{records[0].store_host}/{cluster or ''}/{broker or ''}"
+
+
+def _broker_identity(root: str) -> tuple[str, str, str] | None:
+    raw = read_text(f"{root}/{_BROKER_IDENTITY}", 4096)
+    parts = (raw or b"").decode("utf-8", "replace").strip().split("#")
+    if len(parts) < _IDENTITY_PARTS or not all(parts[:_IDENTITY_PARTS]):
+        return None
+    return parts[0], parts[1], parts[2]
+
+
+def _first_records(log: FileRow, pieces: LogPieces) -> list[Record]:
+    """Sound records from the beginning of the first and the last file."""
+    found: list[Record] = []
+    for base in dict.fromkeys((*log.bases[:1], *log.bases[-2:])):
+        piece = pieces.read(base, base + _LOOKED_AT_BYTES, _LOOKED_AT_BYTES, check_crc=False)
+        for position in piece.block.positions[:_LOOKED_AT_RECORDS].tolist():
+            try:
+                found.append(decode_record(piece.block.buffer, position))
+            except RecordError:
+                continue
+    return found
+
+
+# -- rocketmq --------------------------------------------------------------------------------
+
 
 _LOCK_AGAIN_S: Final = 0.5
+_STARTING_S: Final = 60.0
+"""A broker that holds the lock so long has started, whatever the times of its files say."""
 _QUEUES_AGAIN_S: Final = 5.0
 _EPOCH_FILE: Final = "epochFileCheckpoint"
 _CHECKPOINT_FILE: Final = "checkpoint"
@@ -77,7 +170,7 @@ class RocketMQOptions:
     Attributes:
         cluster: Cluster name; None: as the store says.
         broker: Broker name; None: as the store says.
-        files_open_max: File descriptors held between reads; None: half of what the process may have, at most 4,096.
+        files_open_max: File descriptors held between reads; None: see ``tiered.local.rows.default_open_max``.
         whole_log_bytes_max: A stopped store with a log up to this size is scanned whole when it is opened, to find
             records that no consume queue lists; a larger one only when something suggests it.
         broker_max_offset: The end of the running broker's log (physical offset), as it last told; None: it is not
@@ -85,6 +178,7 @@ class RocketMQOptions:
         stop: Asked before each read of the opening, which may scan a large log: it then ends with ``ClosedError``. A store
             that is open is read whatever it says, since what is in hand has to be drained.
         timers: Show the topics in which the broker keeps its timers (``TIMER_TOPICS``), and no others.
+        with_timers: Show them beside the others.
     """
 
     cluster: str | None = None
@@ -94,6 +188,7 @@ class RocketMQOptions:
     broker_max_offset: Callable[[], int] | None = None
     stop: Callable[[], bool] = lambda: False
     timers: bool = False
+    with_timers: bool = False
 
 
 class RocketMQStore:
@@ -129,10 +224,12 @@ class RocketMQStore:
         self._cache = FileCache(options.files_open_max)
         self._cache.stop, go_on = options.stop, self._cache.stop
         self._sightings = Sightings()
+        self._compactions = CompactionLogs(self._layout.root, clock)
         self._is_closed = False
         self._seen = Liveness(is_locked=False, abort=None)
         self._names = Names(None, None, "")
-        self._looked_s = self._expiry_s = self._queues_s = 0.0
+        self._log_mark: tuple[tuple[int, int], ...] = ()
+        self._looked_s = self._expiry_s = self._queues_s = self._starting_s = 0.0
         try:
             self._view = self._make_view()
         except BaseException:
@@ -167,20 +264,37 @@ class RocketMQStore:
             self._look_for_expiry(view)
             if isinstance(view, LiveView):
                 # Not until nothing is new: under load that may never be.
-                while (found := view.advance(_REFRESH_BYTES, self._is_same)) and not found.is_last:
+                while (found := self._advance(view, _REFRESH_BYTES)) and not found.is_last:
                     pass
 
     def read(
         self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
     ) -> RecordBatch | None:
         """See ``LocalStore``."""
+        while True:
+            view = self.current_view()
+            state = view.catalog.states.get(queue)
+            if state is None or start >= state.end:
+                return None
+            batch = self._read(
+                view, state, int(start), state.end, bytes_max=bytes_max, count_max=count_max
+            )
+            if batch is not None or self._holds(view):
+                return batch
+
+    def read_compacted(
+        self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        """See ``LocalStore``."""
         view = self.current_view()
         state = view.catalog.states.get(queue)
-        if state is None or start >= state.end:
+        if state is None or queue.topic not in view.catalog.topics.compacted or start >= state.min:
             return None
-        return self._read(
-            view, state, int(start), state.end, bytes_max=bytes_max, count_max=count_max
-        )
+        log = self._compactions.log(queue, state.min)
+        at, end = max(int(start), log.first), min(log.end, state.min)
+        if at >= end:
+            return None
+        return log.read(at, end, bytes_max=bytes_max, count_max=count_max)
 
     def follow(
         self,
@@ -238,9 +352,15 @@ class RocketMQStore:
         if self._is_closed:
             raise ClosedError("the local store has been closed", where=self._layout.root)
         with self._lock:
-            if not self._is_same() or self._has_lock_changed() or self._has_first_file_come():
+            if not self._is_same() or self._has_changed() or self._has_first_file_come():
                 self._view = self._make_view()
             return self._view
+
+    def _holds(self, view: View) -> bool:
+        """Whether a view still is what the directory says."""
+        with self._lock:
+            self._looked_s = -_LOCK_AGAIN_S
+            return self.current_view() is view
 
     def tag_rule(self, view: View) -> TagRule:
         """What becomes of the tag codes of a view's entries."""
@@ -274,11 +394,11 @@ class RocketMQStore:
             if view is not self._view or view.log_end != position:
                 return None
             self._look_for_expiry(view)
-            found = view.advance(bytes_max, self._is_same)
+            found = self._advance(view, bytes_max)
             return None if found is None else take(found)
 
     def read_until(self, view: View, state: QueueState, start: int, end: int) -> RecordBatch | None:
-        """Some of ``[start, end)`` through the consume queue; None when all of it has expired meanwhile."""
+        """Some of ``[start, end)`` through the consume queue; None when all of it is gone, or the view holds no more."""
         return self._read(view, state, start, end, bytes_max=_READ_BYTES, count_max=_READ_COUNT)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -304,13 +424,16 @@ class RocketMQStore:
                 bytes_max=bytes_max,
                 count_max=count_max,
             )
-            if batch is not None:
+            if batch is not None or view is not self._view:
                 return batch
             end = min(end, state.end)
 
     def _search(self, view: View, state: QueueState, entries: Entries, found: Fetched) -> bool:
-        """Whether to read entries again that name no record: their queue is another now, or the log has their records."""
-        if self._has_queue_changed(view, state):
+        """Whether to read entries again that name no record: their queue is another now, or the log has their records.
+
+        Or the view holds no more: the log has lost them, which the broker that starts on it will find, too.
+        """
+        if not self._holds(view) or self._has_queue_changed(view, state):
             return True
         with self._lock:
             return view.claims.search(view, state, entries, found)
@@ -337,7 +460,8 @@ class RocketMQStore:
         if now_s < self._expiry_s + _LOCK_AGAIN_S:
             return
         self._expiry_s = now_s
-        view.log.rescan()
+        if view.log.rescan():
+            self._cache.drop_deleted()  # of queues that nobody looks at: their files would stay on the disk
         self.follow_expiry(view)
         if isinstance(view, LiveView) and now_s >= self._queues_s + _QUEUES_AGAIN_S:
             self._queues_s = now_s
@@ -347,12 +471,22 @@ class RocketMQStore:
         """Whether the broker that this view is of has neither stopped cleanly nor been started anew. One call."""
         return abort_mark(self._layout.root) == self._seen.abort
 
-    def _has_lock_changed(self) -> bool:
+    def _has_changed(self) -> bool:
+        """Whether a broker has stopped or started, or the log that one has left was changed; at most every half second."""
         now_s = self._clock.monotonic_s()
         if now_s < self._looked_s + _LOCK_AGAIN_S:
             return False
         self._looked_s = now_s
-        return is_locked(self._layout.root) != self._seen.is_locked
+        if look(self._layout.root) != self._seen:
+            return True
+        return not self._view.is_live and self._view.log.mark() != self._log_mark
+
+    def _advance(self, view: LiveView, bytes_max: int) -> Advance | None:
+        """Move a running broker's frontier; not while it starts, since what it gives up is known only then."""
+        is_starting = self._seen.is_starting
+        if is_starting and self._clock.monotonic_s() < self._starting_s + _STARTING_S:
+            return None
+        return view.advance(bytes_max, self._is_same)
 
     def _has_first_file_come(self) -> bool:
         """Only now the size of log files is known."""
@@ -369,7 +503,7 @@ class RocketMQStore:
             self._seen = look(self._layout.root)
             self._cache.drop_all()
             view = self._look()
-            self._looked_s = self._expiry_s = self._clock.monotonic_s()
+            self._looked_s = self._expiry_s = self._starting_s = self._clock.monotonic_s()
             if look(self._layout.root) == self._seen:
                 return view
 
@@ -378,6 +512,7 @@ class RocketMQStore:
         layout = self._layout = inspect(root)
         size = log_file_bytes(layout.log, list_bases(layout.log))
         log = FileRow(self._cache, layout.log, size)
+        self._log_mark = log.mark()
         check_contiguous(layout.log, log.bases, size)
         topics = read_topics(root)
         names = read_names(root, log, LogPieces(log), topics)
@@ -393,6 +528,7 @@ class RocketMQStore:
             cluster=self._names.cluster,
             broker=self._names.broker,
             timers=self._options.timers,
+            with_timers=self._options.with_timers,
         )
         return self._make(log, catalog)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.consume_queue import is_ext_address
+from tiered.format.items import is_ext_address
 from tiered.format.record import RECORD_BYTES_MIN
 from tiered.local.face import HoleReason
 

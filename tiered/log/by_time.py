@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from backends.base import ObjectStore
+    from tiered.log.cursor import LifeView
     from tiered.log.parts import Part, SectionRange
     from tiered.log.sections import OpenSection
-    from tiered.log.view import LifeView
 
 UNIT_BYTES: Final = 128 * 1024
 """How much of a commit log one read tells of; and how far apart messages may be out of order."""

@@ -27,19 +27,54 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from typing_extensions import Buffer
 
-from tiered.local.face import MISSING_REASONS
-from tiered.log.consume_queue import ITEM_BYTES, encode_items
+from tiered.local.face import MISSING_REASONS, RecordBatch
+from tiered.log.flat_file import ITEM_BYTES, encode_items
 from tiered.log.marks import mark_of_item
-from tiered.log.trim import size_of, trim
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tiered.local.face import Quarantined, RecordBatch
+    from typing_extensions import Buffer
+
+    from tiered.local.face import Quarantined
     from tiered.log.parts import Part, QueueLife
+
+
+# -- trim ---------------------------------------------------------------------------------------------
+#
+# Cutting off what a batch repeats.
+
+
+def trim(batch: RecordBatch, start: QueueOffset) -> RecordBatch:
+    """The batch from queue offset ``start`` on (which lies in it), without the bytes before."""
+    skip = start - batch.base_offset
+    if skip <= 0:
+        return batch
+    kept = batch.sizes[skip:] > 0
+    first = int(batch.positions[skip:][kept].min()) if kept.any() else size_of(batch)
+    return RecordBatch(
+        queue=batch.queue,
+        base_offset=start,
+        data=memoryview(batch.data).cast("B")[first:],
+        positions=np.maximum(batch.positions[skip:] - first, 0),
+        sizes=batch.sizes[skip:],
+        tag_codes=batch.tag_codes[skip:],
+        store_timestamps_ms=batch.store_timestamps_ms[skip:],
+        physical_offsets=batch.physical_offsets[skip:],
+        quarantined=[q for q in batch.quarantined if q.queue_offset >= start],
+        properties_sizes=None if batch.properties_sizes is None else batch.properties_sizes[skip:],
+    )
+
+
+def size_of(batch: RecordBatch) -> int:
+    """Bytes of its records."""
+    return memoryview(batch.data).nbytes
+
+
+# -- composite --------------------------------------------------------------------------------
+
 
 _FAR_MS = 2**63 - 1
 _CLOCK_SET_BACK_MS = 60_000
@@ -379,6 +414,9 @@ class CompositeFlatFile:
         if commit not in self._on_their_way:
             return []
         self.failures = 0
+        if len(self._on_their_way) == 1:
+            self._on_their_way.clear()
+            return [commit]
         self._durable.add(commit)
         ready: list[GroupCommit] = []
         while self._on_their_way and self._on_their_way[0] in self._durable:

@@ -7,14 +7,24 @@ that no reader hands out a record that does not say of itself what its index say
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tiered.errors import DataError
+from tiered.format.block import (
+    RecordBlock,
+    bytes_at,
+    distinct,
+    headers_at,
+    parse_records,
+    topics_equal,
+)
+from tiered.format.record import BODY_AT, MAGIC_V1, RECORD_BYTES_MIN
+from tiered.format.sysflag import BORN_HOST_V6, INNER_BATCH, STORE_HOST_V6
 from tiered.local.face import RecordBatch
-from tiered.log.agreement import Fields, fields_of, usual_fields
-from tiered.log.consume_queue import ITEM
+from tiered.log.flat_file import ITEM
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -26,9 +36,9 @@ if TYPE_CHECKING:
     from tiered.log.parts import Part
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TierBatch:
-    """Records read from the tier, and where they lie in the tiered commit log.
+    """Records read from the tier, and where they lie in the tiered commit log. Nobody changes one (see ``RecordBatch``).
 
     Attributes:
         records: The records; ``positions`` count from ``log_offset``.
@@ -155,20 +165,21 @@ def decode_records(
     return TierBatch(records, LogOffset(begin))
 
 
-class PlacedPart(NamedTuple):
-    """A part, and where its bytes lie in a buffer that holds several, side by side and plain.
+@dataclass(frozen=True, slots=True)
+class PlacedParts:
+    """Whole parts, and where their bytes lie in a buffer that holds all of them, each plain; in the order in which they lie.
 
     Attributes:
-        queue: Whose.
-        part: Which.
-        records_at: Position of its first record's byte.
-        items_at: Position of its first item.
+        queues: Whose each is.
+        rows: ``PART``, one a part.
+        records_at: int64[parts], position of each one's first record.
+        items_at: int64[parts], position of each one's first item.
     """
 
-    queue: MessageQueue
-    part: Part
-    records_at: int
-    items_at: int
+    queues: Sequence[MessageQueue]
+    rows: npt.NDArray[np.void]
+    records_at: npt.NDArray[np.int64]
+    items_at: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +197,11 @@ class PartColumns:
     columns: npt.NDArray[np.int64]
 
 
-def decode_parts(placed: Sequence[PlacedPart], data: Buffer) -> PartColumns | None:
+def decode_parts(placed: PlacedParts, data: Buffer) -> PartColumns | None:
     """Records of whole parts, each held against its item, in few large steps for all of them.
 
     Args:
-        placed: Parts in the order in which they lie.
+        placed: The parts; at least one.
         data: Holds their records and items; checked.
 
     Returns:
@@ -198,16 +209,15 @@ def decode_parts(placed: Sequence[PlacedPart], data: Buffer) -> PartColumns | No
         one (``decode_items``, ``decode_records``), which knows of everything and says what is wrong.
     """
     whole = np.frombuffer(memoryview(data), np.uint8)
-    counts = np.array([one.part.count for one in placed])
-    raw = [whole[one.items_at : one.items_at + one.part.count * ITEM.itemsize] for one in placed]
-    items = np.concatenate(raw).view(ITEM)
-    lows = np.array([one.records_at for one in placed])
-    logs = np.array([one.part.log_offset for one in placed])
-    highs = lows + np.array([one.part.log_bytes for one in placed])
+    rows, lows = placed.rows, placed.records_at
+    counts = rows["count"].astype(np.int64)
+    ends_at = placed.items_at + counts * ITEM.itemsize
+    spans = zip(placed.items_at.tolist(), ends_at.tolist(), strict=True)
+    items = np.concatenate([whole[low:high] for low, high in spans]).view(ITEM)
+    highs = lows + rows["log_bytes"]
     firsts = np.append(0, np.cumsum(counts))
-    queue_offsets = np.array([one.part.queue_offset for one in placed]) - firsts[:-1]
     sizes = items["size"].astype(np.int32)
-    positions = items["log_offset"].astype(np.int64) + np.repeat(lows - logs, counts)
+    positions = items["log_offset"].astype(np.int64) + np.repeat(lows - rows["log_offset"], counts)
     low = np.repeat(lows, counts)
     sound = (
         sizes.min() > 0
@@ -218,9 +228,10 @@ def decode_parts(placed: Sequence[PlacedPart], data: Buffer) -> PartColumns | No
     if not sound:
         return None
     ends = positions + sizes
-    ids = np.repeat(np.array([one.queue.queue_id for one in placed]), counts)
-    offsets = np.repeat(queue_offsets, counts) + np.arange(len(sizes))
-    found = usual_fields(_topics_of(placed, counts), ids, data, positions, sizes, offsets)
+    ids = np.repeat(np.array([queue.queue_id for queue in placed.queues]), counts)
+    offsets = np.repeat(rows["queue_offset"] - firsts[:-1], counts) + np.arange(len(sizes))
+    topics = [queue.topic for queue in placed.queues]
+    found = usual_fields(topics, counts, ids, data, positions, sizes, offsets)
     if found is None:
         return None
     columns = np.empty((5, len(sizes)), np.int64)
@@ -229,19 +240,6 @@ def decode_parts(placed: Sequence[PlacedPart], data: Buffer) -> PartColumns | No
     columns[2] = items["tag_code"]
     columns[3], columns[4] = found.store_timestamps_ms, found.physical_offsets
     return PartColumns(firsts.tolist(), sizes, columns)
-
-
-def _topics_of(
-    placed: Sequence[PlacedPart], counts: npt.NDArray[np.int64]
-) -> list[tuple[str, npt.NDArray[np.bool_] | None]]:
-    """Each topic, and which items are of it."""
-    names = [one.queue.topic for one in placed]
-    topics = sorted(set(names))
-    if len(topics) == 1:
-        return [(topics[0], None)]
-    numbers = {topic: number for number, topic in enumerate(topics)}
-    of = np.repeat(np.array([numbers[name] for name in names]), counts)
-    return [(topic, of == number) for topic, number in numbers.items()]
 
 
 def _with_holes(
@@ -271,3 +269,184 @@ def _neighbours(real: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64
     """For each item itself or, for a hole, the item with a record before it (else after it)."""
     before = np.searchsorted(real, np.arange(count), side="right") - 1
     return real[np.maximum(before, 0)]
+
+
+# -- agreement
+#
+# Whether records are what their items say they are: one look at all records of a run, in few large steps. ``fields_of`` has
+# a fast way for what nearly all runs are, sound records of one queue with IPv4 hosts; whatever else it meets it leaves to
+# ``tiered.format.block``, which knows of everything and says what is wrong.
+
+_PROPERTIES_SIZE_BYTES = 2
+_UNUSUAL = BORN_HOST_V6 | STORE_HOST_V6 | INNER_BATCH
+
+
+class Fields(NamedTuple):
+    """What records say.
+
+    Attributes:
+        store_timestamps_ms: int64[n], UTC ms.
+        physical_offsets: int64[n], in the local log.
+        fault: Why these are not the records that were wanted; empty when they are.
+    """
+
+    store_timestamps_ms: npt.NDArray[np.int64]
+    physical_offsets: npt.NDArray[np.int64]
+    fault: str = ""
+
+
+def fields_of(
+    queue: MessageQueue,
+    data: Buffer,
+    positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+) -> Fields:
+    """Hold records against what an index says of them.
+
+    Args:
+        queue: Whose they have to be: queue id and all bytes of the topic.
+        data: Holds the records.
+        positions: int64[n], where each begins in ``data``; n > 0.
+        sizes: int32[n], their sizes.
+        offsets: int64[n], their queue offsets; of an inner batch any that it may hold.
+    """
+    ids, counts = np.int64(queue.queue_id), np.array([len(positions)])
+    found = usual_fields([queue.topic], counts, ids, data, positions, sizes, offsets)
+    if found is not None:
+        return found
+    block = parse_records(data, positions, sizes)
+    return Fields(block.store_timestamps_ms, block.physical_offsets, _fault(queue, block, offsets))
+
+
+def usual_fields(  # noqa: PLR0917 (as ``fields_of``)
+    topics: Sequence[str],
+    counts: npt.NDArray[np.int64],
+    queue_ids: npt.NDArray[np.int64] | np.int64,
+    data: Buffer,
+    positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+) -> Fields | None:
+    """The fields of records of many queues, if all are sound, wanted, and without anything unusual; else None.
+
+    Args:
+        topics: Of records that are neighbours; one may come again.
+        counts: How many are of each.
+        queue_ids: Of each record, or of all.
+        data: As of ``fields_of``, as what follows.
+        positions: int64[n].
+        sizes: int32[n].
+        offsets: int64[n].
+    """
+    ends = positions + sizes
+    in_place = sizes.min() >= RECORD_BYTES_MIN and positions.min() >= 0
+    if not in_place or ends.max() > memoryview(data).nbytes:
+        return None
+    heads = headers_at(data, positions)
+    bodies = heads["body_size"]
+    same = (
+        (heads["magic"] == MAGIC_V1).all()
+        and (heads["size"] == sizes).all()
+        and (heads["queue_id"] == queue_ids).all()
+        and (heads["queue_offset"] == offsets).all()
+        and not (heads["sys_flag"] & _UNUSUAL).any()
+        and bodies.min() >= 0
+    )
+    if not same:
+        return None
+    if not _are_of_topics(topics, counts, data, positions + bodies + BODY_AT, ends):
+        return None
+    times = heads["store_timestamp_ms"].astype(np.int64)
+    return Fields(times, heads["physical_offset"].astype(np.int64))
+
+
+def _are_of_topics(
+    topics: Sequence[str],
+    counts: npt.NDArray[np.int64],
+    data: Buffer,
+    at: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+) -> bool:
+    """Whether behind every body, at ``at``, comes its topic; names of one length are looked at at once.
+
+    One topic after the other would cost as much as the number of topics times that of the records.
+    """
+    names = [topic.encode("utf-8", "surrogateescape") for topic in topics]
+    if len(set(names)) == 1:
+        return _are_tails(names[:1], None, data, at, ends)
+    lengths = np.array([len(name) for name in names])
+    for length in distinct(lengths).tolist():
+        alike = lengths == length
+        some = np.repeat(alike, counts)
+        its_names = [name for name in names if len(name) == length]
+        if not _are_tails(its_names, counts[alike], data, at[some], ends[some]):
+            return False
+    return True
+
+
+def _are_tails(
+    names: Sequence[bytes],
+    counts: npt.NDArray[np.int64] | None,
+    data: Buffer,
+    at: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+) -> bool:
+    """Whether behind every body come its topic and properties that fill the record to its end.
+
+    Args:
+        names: Of topics, all of one length.
+        counts: How many records are of each; None: all are of the one.
+        data: Holds the records.
+        at: int64[n], where the bodies end.
+        ends: int64[n], where the records end.
+    """
+    length = len(names[0])
+    words, kind = _tail_kind(length + 1)
+    properties_at = at + kind.itemsize
+    if length > np.iinfo(np.int8).max or (properties_at > ends).any():
+        return False
+    tails = bytes_at(data, f"V{kind.itemsize}")[at].view(kind)
+    size, none = bytes([length]), bytes(_PROPERTIES_SIZE_BYTES)
+    wanted = np.frombuffer(b"".join(size + name + none for name in names), kind)
+    wanted = wanted if counts is None else np.repeat(wanted, counts)
+    properties = tails["properties"]
+    return bool(
+        all((tails[word] == wanted[word]).all() for word in words)
+        and properties.min() >= 0
+        and (properties_at + properties == ends).all()
+    )
+
+
+@lru_cache(256)
+def _tail_kind(size_bytes: int) -> tuple[list[str], np.dtype[np.void]]:
+    """A type that has so many bytes as few words, which may overlap, and then the size of the properties."""
+    word = next(size for size in (8, 4, 2, 1) if size <= size_bytes)
+    begins = [*range(0, size_bytes - word, word), size_bytes - word]
+    names = [f"w{begin}" for begin in begins]
+    kind = np.dtype(
+        {
+            "names": [*names, "properties"],
+            "formats": [*(f"u{word}" for _ in begins), ">i2"],
+            "offsets": [*begins, size_bytes],
+            "itemsize": size_bytes + _PROPERTIES_SIZE_BYTES,
+        }
+    )
+    return names, kind
+
+
+def _fault(queue: MessageQueue, block: RecordBlock, wanted: npt.NDArray[np.int64]) -> str:
+    """What is wrong with records that shall be of these queue offsets; empty when nothing is."""
+    if block.faults.any() or not _is_of(block, queue):
+        return "an item points at something that is no record of this queue"
+    inner = block.sys_flags & INNER_BATCH != 0
+    if (np.where(inner, block.queue_offsets > wanted, block.queue_offsets != wanted)).any():
+        return "an item points at a record of another queue offset"
+    return ""
+
+
+def _is_of(block: RecordBlock, queue: MessageQueue) -> bool:
+    """Whether every record says that it is of this queue: queue id and all bytes of the topic."""
+    if (block.queue_ids != queue.queue_id).any():
+        return False
+    return bool(topics_equal(block, np.arange(len(block)), queue.topic).all())

@@ -16,6 +16,7 @@ from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING
 
 from tiered.log.parts import Parts, Segment, queue_action
+from tiered.log.timers import hour_queue
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -136,6 +137,17 @@ def plan_removal(
     for queue in sorted(q for q in state.queues if q.topic == topic):
         for number, life in enumerate(state.queues[queue]):
             planner.add(queue, number, life, life.segments)
+    return planner.steps, planner.is_cut
+
+
+def plan_handed(
+    state: TierState, hours: Iterable[int], *, objects_max: int
+) -> tuple[list[ExpiryStep], bool]:
+    """What gives up the files of hours of timers, whole, open segments too. See ``plan_expiry``."""
+    planner = _Planner(objects_max)
+    for queue in map(hour_queue, hours):
+        lives = state.queues[queue]
+        planner.add(queue, len(lives) - 1, lives[-1], lives[-1].segments)
     return planner.steps, planner.is_cut
 
 

@@ -1,7 +1,7 @@
 """TieredFlatFile: a row of TieredFileSegments seen as one unbounded stream of bytes, as the journal has it.
 
 A segment's bytes lie in the sections of bundles, so a place of a stream is a range of a section. The commit log of a queue
-(``tiered.log.commit_log``) and its consume queue (``tiered.log.consume_queue``) are two such streams over the same parts.
+(``TieredCommitLog``) and its consume queue (``TieredConsumeQueue``) are two such streams over the same parts.
 
 Values: made of a life of a queue, and never changed; what is written since makes another. The writer needs none of it but
 where the stream ends (``Tail``). From any thread.
@@ -10,7 +10,7 @@ where the stream ends (``Tail``). From any thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.log.parts import Parts, SectionRange
+    from tiered.log.state import QueueLife
+    from tiered.model import LogOffset, QueueOffset
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +115,105 @@ class TieredFlatFile:
         """
         pieces = [read_range(store, prefix, one) for one in self.ranges(start, end)]
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+
+# -- consume queue ------------------------------------------------------------------------------------
+#
+# TieredConsumeQueue: the index of one queue, 20 bytes an item, strictly contiguous in queue offsets.
+#
+# Item (big-endian), one per queue offset::
+#
+#     offset  size  type    field
+#          0     8  int64   log_offset of the record
+#          8     4  int32   size of the record; 0: a hole
+#         12     8  int64   tag code; of a hole its reason (``tiered.local.face.HoleReason``)
+#
+# Items of an inner batch name the same record. Byte address in the flat file = 20 · queue offset, so a queue that begins at
+# offset 1,000 has its first byte at 20,000. After a gap a new segment begins at the offset behind it.
+#
+# Source:
+#     RocketMQ ``MessageFormatUtil.CONSUME_QUEUE_UNIT_SIZE``; the local store's item has the same form with a physical
+#     offset in the first field.
+
+ITEM = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_code", ">i8")])
+ITEM_BYTES: Final = 20
+assert ITEM.itemsize == ITEM_BYTES
+
+
+def encode_items(
+    log_offsets: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    tag_codes: npt.NDArray[np.int64],
+) -> bytes:
+    """Items of records."""
+    items = np.empty(len(sizes), ITEM)
+    items["log_offset"] = log_offsets
+    items["size"] = sizes
+    items["tag_code"] = tag_codes
+    return items.tobytes()
+
+
+def moved_items(items: memoryview, by: int) -> memoryview | bytes:
+    """Items of records that lie elsewhere in the log than they did, by so many bytes."""
+    if not by:
+        return items
+    moved = np.frombuffer(items, ITEM).copy()
+    moved["log_offset"][moved["size"] > 0] += by
+    return moved.tobytes()
+
+
+class TieredConsumeQueue(TieredFlatFile):
+    """The consume queue of one life of a queue."""
+
+    @classmethod
+    def load(cls, life: QueueLife) -> TieredConsumeQueue:
+        """As the journal has it."""
+        segments = [
+            TieredFileSegment.of(
+                s.base_queue_offset * ITEM_BYTES,
+                s.created_ms,
+                s.sealed,
+                s.parts,
+                s.parts.column("count") * ITEM_BYTES,
+                of_items=True,
+            )
+            for s in life.segments
+        ]
+        return cls(life.commit_offset * ITEM_BYTES, segments)
+
+    def read(
+        self, store: ObjectStore, prefix: str, start: QueueOffset, end: QueueOffset
+    ) -> npt.NDArray[np.void]:
+        """Items ``[start, end)``, none of which may lie in a gap. Checked bytes; errors as of ``read_bytes``."""
+        return np.frombuffer(
+            self.read_bytes(store, prefix, start * ITEM_BYTES, end * ITEM_BYTES), ITEM
+        )
+
+
+# -- commit log ---------------------------------------------------------------------------------------
+#
+# TieredCommitLog: the bytes of one queue's messages, in order, byte for byte as in the local log (invariant I3).
+
+
+class TieredCommitLog(TieredFlatFile):
+    """The commit log of one life of a queue."""
+
+    @classmethod
+    def load(cls, life: QueueLife) -> TieredCommitLog:
+        """As the journal has it."""
+        segments = [
+            TieredFileSegment.of(
+                s.base_offset,
+                s.created_ms,
+                s.sealed,
+                s.parts,
+                s.parts.column("log_bytes") + s.parts.column("log_gone"),
+                of_items=False,
+            )
+            for s in life.segments
+        ]
+        return cls(life.log_end, segments)
+
+    def read(self, store: ObjectStore, prefix: str, start: LogOffset, end: LogOffset) -> memoryview:
+        """Read committed bytes ``[start, end)``; see ``read_bytes``."""
+        return self.read_bytes(store, prefix, start, end)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
 from tiered.format.record import (
@@ -24,6 +23,8 @@ from tiered.format.record import (
 from tiered.format.sysflag import BORN_HOST_V6, v6_extra_bytes
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from tiered.local.face import RecordBatch
 
 HOLE = -1

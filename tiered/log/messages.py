@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tiered.errors import DataError
 from tiered.format.block import parse_records
-from tiered.format.message import decompress_body, message_json, message_line, split_batch
+from tiered.format.message_forms import decompress_body, message_json, message_line, split_batch
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
 
@@ -82,7 +82,7 @@ def _decode(records: RecordBatch, position: int) -> tuple[Record, dict[int, Reco
 def messages_json(
     records: RecordBatch, log_offset: int | None, *, raw_body: bool, wanted: Numbers | None = None
 ) -> list[dict[str, Any]]:
-    """The messages of a batch as JSON objects; see ``tiered.format.message``.
+    """The messages of a batch as JSON objects; see ``tiered.format.message_forms``.
 
     Args:
         records: The batch.

@@ -7,7 +7,7 @@ Rules, all of which must hold for a data object:
     * it was written longer ago than the grace, by the store's own time.
 
 Quarantined records go when their queue offset has expired; entries and checkpoints when the journal is trimmed behind them
-(``tiered.journal.trimming``); probe objects, left by a crash in the middle of a probe, by their age alone; records of the
+(``tiered.journal.checkpoint``); probe objects, left by a crash in the middle of a probe, by their age alone; records of the
 ledger when they are older than ``LEDGER_KEPT_MS``, too. What this program does not know is never deleted, only named.
 
 When anything is missing or strange (``OrphanPlan.refusals``) nothing at all is to be deleted.
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiered import keys
-from tiered.journal.trimming import is_trimmed
-from tiered.log.named import named_objects
+from tiered.journal.checkpoint import is_trimmed
+from tiered.log.history import named_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import zstandard
 
 from tiered.format.bundle import SectionPlace
-from tiered.format.consume_queue import ITEM_BYTES
+from tiered.format.items import ITEM_BYTES
 from tiered.log.ranges import Ranges, ranges_of
 from tiered.log.timers import TimerFacts
 from tiered.log.wellformed import INT_MAX, check_ints, check_key, check_texts

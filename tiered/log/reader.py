@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.errors import DataError, InvalidError
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.log.by_time import StoreRanges, find_by_time
-from tiered.log.consume_queue import ITEM_BYTES
-from tiered.log.cursor import HistoryPlace, QueueCursor, history_of
+from tiered.log.cursor import HistoryPlace, LifeView, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
+from tiered.log.flat_file import ITEM_BYTES
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_part, read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
-from tiered.log.view import LifeView
 from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ __all__ = ["READ_BYTES", "QueueReader", "TierBatch", "TierReader"]
 
 READ_BYTES = 8 * 1024 * 1024
 """How much of a part is read at once, about; bounds the memory of a reader to twice that and its largest record."""
+WARY_BYTES = 64 * 1024
+"""How much is read at once where something is damaged."""
 
 
 class TierReader:
@@ -199,6 +200,19 @@ class QueueReader:
         return self.cursor.again(
             start, lambda place: self._read(place, start, bytes_max, count_max)
         )
+
+    def read_warily(
+        self, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> TierBatch | Gap | None:
+        """As ``read``, in a part of which something is damaged: what is sound comes out, and that costs only itself.
+
+        Raises:
+            DataError: The first of what is wanted is damaged.
+        """
+        try:
+            return self.read(start, bytes_max=min(bytes_max, WARY_BYTES), count_max=count_max)
+        except DataError:
+            return self.read(start, bytes_max=1, count_max=1)
 
     def _read(
         self, place: HistoryPlace, start: QueueOffset, bytes_max: int, count_max: int

@@ -61,7 +61,7 @@ __all__ = [
 
 
 class TierMachine:
-    """What the tier's actions mean. Stateless; see ``tiered.journal.reader.Machine``.
+    """What the tier's actions mean. Stateless; see ``tiered.journal.replay.Machine``.
 
     ============= ============================================================================================
     action        fields besides ``do``, and ``topic queue_id incarnation`` for those of a queue
@@ -94,11 +94,11 @@ class TierMachine:
 
     @property
     def data_roots(self) -> tuple[str, ...]:
-        """See ``tiered.journal.reader.Guarded``."""
+        """See ``tiered.journal.replay.Guarded``."""
         return DATA_ROOTS
 
     def is_data(self, key: str) -> bool:
-        """See ``tiered.journal.reader.Guarded``."""
+        """See ``tiered.journal.replay.Guarded``."""
         return maker_of(key) is not None
 
     def generation(self, state: TierState) -> int:
@@ -106,7 +106,7 @@ class TierMachine:
         return state.generation
 
     def history(self, state: TierState) -> str:
-        """See ``tiered.journal.reader.Guarded``."""
+        """See ``tiered.journal.replay.Guarded``."""
         return state.history
 
     def apply(self, state: TierState, entry: Entry) -> TierState:

@@ -11,26 +11,37 @@ take     rows ``topic queue_id start first_end from to due_from``: of this sourc
          at or after ``due_from`` is in the files now; ``hours``: rows ``hour due_min due_max marks`` of what came with it.
          From the reigning writer
 run      a hand-over begins: its number (one more than the last) and ``holder``; earlier ones are over. From anybody
-handed   rows ``hour done end rank`` by ``run``, with ``target``: see ``TimerHour``. From anybody who has the run
+handed   rows ``hour done end rank refused`` by ``run``, with ``target``: see ``TimerHour``; ``refused`` lists queue offsets
+         that came with this step. From anybody who has the run
 cancel   rows ``hour offset``: these are not to be handed over. From anybody
 ======== =====================================================================================================
 
 What does not fit changes nothing; a ``take`` that does not is counted as refused.
+
+A copy of all this lies beside the journal (``FactsCopy``), written before a sweep gives anything, and when something was
+taken or cancelled. So where the journal is lost, who rebuilds it knows what was handed over, and what not to take again.
 """
 
 from __future__ import annotations
 
+import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, compress, count, pairwise
+from operator import is_not, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.errors import ObjectNotFoundError, PreconditionFailedError
+from tiered.errors import DataError
+from tiered.journal.entry import checksum, json_text, open_text
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from backends.base import ObjectStore, Version
     from tiered.journal.entry import Action
 
 TIMER: Final = "timer"
@@ -38,8 +49,14 @@ TIMER: Final = "timer"
 TIMER_TOPIC: Final = "rmq_sys_timer_hours"
 """Of the hourly files. As long as the names of a broker's two topics of timers, so that a record keeps its size."""
 HOUR_MS: Final = 3_600_000
+FACTS: Final = "meta/facts"
+"""Key of the copy, below the timers' place."""
 NEVER: Final = 2**62 - 1
 """A due time that nothing has: nothing was taken."""
+ALL_LEFT: Final = (1 << 31, 1 << 40)
+"""Messages and bytes of a batch: any of what is left of a sweep may have been given."""
+
+_TRIES: Final = 5
 
 Bounds = Callable[[int], tuple[int, int]]
 
@@ -65,7 +82,9 @@ class TimerSource:
 
     def due_from(self, offset: int) -> int:
         """From which due time on the message at an offset was taken."""
-        return next((due for end, due in self.ranges if offset < end), NEVER)
+        if not self.ranges or offset >= self.position:
+            return NEVER
+        return self.ranges[bisect_right(self.ranges, offset, key=itemgetter(0))][1]
 
     def with_taken(self, low: int, high: int, due_from: int) -> TimerSource:
         """The same when ``[low, high)`` has been taken from ``due_from`` on as well."""
@@ -99,6 +118,7 @@ class TimerHour:
         end: Where the sweep under way ends; ``done`` when there is none.
         rank: How many of the sweep are handed over.
         cancels: Queue offsets that are not to be handed over.
+        refused: Queue offsets that the target refused for good, in order.
     """
 
     due_min_ms: int
@@ -108,12 +128,13 @@ class TimerHour:
     end: int = 0
     rank: int = 0
     cancels: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
 
     def row(self) -> list[Any]:
         """As JSON."""
         return [
             *(self.due_min_ms, self.due_max_ms, self.marks, self.done, self.end, self.rank),
-            list(self.cancels),
+            *(list(self.cancels), list(self.refused)),
         ]
 
     def after(self, row: HandedRow, commit_offset: int) -> TimerHour | None:
@@ -124,10 +145,13 @@ class TimerHour:
             return None
         if not 0 <= row.rank <= row.end - row.done:
             return None
+        if not all(row.done <= offset < row.end for offset in row.refused):
+            return None
+        refused = tuple(sorted({*self.refused, *row.refused})) if row.refused else self.refused
         if row.rank < row.end - row.done:
-            return replace(self, done=row.done, end=row.end, rank=row.rank)
+            return replace(self, done=row.done, end=row.end, rank=row.rank, refused=refused)
         kept = tuple(offset for offset in self.cancels if offset >= row.end)
-        return replace(self, done=row.end, end=row.end, rank=0, cancels=kept)
+        return replace(self, done=row.end, end=row.end, rank=0, cancels=kept, refused=refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +162,7 @@ class HandedRow:
     done: int
     end: int
     rank: int
+    refused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +223,9 @@ def _source_of(row: Sequence[Any]) -> tuple[MessageQueue, TimerSource]:
 
 
 def _hour_of(row: Sequence[Any]) -> tuple[int, TimerHour]:
-    hour, low, high, marks, done, end, rank, cancels = row
-    check_ints((hour, low, high, marks, done, end, rank, *cancels), "an hour")
-    return hour, TimerHour(low, high, marks, done, end, rank, tuple(cancels))
+    hour, low, high, marks, done, end, rank, cancels, refused = row
+    check_ints((hour, low, high, marks, done, end, rank, *cancels, *refused), "an hour")
+    return hour, TimerHour(low, high, marks, done, end, rank, tuple(cancels), tuple(refused))
 
 
 def hour_queue(hour: int) -> MessageQueue:
@@ -241,7 +266,7 @@ def run_action(number: int, holder: Mapping[str, Any]) -> Action:
 
 def handed_action(run: int, rows: Iterable[HandedRow], target: Mapping[str, Any]) -> Action:
     """How far the hand-over is."""
-    found = [[row.hour, row.done, row.end, row.rank] for row in rows]
+    found = [[row.hour, row.done, row.end, row.rank, list(row.refused)] for row in rows]
     return {"do": TIMER, "run": run, "handed": found, "target": dict(target)}
 
 
@@ -305,8 +330,9 @@ def _after_handed(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFac
         return None
     hours = dict(facts.hours)
     for row in action["handed"]:
-        check_ints(row, "what was handed over")
-        step = HandedRow(*row)
+        hour, done, end, rank, refused = row
+        check_ints((hour, done, end, rank, *refused), "what was handed over")
+        step = HandedRow(hour, done, end, rank, tuple(refused))
         old = hours.get(step.hour)
         new = old.after(step, bounds(step.hour)[1]) if old else None
         if new is None:
@@ -325,3 +351,117 @@ def _after_cancel(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFac
             return None  # handed over, or about to be
         hours[hour] = replace(old, cancels=tuple(sorted({*old.cancels, offset})))
     return replace(facts, hours=hours)
+
+
+# -- the copy -------------------------------------------------------------------------------------
+
+
+class FactsCopy:
+    """Writes the copy, again and again; for one thread.
+
+    An hour that has not changed since the last time is not made JSON again, and the copy is not read before it is replaced,
+    unless another has replaced it meanwhile: so a year of hours costs a sweep no more than its bytes.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        """Touch nothing yet.
+
+        Args:
+            store: Where.
+            prefix: Of the timers' place.
+        """
+        self._store, self._key = store, prefix + FACTS
+        self._version: Version | None = None
+        self._known: list[TimerHour] = []
+        self._texts: list[bytes] = []
+
+    def keep(self, facts: TimerFacts, number: int) -> None:
+        """Write it, unless there is a newer one.
+
+        Args:
+            facts: As of the journal's entry ``number``.
+            number: Of that entry.
+
+        Raises:
+            BackendError: It was not written.
+        """
+        text = self._text(facts, number)
+        for _ in range(_TRIES):
+            if self._version is None:
+                present, self._version = _kept(self._store, self._key)
+                if present is not None and present[1] > number:
+                    self._version = None
+                    return  # another has gone on meanwhile
+            version, self._version = self._version, None
+            with contextlib.suppress(PreconditionFailedError):
+                self._version = self._store.compare_and_set(self._key, text, version)
+                return
+
+    def _text(self, facts: TimerFacts, number: int) -> bytes:
+        """As ``seal_text`` makes it of ``facts.row()``."""
+        hours, known = list(facts.hours.values()), self._known
+        changed = compress(count(), map(is_not, hours, known))
+        self._texts += [b""] * (len(hours) - len(known))
+        names = list(facts.hours)
+        for at in chain(changed, range(len(known), len(hours))):
+            self._texts[at] = json_text([names[at], *hours[at].row()])
+        self._known = hours
+        rest = replace(facts, hours={}).row()
+        line = b'{"format":1,"hours":[%s],"number":%d,"run":%s,"sources":%s}' % (
+            b",".join(self._texts[: len(hours)]),
+            *(number, json_text(rest["run"]), json_text(rest["sources"])),
+        )
+        return b"%s\n%08x\n" % (line, checksum(line))
+
+
+def kept_facts(store: ObjectStore, prefix: str) -> tuple[TimerFacts, int] | None:
+    """What the copy says, and of which journal entry; None: there is none, or it cannot be read.
+
+    Raises:
+        BackendError: The store does not answer.
+    """
+    return _kept(store, prefix + FACTS)[0]
+
+
+def _kept(store: ObjectStore, key: str) -> tuple[tuple[TimerFacts, int] | None, Version | None]:
+    try:
+        data, version = store.get_versioned(key)
+    except ObjectNotFoundError:
+        return None, None
+    try:
+        document = open_text(data, where=key)
+        check_ints((document["number"],), "a number")
+        return (TimerFacts.of(document), document["number"]), version
+    except (DataError, ValueError, LookupError, TypeError):
+        return None, version
+
+
+def mended_facts(
+    facts: TimerFacts, files: Mapping[int, tuple[int, int]]
+) -> tuple[TimerFacts, list[str]]:
+    """What is known of timers, made to fit the files that there are; and what to tell people.
+
+    Args:
+        facts: Of a time before.
+        files: Queue offsets ``(min, commit)`` of each hour's file.
+    """
+    hours, notes = {}, []
+    for hour, (low, high) in sorted(files.items()):
+        begin_ms, old = hour * HOUR_MS, facts.hours.get(hour)
+        if old is None:
+            if low == high:
+                continue
+            old = TimerHour(begin_ms, begin_ms, done=low, end=low)
+            notes.append(f"hour {hour}: nobody knows what was handed over; all of it will be")
+        done, end = (min(max(one, low), high) for one in (old.done, old.end))
+        rank = old.rank if (done, end) == (old.done, old.end) else 0
+        hours[hour] = TimerHour(  # what came since may be due at any time within, and be marks
+            *(begin_ms, begin_ms + HOUR_MS - 1, max(1, old.marks), done, end, rank),
+            *(
+                tuple(offset for offset in some if offset < high)
+                for some in (old.cancels, old.refused)
+            ),
+        )
+    # Of the sweep under way more than one batch may have been given since: the next run asks for all that is left of it.
+    target = {**facts.run.target, "batch": [*ALL_LEFT]} if facts.run.target else {}
+    return replace(facts, hours=hours, run=replace(facts.run, target=target)), notes

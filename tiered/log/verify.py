@@ -27,15 +27,15 @@ from backends.base import ObjectInfo, foreign_below
 from backends.errors import BackendError
 from tiered import keys
 from tiered.errors import DataError, JournalLostError, TieredStoreError
+from tiered.journal.checkpoint import replay_starts
 from tiered.journal.entry import checksum
 from tiered.journal.lease import read_lease
-from tiered.journal.reader import JournalReader
-from tiered.journal.trimming import replay_starts
+from tiered.journal.replay import JournalReader
 from tiered.keys import LEASE, checkpoint_key, entry_key
 from tiered.local.face import HoleReason
-from tiered.log.named import named_objects, parts_by_bundle
+from tiered.log.history import named_objects, parts_by_bundle
+from tiered.log.proposal import EPOCH
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
-from tiered.log.rebuild import EPOCH
 from tiered.log.state import Gap, TierMachine
 from tiered.log.takeback import is_tail
 from tiered.log.verify_objects import (

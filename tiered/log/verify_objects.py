@@ -13,12 +13,12 @@ from backends.errors import BackendError, ObjectNotFoundError
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
 from tiered.format.bundle import RecordsUnpacker, SectionBlocks, dense_items, read_table
-from tiered.format.key_index import check_payload
+from tiered.format.index_object import check_payload
 from tiered.format.object import parse_trailer
 from tiered.format.record import RecordFault
 from tiered.keys import parse_index_key
 from tiered.log.bundles import sections_of
-from tiered.log.consume_queue import ITEM, ITEM_BYTES
+from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.indexed import uncovered
 from tiered.log.marks import mark_of
 from tiered.log.ranges import Ranges, clipped, joined, without
@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
     from tiered.format.bundle import SectionPlace
     from tiered.log.bundles import NamedSections
-    from tiered.log.named import NamedPart
+    from tiered.log.history import NamedPart
     from tiered.log.parts import Bundle, Part
 
     Ints = npt.NDArray[np.int64]

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from fetcher.statuses import TIME_MAX, KeyQuery
+from fetcher.statuses import TIME_MAX, GetStatus, KeyQuery
 from tiered import __version__
 from tiered.format.record import body_crc, encode_record, record_bytes
 from tiered.format.remoting import VERSION, Command
 from tiered.model import Boundary, MessageQueue
-from tiered.mount import codes, fields, naming
-from tiered.mount.codes import Code, RefusalError
-from tiered.mount.naming import READ, RETRY, as_json
+from tiered.mount import name_servers, protocol
+from tiered.mount.consumers import share_of
+from tiered.mount.name_servers import READ, RETRY
+from tiered.mount.protocol import Code, RefusalError, as_json
 from tiered.mount.pulling import make_filter
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.format.record import Record
     from tiered.mount.consumers import Consumers, Locks, Queue
-    from tiered.mount.naming import Identity, MountedTopics
+    from tiered.mount.name_servers import Identity, MountedTopics, NameServers
     from tiered.mount.offsets import ConsumerOffsets
     from tiered.mount.pulling import Puller
     from tiered.mount.server import Exchange, Handler
@@ -62,6 +63,7 @@ class Answers:
         locks: Of orderly consumers.
         offsets: Where groups are.
         puller: Pulls.
+        names: Knows what other brokers have.
         executor: For what may ask the tier.
         clock: Time.
         began_ms: When the mount began.
@@ -74,6 +76,7 @@ class Answers:
     locks: Locks
     offsets: ConsumerOffsets
     puller: Puller
+    names: NameServers
     executor: Executor
     clock: Clock
     began_ms: int
@@ -81,32 +84,33 @@ class Answers:
     def handlers(self) -> Mapping[int, Handler]:
         """By code."""
         return {
-            codes.PULL_MESSAGE: self.puller.pull,
-            codes.LITE_PULL_MESSAGE: self.puller.pull,
-            codes.QUERY_CONSUMER_OFFSET: self.query_offset,
-            codes.UPDATE_CONSUMER_OFFSET: self.update_offset,
-            codes.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset,
-            codes.GET_MAX_OFFSET: self.max_offset,
-            codes.GET_MIN_OFFSET: self.min_offset,
-            codes.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
-            codes.HEART_BEAT: self.heartbeat,
-            codes.UNREGISTER_CLIENT: self.unregister_client,
-            codes.CHECK_CLIENT_CONFIG: self.check_client,
-            codes.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
-            codes.LOCK_BATCH_MQ: self.lock,
-            codes.UNLOCK_BATCH_MQ: self.unlock,
-            codes.GET_ALL_TOPIC_CONFIG: self.topic_configs,
-            codes.GET_BROKER_CONFIG: self.broker_config,
-            codes.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            codes.GET_ROUTEINFO_BY_TOPIC: self.route,
-            codes.GET_BROKER_CLUSTER_INFO: self.cluster,
+            protocol.PULL_MESSAGE: self.puller.pull,
+            protocol.LITE_PULL_MESSAGE: self.puller.pull,
+            protocol.QUERY_CONSUMER_OFFSET: self.query_offset,
+            protocol.UPDATE_CONSUMER_OFFSET: self.update_offset,
+            protocol.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset,
+            protocol.GET_MAX_OFFSET: self.max_offset,
+            protocol.GET_MIN_OFFSET: self.min_offset,
+            protocol.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+            protocol.HEART_BEAT: self.heartbeat,
+            protocol.UNREGISTER_CLIENT: self.unregister_client,
+            protocol.CHECK_CLIENT_CONFIG: self.check_client,
+            protocol.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+            protocol.LOCK_BATCH_MQ: self.lock,
+            protocol.QUERY_ASSIGNMENT: self.assignment,
+            protocol.UNLOCK_BATCH_MQ: self.unlock,
+            protocol.GET_ALL_TOPIC_CONFIG: self.topic_configs,
+            protocol.GET_BROKER_CONFIG: self.broker_config,
+            protocol.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            protocol.GET_ROUTEINFO_BY_TOPIC: self.route,
+            protocol.GET_BROKER_CLUSTER_INFO: self.cluster,
         }
 
     # -- offsets ----------------------------------------------------------------------------------
 
     def query_offset(self, asked: Exchange) -> Command:
         """QUERY_CONSUMER_OFFSET; a group that has none begins where it is configured to."""
-        group = fields.name(asked.request, "consumerGroup")
+        group = protocol.name(asked.request, "consumerGroup")
         topic, queue_id = self._queue(asked.request)
         found = self.offsets.get(group, topic, queue_id)
         if found is None:
@@ -118,10 +122,10 @@ class Answers:
 
     def update_offset(self, asked: Exchange) -> Command:
         """UPDATE_CONSUMER_OFFSET."""
-        group = fields.name(asked.request, "consumerGroup")
+        group = protocol.name(asked.request, "consumerGroup")
         topic, queue_id = self._queue(asked.request)
         self.topics.require(topic, queue_id)
-        offset = fields.whole(asked.request, "commitOffset")
+        offset = protocol.whole(asked.request, "commitOffset")
         self.offsets.commit(group, topic, queue_id, offset)
         return Command(Code.SUCCESS)
 
@@ -141,8 +145,8 @@ class Answers:
     def search_offset(self, asked: Exchange) -> Command | Coroutine[None, None, Command]:
         """SEARCH_OFFSET_BY_TIMESTAMP."""
         topic, queue_id = self._queue(asked.request)
-        time_ms = fields.whole(asked.request, "timestamp")
-        is_upper = fields.text(asked.request, "boundaryType", "LOWER").upper() == "UPPER"
+        time_ms = protocol.whole(asked.request, "timestamp")
+        is_upper = protocol.text(asked.request, "boundaryType", "LOWER").upper() == "UPPER"
         boundary = Boundary.UPPER if is_upper else Boundary.LOWER
         if self.store.bounds(topic, queue_id) is None:
             return _offset(0)
@@ -153,7 +157,7 @@ class Answers:
 
     @staticmethod
     def _queue(request: Command) -> tuple[str, int]:
-        return fields.name(request, "topic"), fields.whole(request, "queueId")
+        return protocol.name(request, "topic"), protocol.whole(request, "queueId")
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -166,31 +170,42 @@ class Answers:
         """UNREGISTER_CLIENT."""
         group = asked.request.fields.get("consumerGroup")
         if group:
-            self.consumers.leave(fields.name(asked.request, "clientID"), group)
+            self.consumers.leave(protocol.name(asked.request, "clientID"), group)
         return Command(Code.SUCCESS)
 
     @staticmethod
     def check_client(asked: Exchange) -> Command:
         """CHECK_CLIENT_CONFIG: whether its filter can be compiled."""
-        said = fields.document(asked.request).get("subscriptionData")
+        said = protocol.document(asked.request).get("subscriptionData")
         if isinstance(said, dict):
             make_filter(str(said.get("subString") or "*"), str(said.get("expressionType") or "TAG"))
         return Command(Code.SUCCESS)
 
     def consumer_list(self, asked: Exchange) -> Command:
         """GET_CONSUMER_LIST_BY_GROUP."""
-        found = self.consumers.clients(fields.name(asked.request, "consumerGroup"))
+        found = self.consumers.clients(protocol.name(asked.request, "consumerGroup"))
         return _document({"consumerIdList": found})
+
+    async def assignment(self, asked: Exchange) -> Command:
+        """QUERY_ASSIGNMENT: which queues of a topic are a client's that leaves that to brokers; it is to pull."""
+        said = protocol.document(asked.request)
+        topic = protocol.checked_name(said.get("topic"), "topic")
+        group = protocol.checked_name(said.get("consumerGroup"), "consumerGroup")
+        client = protocol.checked_name(said.get("clientId"), "clientId")
+        queues = await self.names.queues(topic)
+        if said.get("messageModel") != "BROADCASTING":
+            clients = self.consumers.clients(group)
+            queues = share_of(client, clients, queues, str(said.get("strategyName") or "AVG"))
+        told = [
+            {"messageQueue": _named(queue), "mode": "PULL", "attachments": None} for queue in queues
+        ]
+        return _document({"messageQueueAssignments": told})
 
     def lock(self, asked: Exchange) -> Command:
         """LOCK_BATCH_MQ."""
         group, client, queues = _locking(asked.request)
         locked = self.locks.lock(group, client, queues)
-        told = [
-            {"brokerName": broker, "queueId": queue_id, "topic": topic}
-            for broker, topic, queue_id in locked
-        ]
-        return _document({"lockOKMQSet": told})
+        return _document({"lockOKMQSet": [_named(queue) for queue in locked]})
 
     def unlock(self, asked: Exchange) -> Command:
         """UNLOCK_BATCH_MQ."""
@@ -210,12 +225,12 @@ class Answers:
 
     def route(self, asked: Exchange) -> Command:
         """GET_ROUTEINFO_BY_TOPIC, as a name server answers it."""
-        topic = fields.name(asked.request, "topic")
-        return _document(naming.route(self.identity, self.topics, topic))
+        topic = protocol.name(asked.request, "topic")
+        return _document(name_servers.route(self.identity, self.topics, topic))
 
     def cluster(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
         """GET_BROKER_CLUSTER_INFO, as a name server answers it."""
-        return _document(naming.cluster(self.identity))
+        return _document(name_servers.cluster(self.identity))
 
     # -- the broker itself ------------------------------------------------------------------------
 
@@ -224,7 +239,7 @@ class Answers:
         said = {
             "brokerName": self.identity.broker,
             "brokerClusterName": self.identity.cluster,
-            "brokerId": naming.MASTER,
+            "brokerId": name_servers.MASTER,
             "brokerPermission": READ,
             "listenPort": self.identity.address.rpartition(":")[2],
             "brokerIP1": self.identity.address.rpartition(":")[0].strip("[]"),
@@ -264,23 +279,32 @@ def _document(body: object, said: Mapping[str, str] | None = None) -> Command:
     return Command(Code.SUCCESS, fields=said or {}, body=(as_json(body),))
 
 
+def _named(queue: Queue) -> dict[str, Any]:
+    broker, topic, queue_id = queue
+    return {"brokerName": broker, "queueId": queue_id, "topic": topic}
+
+
 def _locking(request: Command) -> tuple[str, str, list[Queue]]:
     """Group, client and queues of a request about locks."""
-    said = fields.document(request)
+    said = protocol.document(request)
     queues: list[Queue] = []
-    for one in fields.objects(said.get("mqSet")):
+    for one in protocol.objects(said.get("mqSet")):
         broker, queue_id = str(one.get("brokerName") or ""), one.get("queueId")
         if not isinstance(queue_id, int):
             raise RefusalError(Code.INVALID_PARAMETER, "a queue without a queueId")
-        queues.append((broker, fields.checked_name(one.get("topic"), "topic"), queue_id))
-    group = fields.checked_name(said.get("consumerGroup"), "consumerGroup")
-    return group, fields.checked_name(said.get("clientId"), "clientId"), queues
+        queues.append((broker, protocol.checked_name(one.get("topic"), "topic"), queue_id))
+    group = protocol.checked_name(said.get("consumerGroup"), "consumerGroup")
+    return group, protocol.checked_name(said.get("clientId"), "clientId"), queues
 
 
 FOUND_MAX: Final = 64
 FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of one answer; it holds one message, however large it is."""
 QUERY_S: Final = 8.0
+"""Deadline of a request that reads the tier, however many queues it asks for; clients wait for 10 s."""
+VIEWED_QUEUES_MAX: Final = 1024
+ITEMS_MAX: Final = 1024
+"""Of a queue, in one answer."""
 _GROUP: Final = {
     "consumeEnable": True,
     "consumeFromMinEnable": True,
@@ -307,6 +331,7 @@ class Queries:
         consumers: Who consumes.
         offsets: Where groups are.
         executor: For what reads the tier.
+        clock: For deadlines.
         group_configs_known: ``SubscriptionGroupConfig`` of the groups of a broker that was decommissioned.
     """
 
@@ -316,20 +341,26 @@ class Queries:
     consumers: Consumers
     offsets: ConsumerOffsets
     executor: Executor
+    clock: Clock
     group_configs_known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def handlers(self) -> Mapping[int, Handler]:
         """By code."""
         return {
-            codes.QUERY_MESSAGE: self.query_message,
-            codes.GET_TOPIC_STATS_INFO: self.topic_stats,
-            codes.GET_CONSUME_STATS: self.consume_stats,
-            codes.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
-            codes.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
-            codes.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
-            codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.group_configs,
-            codes.GET_TOPIC_CONFIG: self.topic_config,
-            codes.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
+            protocol.QUERY_MESSAGE: self.query_message,
+            protocol.VIEW_MESSAGE_BY_ID: self.view_message,
+            protocol.QUERY_CONSUME_QUEUE: self.consume_queue,
+            protocol.RESET_CONSUMER_OFFSET: self.reset_offsets,
+            protocol.GET_TOPIC_STATS_INFO: self.topic_stats,
+            protocol.GET_CONSUME_STATS: self.consume_stats,
+            protocol.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
+            protocol.GET_ALL_PRODUCER_INFO: lambda _asked: _body(b'{"data":{}}'),
+            protocol.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
+            protocol.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+            protocol.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            protocol.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.group_configs,
+            protocol.GET_TOPIC_CONFIG: self.topic_config,
+            protocol.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
         }
 
     # -- messages ---------------------------------------------------------------------------------
@@ -337,13 +368,13 @@ class Queries:
     async def query_message(self, asked: Exchange) -> Command:
         """QUERY_MESSAGE: by one of a message's keys, or by its unique id."""
         request = asked.request
-        until_ms = fields.whole(request, "endTimestamp", TIME_MAX)
+        until_ms = protocol.whole(request, "endTimestamp", TIME_MAX)
         wanted = KeyQuery(
-            topic=fields.name(request, "topic"),
-            key=fields.text(request, "key"),
-            from_ms=fields.whole(request, "beginTimestamp", 0),
+            topic=protocol.name(request, "topic"),
+            key=protocol.text(request, "key"),
+            from_ms=protocol.whole(request, "beginTimestamp", 0),
             until_ms=min(until_ms, TIME_MAX - 1) + 1,
-            count=min(max(fields.whole(request, "maxNum", FOUND_MAX), 1), FOUND_MAX),
+            count=min(max(protocol.whole(request, "maxNum", FOUND_MAX), 1), FOUND_MAX),
         )
         await asked.make_room(FOUND_BYTES_MAX)
         found = await self._run(lambda: self.store.query(wanted, timeout_s=QUERY_S))
@@ -361,13 +392,126 @@ class Queries:
         remark = "" if found.is_complete else "not everything could be searched"
         return Command(Code.SUCCESS, remark=remark, fields=told, body=body)
 
+    async def view_message(self, asked: Exchange) -> Command:
+        """VIEW_MESSAGE_BY_ID."""
+        request = asked.request
+        place = protocol.whole(request, "offset")
+        await asked.make_room(FOUND_BYTES_MAX)
+        record = await self.record_at(place, request.fields.get("topic"))
+        asked.resize(len(record))
+        return _body(record)
+
+    async def record_at(self, place: int, topic: str | None) -> bytes:
+        """The record that stood at a place of the broker's log, which is the second half of an offset id.
+
+        Messages of a queue stand there in the queue's order, so each queue is bisected, one after the other: some twenty
+        reads each, of which most fall into what was read before.
+
+        Args:
+            place: Physical offset.
+            topic: Whose, where the client says so (those of 5.x do); else all are searched.
+
+        Raises:
+            RefusalError: There is none, or there are too many queues to search.
+        """
+        names = [topic] if topic and topic in self.topics.queues else list(self.topics.queues)
+        queues = [
+            MessageQueue(name, number)
+            for name in names
+            for number in range(self.topics.queues[name])
+            if self.store.bounds(name, number) is not None
+        ]
+        if len(queues) > VIEWED_QUEUES_MAX:
+            raise RefusalError(
+                Code.SYSTEM_ERROR,
+                f"more than {VIEWED_QUEUES_MAX} queues to search: name the topic, or ask by unique id",
+            )
+        until_s = self.clock.monotonic_s() + QUERY_S
+        for queue in queues:
+            found = await self._run(partial(self._bisect, queue, place, until_s))
+            if found is not None:
+                return bytes(found)
+        raise RefusalError(Code.SYSTEM_ERROR, f"can not find message by the offset, {place}")
+
+    def _bisect(self, queue: MessageQueue, place: int, until_s: float) -> memoryview | None:
+        """The record of a queue at a place of the log; holes are passed over.
+
+        Raises:
+            RefusalError: It could not be searched in time.
+        """
+        bounds = self.store.bounds(*queue)
+        low, high = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
+        while low < high:
+            middle = (low + high) // 2
+            left_s = max(until_s - self.clock.monotonic_s(), 0.0)
+            found = self.store.message_at(*queue, middle, timeout_s=left_s)
+            if found.status in {GetStatus.TRY_AGAIN, GetStatus.OFFSET_FOUND_NULL}:
+                raise RefusalError(
+                    Code.SYSTEM_ERROR, f"{queue} could not be searched: {found.error}"
+                )
+            at = [(n, raw) for piece in found.pieces for n, raw in piece.messages()]
+            if not at or at[0][0] >= high:
+                high = middle  # nothing but holes from here to the end
+                continue
+            offset, raw = at[0]
+            there = int(found.pieces[0].records.physical_offsets[found.pieces[0].items[0]])
+            if there == place:
+                return raw
+            low, high = (int(offset) + 1, high) if there < place else (low, middle)
+        return None
+
+    async def consume_queue(self, asked: Exchange) -> Command:
+        """QUERY_CONSUME_QUEUE: some items of a queue, with their places in the broker's log."""
+        request = asked.request
+        topic, queue_id = protocol.name(request, "topic"), protocol.whole(request, "queueId")
+        start, count = protocol.whole(request, "index", 0), protocol.whole(request, "count", 0)
+        self.topics.require(topic, queue_id)
+        bounds = self.store.bounds(topic, queue_id)
+        low, end = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
+        count = min(max(count, 0), ITEMS_MAX)
+        rows: list[dict[str, Any]] = []
+        if count and low <= start < end:
+            await asked.make_room(FOUND_BYTES_MAX)
+            rows = await self._run(
+                partial(self._items, MessageQueue(topic, queue_id), start, count)
+            )
+        group = request.fields.get("consumerGroup")
+        told: dict[str, Any] = {
+            "queueData": rows,
+            "maxQueueIndex": end,
+            "minQueueIndex": low,
+        }
+        if group:
+            online = self.consumers.groups.get(group)
+            wanted = online.subscriptions.get(topic) if online is not None else None
+            told["subscriptionData"] = wanted.document if wanted is not None else None
+            told["filterData"] = "" if wanted is not None else f"{group}@{topic} is not online!"
+        return _body(as_json(told))
+
+    def _items(self, queue: MessageQueue, start: int, count: int) -> list[dict[str, Any]]:
+        found = self.store.get_message(
+            "", *queue, start, max_count=count, max_bytes=FOUND_BYTES_MAX, timeout_s=QUERY_S
+        )
+        if found.status is GetStatus.TRY_AGAIN:
+            raise RefusalError(Code.SYSTEM_ERROR, f"{queue} cannot be read: {found.error}")
+        return [
+            {
+                "physicOffset": int(piece.records.physical_offsets[item]),
+                "physicSize": int(piece.records.sizes[item]),
+                "tagsCode": int(piece.records.tag_codes[item]),
+            }
+            for piece in found.pieces
+            for item in piece.items.tolist()
+        ]
+
     # -- topics -----------------------------------------------------------------------------------
 
     async def topic_stats(self, asked: Exchange) -> Command:
         """GET_TOPIC_STATS_INFO."""
-        topic = fields.name(asked.request, "topic")
+        topic = protocol.name(asked.request, "topic")
         queues = [MessageQueue(topic, number) for number in range(self.topics.require(topic))]
-        times = await self._run(lambda: [self._time_before(queue, None) for queue in queues])
+        times = Times(self.store, self.clock)
+        found = await self._run(lambda: [times.before(queue, None) for queue in queues])
         rows = [
             (
                 queue,
@@ -377,18 +521,19 @@ class Queries:
                     "lastUpdateTimestamp": time_ms,
                 },
             )
-            for queue, time_ms in zip(queues, times, strict=True)
+            for queue, time_ms in zip(queues, found, strict=True)
         ]
-        return _body(b'{"offsetTable":%b,"topicPutTps":0.0}' % self._by_queue(rows))
+        body = b'{"offsetTable":%b,"topicPutTps":0.0}' % self._by_queue(rows)
+        return _body(body, remark=times.remark)
 
     def topic_config(self, asked: Exchange) -> Command:
         """GET_TOPIC_CONFIG."""
-        topic = fields.name(asked.request, "topic")
+        topic = protocol.name(asked.request, "topic")
         return _body(as_json(self.topics.config(topic)))
 
     def groups_of_topic(self, asked: Exchange) -> Command:
         """QUERY_TOPIC_CONSUME_BY_WHO."""
-        topic = fields.name(asked.request, "topic")
+        topic = protocol.name(asked.request, "topic")
         online = [
             name for name, group in self.consumers.groups.items() if topic in group.subscriptions
         ]
@@ -398,17 +543,43 @@ class Queries:
 
     async def consume_stats(self, asked: Exchange) -> Command:
         """GET_CONSUME_STATS: how far a group is, queue by queue."""
-        group = fields.name(asked.request, "consumerGroup")
+        group = protocol.name(asked.request, "consumerGroup")
         topic = asked.request.fields.get("topic")
-        names = [topic] if topic else self._topics_of(group)
+        times = Times(self.store, self.clock)
+        rows = await self._progress(group, [topic] if topic else self._topics_of(group), times)
+        body = b'{"consumeTps":0.0,"offsetTable":%b}' % self._by_queue(rows)
+        return _body(body, remark=times.remark)
+
+    async def all_consume_stats(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
+        """GET_BROKER_CONSUME_STATS: the same of all groups and topics."""
+        told: list[bytes] = []
+        times = Times(self.store, self.clock)
+        behind = 0
+        for group in self._groups():
+            stats: list[bytes] = []
+            for topic in self._topics_of(group):
+                rows = await self._progress(group, [topic], times)
+                behind += sum(row["brokerOffset"] - row["consumerOffset"] for _, row in rows)
+                stats.append(b'{"consumeTps":0.0,"offsetTable":%b}' % self._by_queue(rows))
+            told.append(b"{%b:[%b]}" % (as_json(group), b",".join(stats)))
+        return _body(
+            b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}'
+            % (as_json(self.identity.address), b",".join(told), behind),
+            remark=times.remark,
+        )
+
+    async def _progress(
+        self, group: str, names: Iterable[str], times: Times
+    ) -> list[tuple[MessageQueue, dict[str, int]]]:
+        """Of each queue of the topics how far a group is."""
         queues = [
             MessageQueue(name, number)
             for name in names
             for number in range(self.topics.queues.get(name, 0))
         ]
         at = {queue: self.offsets.get(group, queue.topic, queue.queue_id) or 0 for queue in queues}
-        times = await self._run(lambda: [self._time_before(queue, at[queue]) for queue in queues])
-        rows = [
+        found = await self._run(lambda: [times.before(queue, at[queue]) for queue in queues])
+        return [
             (
                 queue,
                 {
@@ -418,13 +589,12 @@ class Queries:
                     "lastTimestamp": time_ms,
                 },
             )
-            for queue, time_ms in zip(queues, times, strict=True)
+            for queue, time_ms in zip(queues, found, strict=True)
         ]
-        return _body(b'{"consumeTps":0.0,"offsetTable":%b}' % self._by_queue(rows))
 
     def consumer_connections(self, asked: Exchange) -> Command:
         """GET_CONSUMER_CONNECTION_LIST."""
-        name = fields.name(asked.request, "consumerGroup")
+        name = protocol.name(asked.request, "consumerGroup")
         group = self.consumers.groups.get(name)
         if group is None:
             raise RefusalError(Code.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
@@ -448,7 +618,7 @@ class Queries:
 
     def topics_of_group(self, asked: Exchange) -> Command:
         """QUERY_TOPICS_BY_CONSUMER."""
-        names = self._topics_of(fields.name(asked.request, "group"))
+        names = self._topics_of(protocol.name(asked.request, "group"))
         return _body(as_json({"topicList": sorted(names), "brokerAddr": self.identity.address}))
 
     def group_configs(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
@@ -463,10 +633,50 @@ class Queries:
 
     def group_config(self, asked: Exchange) -> Command:
         """GET_SUBSCRIPTIONGROUP_CONFIG."""
-        name = fields.name(asked.request, "group")
+        name = protocol.name(asked.request, "group")
         if name not in self._groups():
             raise RefusalError(Code.SUBSCRIPTION_GROUP_NOT_EXIST, f"no consumer group {name} here")
         return _body(as_json(self._group_config(name)))
+
+    async def reset_offsets(self, asked: Exchange) -> Command:
+        """INVOKE_BROKER_TO_RESET_OFFSET: a group goes on elsewhere, by time or at an offset of one queue."""
+        request = asked.request
+        group, topic = protocol.name(request, "group"), protocol.name(request, "topic")
+        queue_id = protocol.whole(request, "queueId", -1)
+        count = self.topics.require(topic, queue_id if queue_id >= 0 else None)
+        if group not in self._groups():
+            raise RefusalError(Code.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
+        numbers = range(count) if queue_id < 0 else [queue_id]
+        queues = [MessageQueue(topic, number) for number in numbers]
+        offset = protocol.whole(request, "offset", -1)
+        if queue_id >= 0 and offset >= 0:
+            bounds = self.store.bounds(topic, queue_id)
+            low, end = (bounds.min, bounds.end) if bounds is not None else (0, 0)
+            if not low <= offset <= end:
+                raise RefusalError(
+                    Code.SYSTEM_ERROR,
+                    f"Target offset {offset} not in consume queue range [{low}-{end}]",
+                )
+            found = [offset]
+        else:
+            time_ms = protocol.whole(request, "timestamp", -1)
+            until_s = self.clock.monotonic_s() + QUERY_S
+            find = partial(self._at_time, time_ms=time_ms, until_s=until_s)
+            found = await self._run(lambda: [find(queue) for queue in queues])
+        for queue, to in zip(queues, found, strict=True):
+            self.offsets.reset(group, *queue, to)
+        rows = self._by_queue(zip(queues, found, strict=True))
+        return _body(b'{"offsetTable":%b}' % rows)
+
+    def _at_time(self, queue: MessageQueue, time_ms: int, until_s: float) -> int:
+        """Where a queue begins from a time on; below 0: its end."""
+        bounds = self.store.bounds(*queue)
+        if bounds is None:
+            return 0
+        if time_ms < 0:
+            return int(bounds.end)
+        left_s = max(until_s - self.clock.monotonic_s(), 0.0)
+        return int(self.store.offset_by_time(*queue, time_ms, timeout_s=left_s))
 
     # -- together ---------------------------------------------------------------------------------
 
@@ -482,19 +692,7 @@ class Queries:
         subscribed = online.subscriptions if online is not None else {}
         return sorted({*subscribed, *self.offsets.topics(group)} - {RETRY + group})
 
-    def _time_before(self, queue: MessageQueue, offset: int | None) -> int:
-        """Store time of the message before a queue offset (None: of the last one); 0: there is none."""
-        bounds = self.store.bounds(queue.topic, queue.queue_id)
-        if bounds is None:
-            return 0
-        at = int(bounds.end if offset is None else min(offset, bounds.end)) - 1
-        if at < bounds.min:
-            return 0
-        for piece in self.store.message_at(queue.topic, queue.queue_id, at).pieces:
-            return int(piece.records.store_timestamps_ms[piece.items[0]])
-        return 0
-
-    def _by_queue(self, rows: Iterable[tuple[MessageQueue, Mapping[str, int]]]) -> bytes:
+    def _by_queue(self, rows: Iterable[tuple[MessageQueue, object]]) -> bytes:
         """A map whose keys are queues."""
         pairs = (
             b"%b:%b"
@@ -514,6 +712,54 @@ class Queries:
 
     async def _run(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 (whatever it gives)
         return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+
+
+class Times:
+    """Store times that one request tells of many queues, read until its deadline, each place once. For one thread at a time.
+
+    Offsets come from memory and are always right; a time that could not be read in time is 0, as of a queue without
+    messages, and ``remark`` says of how many.
+    """
+
+    def __init__(self, store: TieredMessageStore, clock: Clock) -> None:
+        """The deadline begins to run."""
+        self._store = store
+        self._clock = clock
+        self._until_s = clock.monotonic_s() + QUERY_S
+        self._known: dict[tuple[MessageQueue, int], int] = {}
+        self._missing = 0
+
+    @property
+    def remark(self) -> str:
+        """What is missing, for people; empty: nothing."""
+        if not self._missing:
+            return ""
+        return (
+            f"times of {self._missing} messages could not be read within {QUERY_S:.0f} s, and are 0"
+        )
+
+    def before(self, queue: MessageQueue, offset: int | None) -> int:
+        """Store time of the message before a queue offset (None: of the last one); 0: there is none, or it is not known."""
+        bounds = self._store.bounds(*queue)
+        if bounds is None:
+            return 0
+        at = int(bounds.end if offset is None else min(offset, bounds.end)) - 1
+        if at < bounds.min:
+            return 0
+        if (queue, at) not in self._known:
+            self._known[queue, at] = self._read(queue, at)
+        return self._known[queue, at]
+
+    def _read(self, queue: MessageQueue, at: int) -> int:
+        left_s = self._until_s - self._clock.monotonic_s()
+        if left_s > 0:
+            found = self._store.message_at(*queue, at, timeout_s=left_s)
+            for piece in found.pieces:
+                return int(piece.records.store_timestamps_ms[piece.items[0]])
+            if found.status is not GetStatus.TRY_AGAIN:
+                return 0  # a hole, or expired meanwhile
+        self._missing += 1
+        return 0
 
 
 def encoded(record: Record) -> bytes:
@@ -542,5 +788,5 @@ def _fitting(records: Iterable[bytes]) -> list[bytes]:
     return found
 
 
-def _body(data: bytes, said: Mapping[str, str] | None = None) -> Command:
-    return Command(Code.SUCCESS, fields=said or {}, body=(data,))
+def _body(data: bytes, said: Mapping[str, str] | None = None, *, remark: str = "") -> Command:
+    return Command(Code.SUCCESS, remark=remark, fields=said or {}, body=(data,))

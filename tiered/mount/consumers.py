@@ -1,4 +1,4 @@
-"""Who consumes: groups, their members and subscriptions by heartbeats, and the locks of orderly consumers.
+"""Who consumes: groups and their members by heartbeats, locks of orderly consumers, and what is passed on to clients.
 
 Overview: a client heartbeats over the connection by which it can be told of changes. It is forgotten with that connection,
 when it says so, or after ``SILENT_S`` without a heartbeat. When the members or the subscriptions of a group change, all its
@@ -10,18 +10,20 @@ For one thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tiered.format.fastjson import JsonError, loads
 from tiered.format.remoting import ONEWAY, Command
-from tiered.mount import codes, fields
-from tiered.mount.codes import Code, RefusalError
+from tiered.mount import protocol
+from tiered.mount.protocol import Code, RefusalError, as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from tiered.clock import Clock
-    from tiered.mount.server import Connection
+    from tiered.mount.server import Connection, Exchange, Handler
 
 SILENT_S: Final = 120.0
 LOCK_S: Final = 60.0
@@ -56,7 +58,7 @@ class Subscription:
         """Of ``SubscriptionData``."""
         version = document.get("subVersion")
         return cls(
-            fields.checked_name(document.get("topic"), "topic"),
+            protocol.checked_name(document.get("topic"), "topic"),
             str(document.get("subString") or "*"),
             str(document.get("expressionType") or "TAG"),
             version if isinstance(version, int) else 0,
@@ -103,7 +105,7 @@ class Group:
 
 
 class Consumers:
-    """See the module.
+    """Groups of consumers by their heartbeats.
 
     Attributes:
         groups: By name; each has members.
@@ -130,16 +132,16 @@ class Consumers:
         Raises:
             RefusalError: It says nothing, or there are too many.
         """
-        said = fields.document(request)
-        client = fields.checked_name(said.get("clientID"), "clientID")
-        for one in fields.objects(said.get("consumerDataSet")):
+        said = protocol.document(request)
+        client = protocol.checked_name(said.get("clientID"), "clientID")
+        for one in protocol.objects(said.get("consumerDataSet")):
             self._join(connection, request, client, one)
 
     def _join(
         self, connection: Connection, request: Command, client: str, said: dict[str, Any]
     ) -> None:
-        name = fields.checked_name(said.get("groupName"), "groupName")
-        wanted = [Subscription.of(one) for one in fields.objects(said.get("subscriptionDataSet"))]
+        name = protocol.checked_name(said.get("groupName"), "groupName")
+        wanted = [Subscription.of(one) for one in protocol.objects(said.get("subscriptionDataSet"))]
         group = self.groups.get(name) or Group(name)
         known = group.members.get(client)
         if len(wanted) > SUBSCRIPTIONS_MAX or (known is None and self._count >= MEMBERS_MAX):
@@ -213,7 +215,7 @@ class Consumers:
         if group.model != CLUSTERING:
             return
         changed = Command(
-            codes.NOTIFY_CONSUMER_IDS_CHANGED, flag=ONEWAY, fields={"consumerGroup": group.name}
+            protocol.NOTIFY_CONSUMER_IDS_CHANGED, flag=ONEWAY, fields={"consumerGroup": group.name}
         )
         for connection in {member.connection for member in group.members.values()}:
             connection.tell(changed)
@@ -251,6 +253,34 @@ class Consumers:
         return wanted
 
 
+def share_of(
+    client: str, clients: Iterable[str], queues: Iterable[Queue], strategy: str
+) -> list[Queue]:
+    """Which queues are one client's, as each client of a group would find by itself.
+
+    Args:
+        client: Whose share.
+        clients: All of the group.
+        queues: All of a topic.
+        strategy: ``AVG`` (neighbours) or ``AVG_BY_CIRCLE`` (in turn).
+
+    Raises:
+        RefusalError: There is no such strategy.
+    """
+    ids = sorted(clients)
+    everything = sorted(queues, key=lambda queue: (queue[1], queue[0], queue[2]))
+    if strategy not in {"AVG", "AVG_BY_CIRCLE"}:
+        raise RefusalError(Code.SYSTEM_ERROR, f"no strategy {strategy!r} to share queues by")
+    if client not in ids:
+        return []
+    at, count = ids.index(client), len(ids)
+    if strategy == "AVG_BY_CIRCLE":
+        return everything[at::count]
+    size, more = divmod(len(everything), count)
+    start = at * size + min(at, more)
+    return everything[start : start + size + (at < more)]
+
+
 class Locks:
     """Which client of a group consumes a queue in order."""
 
@@ -283,3 +313,133 @@ class Locks:
         """Forget what nobody has renewed."""
         now_s = self._clock.monotonic_s()
         self._held = {name: held for name, held in self._held.items() if held[1] > now_s}
+
+
+# -- relays ----------------------------------------------------------------------------------------
+#
+# What a broker passes on to consumers on line, over the connections by which they heartbeat. Each question has a deadline; a
+# client that is gone, or does not answer, is told to who asked.
+
+
+ANSWER_S: Final = 10.0
+STATUS_S: Final = 5.0
+"""For all clients of a group together."""
+PLACE_DIGITS: Final = 16
+"""At the end of an offset id: the physical offset, in hex."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relays:
+    """Answers of one mount that its clients know.
+
+    Attributes:
+        consumers: Who consumes.
+        broker: Name of the broker, which clients are told.
+        record_at: Finds the record at a place of the broker's log; a topic narrows it down.
+    """
+
+    consumers: Consumers
+    broker: str
+    record_at: Callable[[int, str | None], Awaitable[bytes]]
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """By code."""
+        return {
+            protocol.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            protocol.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            protocol.GET_CONSUMER_STATUS: self.status,
+        }
+
+    async def running_info(self, asked: Exchange) -> Command:
+        """GET_CONSUMER_RUNNING_INFO."""
+        return await self._pass_on(asked.request, b"")
+
+    async def consume_directly(self, asked: Exchange) -> Command:
+        """CONSUME_MESSAGE_DIRECTLY: have a client consume one message now."""
+        request = asked.request
+        self._member(request)
+        found = protocol.text(request, "msgId")
+        try:
+            place = int(found[-PLACE_DIGITS:], 16)
+        except ValueError:
+            raise RefusalError(Code.SYSTEM_ERROR, f"{found[:80]!r} is no offset id") from None
+        return await self._pass_on(
+            request, await self.record_at(place, request.fields.get("topic"))
+        )
+
+    async def _pass_on(self, request: Command, body: bytes) -> Command:
+        """The same question to the client that it names; its answer."""
+        member = self._member(request)
+        said = {**request.fields, "brokerName": self.broker}
+        question = Command(request.code, fields=said, body=(body,) if body else ())
+        answer = await _ask(member, question, ANSWER_S)
+        return replace(answer, flag=0)
+
+    def _member(self, request: Command) -> GroupMember:
+        """The client that a request names.
+
+        Raises:
+            RefusalError: It is not on line.
+        """
+        group, client = protocol.name(request, "consumerGroup"), protocol.name(request, "clientId")
+        found = self.consumers.groups.get(group)
+        member = found.members.get(client) if found is not None else None
+        if member is None:
+            raise RefusalError(Code.SYSTEM_ERROR, f"The Consumer <{group}> <{client}> not online")
+        return member
+
+    async def status(self, asked: Exchange) -> Command:
+        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: where each client of a group is in a topic, as it says itself."""
+        request = asked.request
+        group, topic = protocol.name(request, "group"), protocol.name(request, "topic")
+        wanted = request.fields.get("clientAddr")  # a client's id, whatever it is called
+        online = self.consumers.groups.get(group)
+        members = {
+            client: member
+            for client, member in (online.members if online is not None else {}).items()
+            if not wanted or client == wanted
+        }
+        if not members:
+            raise RefusalError(
+                Code.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{group}]"
+            )
+        question = Command(
+            protocol.CONSUMER_STATUS_OF_CLIENT, fields={"group": group, "topic": topic}
+        )
+        told = await asyncio.gather(
+            *(_ask(member, question, STATUS_S) for member in members.values()),
+            return_exceptions=True,
+        )
+        rows = [
+            b"%b:%b" % (as_json(client), table)
+            for client, answer in zip(members, told, strict=True)
+            if isinstance(answer, Command) and (table := _table(answer)) is not None
+        ]
+        return Command(Code.SUCCESS, body=(b'{"consumerTable":{%b}}' % b",".join(rows),))
+
+
+async def _ask(member: GroupMember, question: Command, timeout_s: float) -> Command:
+    """A client's answer.
+
+    Raises:
+        RefusalError: There is none.
+    """
+    try:
+        return await member.connection.ask(question, timeout_s)
+    except TimeoutError:
+        raise RefusalError(
+            Code.CONSUME_MSG_TIMEOUT, "the consumer did not answer in time"
+        ) from None
+    except ConnectionError as error:
+        raise RefusalError(Code.SYSTEM_ERROR, f"the consumer cannot be asked: {error}") from error
+
+
+def _table(answer: Command) -> bytes | None:
+    """Offsets by queue, as a client told them; None: it did not. Its keys are objects, and stay that."""
+    try:
+        table: Any = loads(answer.text())["messageQueueTable"] if not answer.code else None
+    except (JsonError, LookupError, TypeError):
+        return None
+    if not isinstance(table, dict):
+        return None
+    return b"{%b}" % b",".join(b"%b:%b" % (key.encode(), as_json(to)) for key, to in table.items())

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import socket
 import threading
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -28,10 +29,12 @@ from typing import TYPE_CHECKING, Final
 from backends.errors import BackendError
 from tiered.api.broker_place import find_places
 from tiered.api.stores import backend_errors, open_for_reading
+from tiered.attach.observe import resident_bytes
 from tiered.errors import FencedError, InvalidError, TieredStoreError
 from tiered.journal.lease import Holder, Lease, read_lease
 from tiered.keys import MEMBERS, member_prefix, parse_member_key
-from tiered.mount.mount import Mount, MountSettings
+from tiered.metrics import BROKER, Sample
+from tiered.mount.mount import RESIDENT, VIP_BELOW, Mount, MountSettings, NotHandedOverError
 
 if TYPE_CHECKING:
     import random
@@ -53,6 +56,7 @@ PLACES_S: Final = 30.0
 FORGOTTEN_MS: Final = 86_400_000
 """After so long without a sign the object of a member is deleted by whoever sees it."""
 PORTS_TRIED: Final = 1000
+PORT_MAX: Final = 65_535
 
 
 def choose(members: Iterable[str], places: Iterable[Place]) -> Mapping[Place, str]:
@@ -158,6 +162,7 @@ class Members:
                 continue
             if not (state.released or state.expires_ms <= now_ms or state.holder.is_gone()):
                 found.add(member)
+            # Long after: a member whose clock is wrong by hours is not taken for one that is gone.
             elif state.expires_ms + FORGOTTEN_MS < now_ms:
                 self._store.delete(info.key)
         return sorted(found)
@@ -172,12 +177,14 @@ class _Running:
         thread: In which it runs.
         mount: Once it is open.
         error: Why it ended by itself.
+        is_living: Because the broker was not decommissioned.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     mount: Mount | None = None
     error: str = ""
+    is_living: bool = False
 
 
 class Fleet:
@@ -186,6 +193,11 @@ class Fleet:
     Attributes:
         member: Its id: the address at which it is reached.
         is_drained: After ``run``: all mounts ended in order.
+        members: How many live, as last seen; 0: nobody has looked yet.
+        mine: Brokers that are this member's.
+        failed: Those of them that could not be mounted, or ended, and why; they are tried again.
+        living: Those of them that were not decommissioned, and are left alone.
+        trouble: Why the last look at the bucket failed; empty: it did not.
     """
 
     def __init__(
@@ -214,6 +226,11 @@ class Fleet:
         self.member = f"{host or Holder.present().host}:{port or Holder.present().pid}"
         self.is_drained = True
         self.ended: list[Mount] = []
+        self.members = 0
+        self.mine: frozenset[Place] = frozenset()
+        self.failed: dict[Place, str] = {}
+        self.living: set[Place] = set()
+        self.trouble = ""
         self._url = url
         self._settings = settings
         self._options = options
@@ -223,13 +240,66 @@ class Fleet:
         self._stopping = stopping or threading.Event()
         self._running: dict[Place, _Running] = {}
         self._not_before_s: dict[Place, float] = {}
-        self._told: dict[Place, str] = {}
         self._places: Sequence[Place] = ()
         self._looked_s = float("-inf")
+
+    @property
+    def is_stopping(self) -> bool:
+        """It was told to end."""
+        return self._stopping.is_set()
 
     def stop(self) -> None:
         """End all mounts in order. From any thread."""
         self._stopping.set()
+
+    def mounts(self) -> list[tuple[Place, Mount]]:
+        """What is open now. From any thread."""
+        running = list(self._running.items())
+        return [(place, one.mount) for place, one in running if one.mount is not None]
+
+    # -- how it is, from any thread: each number is right by itself
+
+    def samples(self) -> list[Sample]:
+        """What each mount measures, with its broker's name, and what this member does."""
+        of_mounts = [
+            replace(sample, labels={**sample.labels, BROKER: f"{place.cluster}/{place.broker}"})
+            for place, mount in self.mounts()
+            for sample in mount.samples()
+            if sample.name != RESIDENT
+        ]
+        return [
+            *of_mounts,
+            Sample("tiered_fleet_members", self.members),
+            Sample("tiered_fleet_brokers", len(self.mine)),
+            Sample("tiered_fleet_failed_brokers", len(self.failed)),
+            Sample("tiered_fleet_living_brokers", len(self.living)),
+            Sample(RESIDENT, resident_bytes()),
+        ]
+
+    def fault(self) -> str:
+        """What is wrong, in one clause; empty when nothing is."""
+        if self.trouble:
+            return f"the bucket cannot be looked at: {self.trouble}"
+        for place, why in list(self.failed.items()):
+            return f"{place.cluster}/{place.broker} is not mounted: {why}"
+        for place, mount in self.mounts():
+            if why := mount.fault():
+                return f"{place.cluster}/{place.broker}: {why}"
+        return ""
+
+    def unready(self) -> str:
+        """Why not all that is this member's is served, in one clause; empty when it is."""
+        if not self.members:
+            return "it has not looked yet who mounts what"
+        if self.is_stopping:
+            return "it ends"
+        serving = {place for place, mount in self.mounts() if not mount.unready()}
+        missing = sorted(self.mine - self.living - serving)
+        if missing:
+            return f"{missing[0].cluster}/{missing[0].broker} is not served (yet, or any more)"
+        return ""
+
+    # -- running
 
     def run(self) -> None:
         """Be a member until ``stop`` is called.
@@ -252,21 +322,31 @@ class Fleet:
                 self._look(opened.store, members)
                 self._clock.wait(self._stopping, seconds / LOOK_PARTS)
         finally:
+            # Mounts first: another member takes a broker when we have left, and would wait for the lease of a mount that
+            # drains.
             self._end_all()
             members.leave()
             opened.close()
 
     def _look(self, store: ObjectStore, members: Members) -> None:
         try:
+            # First, and always: a listing that takes long must not cost us our place.
             members.renew()
             now_s = self._clock.monotonic_s()
             if now_s - self._looked_s >= PLACES_S:
                 self._places, self._looked_s = find_places(store), now_s
-            chosen = choose(members.alive(), self._places)
+            alive = members.alive()
+            chosen = choose(alive, self._places)
         except BackendError as error:
             _LOG.warning("could not look who mounts what, trying again: %s", error)
+            self.trouble = str(error)
             return
         mine = {place for place, member in chosen.items() if member == self.member}
+        self.members, self.mine, self.trouble = len(alive), frozenset(mine), ""
+        for place in {*list(self.failed), *list(self.living)} - mine:  # copies: mounts change both
+            self.failed.pop(place, None)
+            self.living.discard(place)
+        # What goes is ended before what comes is begun: threads and ports of the old make room for the new.
         for place in [place for place in self._running if place not in mine]:
             self._tell(f"{place.cluster}/{place.broker} goes to {chosen.get(place, 'nobody')}")
             self._end(place)
@@ -278,9 +358,7 @@ class Fleet:
         now_s = self._clock.monotonic_s()
         running = self._running.get(place)
         if running is not None and running.thread is not None and not running.thread.is_alive():
-            if running.error and self._told.get(place) != running.error:
-                self._tell(f"{place.cluster}/{place.broker} is not mounted: {running.error}")
-            self._told[place] = running.error
+            self._note(place, running)
             self._not_before_s[place] = now_s + RETRY_S
             self._end(place)
             running = None
@@ -291,8 +369,22 @@ class Fleet:
             )
             running.thread.start()
 
+    def _note(self, place: Place, running: _Running) -> None:
+        """A mount has ended by itself."""
+        is_told = self.failed.get(place) == running.error or place in self.living
+        if running.error and not is_told:
+            self._tell(f"{place.cluster}/{place.broker} is not mounted: {running.error}")
+        if running.is_living:
+            self.living.add(place)
+            self.failed.pop(place, None)
+        else:
+            self.living.discard(place)
+            self.failed[place] = running.error
+
     def _end(self, place: Place) -> None:
         running = self._running.pop(place)
+        # The event ends an opening that waits for a lease; ``stop`` one that serves. Which of the two it is may change
+        # meanwhile, so both.
         running.stop.set()
         if running.mount is not None:
             running.mount.stop()
@@ -303,6 +395,7 @@ class Fleet:
             self.ended.append(running.mount)
 
     def _end_all(self) -> None:
+        # All are asked before one is waited for: they drain side by side.
         for running in self._running.values():
             running.stop.set()
             if running.mount is not None:
@@ -310,18 +403,30 @@ class Fleet:
         for place in list(self._running):
             self._end(place)
 
+    def _serving(self, place: Place, mount: Mount) -> None:
+        self._tell(f"{place.cluster}/{place.broker} at {mount.address}")
+        self.failed.pop(place, None)
+        self.living.discard(place)
+
     # -- one mount, in its thread -----------------------------------------------------------------
 
     def _mount(self, place: Place, running: _Running) -> None:
         try:
             host, port = self._settings.listen
-            for tried in range(PORTS_TRIED):
-                if self._mount_at(place, running, (host, port and port + tried)):
+            for at in range(port, port + PORTS_TRIED):
+                may_listen = not port or self._may_listen(host, at)
+                if may_listen and self._mount_at(place, running, (host, port and at)):
                     return
             running.error = f"no port from {port} on is free"
         except TieredStoreError as error:
             if not running.stop.is_set():
                 running.error = str(error)
+                running.is_living = isinstance(error, NotHandedOverError)
+
+    def _may_listen(self, host: str, port: int) -> bool:
+        """Whether a mount is worth opening there, which costs requests, a lease and a reign."""
+        has_vip = self._settings.has_vip and port > VIP_BELOW
+        return is_free(host, port) and (not has_vip or is_free(host, port - VIP_BELOW))
 
     def _mount_at(self, place: Place, running: _Running, listen: tuple[str, int]) -> bool:
         """Mount and serve; False when the port was not free.
@@ -343,9 +448,7 @@ class Fleet:
         )
         running.mount = mount
         try:
-            mount.run(
-                lambda ready: self._tell(f"{place.cluster}/{place.broker} at {ready.address}")
-            )
+            mount.run(lambda ready: self._serving(place, ready))
         except InvalidError as error:
             if "cannot listen" not in error.what or not listen[1]:
                 raise
@@ -354,3 +457,17 @@ class Fleet:
         finally:
             mount.close()
         return True
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether nobody listens at an address of this machine now: to choose one, since somebody may yet come."""
+    try:
+        family, kind, _, _, at = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(at)
+    except OSError:
+        return False
+    return port <= PORT_MAX  # else the system has taken the rest of it

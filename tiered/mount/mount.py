@@ -28,34 +28,40 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.s3_settings import S3Options
-from fetcher.settings import MEMORY_BYTES, FetchSettings
-from tiered.api.ends import require_conditional_writes
+from fetcher.limits import MEMORY_BYTES, FetchSettings
+from tiered.api.broker_place import require_conditional_writes
 from tiered.api.local_and_tier import open_message_store
 from tiered.api.stores import backend_errors
+from tiered.attach.observe import request_samples, resident_bytes
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.keys import mount_prefix
 from tiered.local.catalog import reason_left_out
+from tiered.metrics import Sample
 from tiered.mount.answers import Answers, Queries
-from tiered.mount.consumers import Consumers, Locks
-from tiered.mount.naming import Identity, MountedTopics, NameServers
+from tiered.mount.consumers import Consumers, Locks, Relays
+from tiered.mount.name_servers import Identity, MountedTopics, NameServers
 from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
+from tiered.mount.protocol import BY_CODE, Code
 from tiered.mount.pulling import Puller, PullLimits
 from tiered.mount.server import RemotingServer, ServerLimits
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
     from tiered.api.local_and_tier import OpenMessageStore
     from tiered.journal.lease import LeaseState
-    from tiered.log.handover import Handover
+    from tiered.log.broker_tables import Handover
     from tiered.mount.offsets import Name
 
 _LOG = logging.getLogger("tiered.mount")
 LOOK_S: Final = 0.25
 """How often held requests are held against what has been seen of the tier."""
 TIDY_S: Final = 5.0
+RESIDENT: Final = "tiered_resident_bytes"
+VIP_BELOW: Final = 2
+"""The port that clients call the VIP channel is so far below the one that they are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class MountSettings:
 
     Attributes:
         listen: Host (empty: all) and port (0: any).
+        has_vip: Listen at the port two below as well, as brokers do: clients of 4.x may send much of what they ask there.
         advertise: Host and port (0: that which is listened at) at which clients reach us; None: as they stand to name
             servers and ``listen``.
         namesrv: Host and port of each name server.
@@ -88,6 +95,7 @@ class MountSettings:
     """
 
     listen: tuple[str, int]
+    has_vip: bool = True
     advertise: tuple[str, int] | None = None
     namesrv: Sequence[tuple[str, int]] = ()
     cluster: str | None = None
@@ -107,6 +115,10 @@ class MountSettings:
     tls: ssl.SSLContext | None = None
     server: ServerLimits = field(default_factory=ServerLimits)
     pulls: PullLimits = field(default_factory=PullLimits)
+
+
+class NotHandedOverError(InvalidError):
+    """The broker was not decommissioned, and only such are to be served."""
 
 
 class Mount:
@@ -183,6 +195,7 @@ class Mount:
             stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
 
         Raises:
+            NotHandedOverError: The broker was not decommissioned, and has to be.
             InvalidError: No such tier; or offsets are to be kept where conditional writing is not to be had.
             StoreUnavailableError: The tier cannot be reached or refuses us.
             FencedError: Another mount serves under this name.
@@ -204,12 +217,13 @@ class Mount:
             with backend_errors():
                 handover = store.handover()
             if handover is None and settings.needs_handover:
-                raise InvalidError(
+                raise NotHandedOverError(
                     "the broker was not decommissioned: it may live",
                     where=store.opened.store.url,
                     do="run `tiered attach STORE --to URL --decommission`, or mount it by itself",
                 )
-            keeper = _keeper(store, settings, clock, rng) if settings.keeps_offsets else None
+            prefix = _own_prefix(store, settings)
+            keeper = _keeper(store, prefix, settings, clock, rng)
             mount = cls(store, keeper, settings, clock, stopping, handover=handover)
             known: Mapping[Name, Mapping[int, int]] = {}
             if keeper is not None:
@@ -219,8 +233,10 @@ class Mount:
                         wait=settings.wait,
                         announce=announce,
                         stop=lambda seconds: clock.wait(stopping, seconds),
+                        prove=lambda: _require_one_writer(store, prefix, rng),
                     )
             mount.offsets = ConsumerOffsets(known)
+            # Before offsets of ours are adopted: what groups had with the broker counts more than what a file says.
             mount._inherit()
             mount.adopted = mount.offsets.adopt(settings.known_offsets)
             mount._closing = opened.pop_all()
@@ -244,11 +260,39 @@ class Mount:
         self._stopping.set()
         loop, stop_now = self._loop, self._stop_now
         if loop is not None and stop_now is not None and not loop.is_closed():
+            # An asyncio event belongs to its loop; and the loop may be asleep.
             loop.call_soon_threadsafe(stop_now.set)
 
     def close(self) -> None:
         """Give everything back. Harmless when repeated."""
         self._closing.close()
+
+    # -- how it is, from any thread: each number is right by itself ----------------------------------
+
+    def samples(self) -> list[Sample]:
+        """What it measures, as of now."""
+        return [
+            Sample("tiered_mount_up", not self.fault()),
+            *_client_samples(self),
+            *_protocol_samples(self),
+            *_state_samples(self),
+            *request_samples(self.store.opened.meter),
+            Sample(RESIDENT, resident_bytes()),
+        ]
+
+    def fault(self) -> str:
+        """What is wrong, in one clause; empty when nothing is."""
+        trouble = self.store.trouble
+        return f"the tier cannot be looked at: {trouble}" if trouble else ""
+
+    def unready(self) -> str:
+        """Why clients should not come, in one clause; empty when they may."""
+        if not self.is_serving:
+            return "it is not serving (yet, or any more)"
+        servers = self.names.servers if self.names is not None else []
+        if servers and all(server.error for server in servers):
+            return f"registered with no name server: {servers[0].error}"
+        return self.fault()
 
     # -- serving ----------------------------------------------------------------------------------
 
@@ -278,6 +322,7 @@ class Mount:
         leaser: ThreadPoolExecutor,
     ) -> None:
         self._loop, self._stop_now = asyncio.get_running_loop(), asyncio.Event()
+        # ``stop`` may have come before there was a loop to tell.
         if self._stopping.is_set():
             self._stop_now.set()
         duties: list[Coroutine[None, None, object]] = []
@@ -305,11 +350,16 @@ class Mount:
             limits=settings.pulls,
         )
         self.server = RemotingServer({}, self._clock, settings.server, on_gone=self.consumers.gone)
-        port = await self.server.listen(*settings.listen, settings.tls)
+        host, port = settings.listen
+        # First: who is told the main port may use the other one at once.
+        if settings.has_vip and port > VIP_BELOW:
+            await self.server.listen(host, port - VIP_BELOW, settings.tls)
+        port = await self.server.listen(host, port, settings.tls)
         host, told = settings.advertise or (_own_host(settings), 0)
         port = told or port
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         identity = Identity(self.store.opened.place.cluster, self.name, self.address)
+        self.names = NameServers(settings.namesrv, identity, self.topics)
         answers = Answers(
             self.store,
             identity,
@@ -318,16 +368,29 @@ class Mount:
             self.locks,
             self.offsets,
             self.puller,
+            self.names,
             readers,
             self._clock,
             self._clock.now_ms(),
         )
         groups = self.handover.groups if self.handover is not None else {}
         queries = Queries(
-            self.store, identity, self.topics, self.consumers, self.offsets, readers, groups
+            self.store,
+            identity,
+            self.topics,
+            self.consumers,
+            self.offsets,
+            readers,
+            self._clock,
+            groups,
         )
-        self.server.handlers = {**answers.handlers(), **queries.handlers()}
-        self.names = NameServers(settings.namesrv, identity, self.topics)
+        relays = Relays(self.consumers, identity.broker, queries.record_at)
+        self.server.handlers = {
+            **answers.handlers(),
+            **queries.handlers(),
+            **relays.handlers(),
+        }
+        # Last: from here on clients come, and all that answers them is there.
         await self.names.begin()
         return self.names
 
@@ -335,6 +398,7 @@ class Mount:
         """Leave in order; see the module."""
         self.is_serving = False
         until_s = self._clock.monotonic_s() + self._settings.drain_s
+        # Clients leave by themselves when name servers no longer name us, so they are told first.
         if self.names is not None:
             await self.names.unregister()
         is_answered = True
@@ -384,6 +448,7 @@ class Mount:
             StoreUnavailableError: We were told to stop, and the store did not take it.
         """
         assert self.keeper is not None
+        # Taken out while they are written, so that what changes meanwhile goes with the next; put back if it fails.
         rows = self.offsets.take_changes()
         if not rows:
             return
@@ -400,6 +465,7 @@ class Mount:
             return True
         saving = asyncio.ensure_future(self._save(saver))
         await asyncio.wait([saving], timeout=max(until_s - self._clock.monotonic_s(), 1.0))
+        # The time for draining is over: the request under way ends, and its outcome is all that is left to know.
         self.keeper.abandon()
         try:
             await saving
@@ -437,30 +503,41 @@ async def _until_first(duties: Sequence[Coroutine[None, None, object]]) -> None:
             raise error
 
 
-def _keeper(
-    store: OpenMessageStore, settings: MountSettings, clock: Clock, rng: random.Random
-) -> OffsetsKeeper:
-    """What keeps offsets.
-
-    Raises:
-        InvalidError: The store does not write conditionally.
-    """
+def _own_prefix(store: OpenMessageStore, settings: MountSettings) -> str:
+    """Below which a mount keeps what it knows."""
     place, (host, port) = store.opened.place, settings.advertise or settings.listen
     member = f"{host}:{port}" if settings.is_shared else ""
-    prefix = mount_prefix(place.prefix, settings.name or place.broker, member)
+    return mount_prefix(place.prefix, settings.name or place.broker, member)
+
+
+def _keeper(
+    store: OpenMessageStore,
+    prefix: str,
+    settings: MountSettings,
+    clock: Clock,
+    rng: random.Random,
+) -> OffsetsKeeper | None:
+    """What keeps offsets; None: nothing is to."""
+    tier = store.opened
+    if not settings.keeps_offsets:
+        return None
+    return OffsetsKeeper(tier.meter, tier.store, prefix, clock, rng, lease_s=settings.lease_s)
+
+
+def _require_one_writer(store: OpenMessageStore, prefix: str, rng: random.Random) -> None:
+    """Refuse a store that does not write conditionally: two mounts could not be kept apart there.
+
+    Raises:
+        InvalidError: So it is.
+    """
     try:
-        with backend_errors():
-            require_conditional_writes(
-                store.opened.store, rng, store.opened.meter.url, below=prefix
-            )
+        require_conditional_writes(store.opened.store, rng, store.opened.meter.url, below=prefix)
     except InvalidError as error:
         raise InvalidError(
             f"offsets of consumers cannot be kept here: {error.what}",
             where=error.where,
             do="serve with --no-state, so that they are in memory alone",
         ) from error
-    tier = store.opened
-    return OffsetsKeeper(tier.meter, tier.store, prefix, clock, rng, lease_s=settings.lease_s)
 
 
 def _own_host(settings: MountSettings) -> str:
@@ -476,3 +553,50 @@ def _own_host(settings: MountSettings) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
+
+
+# -- what it measures ------------------------------------------------------------------------------
+
+
+def _client_samples(mount: Mount) -> Iterator[Sample]:
+    server, puller = mount.server, mount.puller
+    if server is None or puller is None:
+        return
+    yield Sample("tiered_mount_connections", len(server.connections))
+    yield Sample("tiered_mount_refused_connections_total", server.counters.refused_connections)
+    for reason, count in sorted(server.counters.dropped.copy().items()):
+        yield Sample("tiered_mount_dropped_connections_total", count, {"reason": reason})
+    yield Sample("tiered_mount_in_flight_bytes", server.budget.used_bytes)
+    yield Sample("tiered_mount_sent_bytes_total", server.counters.sent_bytes)
+    yield Sample("tiered_mount_held_requests", puller.held)
+    yield Sample("tiered_mount_skipped_messages_total", puller.skipped)
+    for status, count in puller.found.copy().items():
+        yield Sample("tiered_mount_pulls_total", count, {"status": status.name})
+
+
+def _protocol_samples(mount: Mount) -> Iterator[Sample]:
+    if mount.server is None:
+        return
+    counters = mount.server.counters
+    names: dict[str, list[float]] = {}
+    for code, count in sorted(counters.requests.copy().items()):
+        known = BY_CODE.get(code)
+        row = names.setdefault("other" if known is None else known.name, [0, 0.0])
+        row[0] += count
+        row[1] += counters.busy_s.get(code, 0.0)
+    for name, (asked, busy_s) in names.items():
+        yield Sample("tiered_mount_requests_total", asked, {"request": name})
+        yield Sample("tiered_mount_request_seconds_total", busy_s, {"request": name})
+    for code, count in sorted(counters.answers.copy().items()):
+        yield Sample("tiered_mount_answers_total", count, {"code": Code(code).name})
+
+
+def _state_samples(mount: Mount) -> Iterator[Sample]:
+    groups = list(mount.consumers.groups.values())
+    yield Sample("tiered_mount_groups", len(groups))
+    yield Sample("tiered_mount_consumers", sum(len(group.members) for group in groups))
+    yield Sample("tiered_mount_topics", len(mount.topics.queues))
+    if mount.keeper is not None:
+        yield Sample("tiered_mount_snapshots_total", mount.keeper.saved)
+    for server in mount.names.servers if mount.names is not None else []:
+        yield Sample("tiered_mount_name_servers", not server.error, {"address": server.address})

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
 from tiered.errors import DataError, FencedError, InvalidError
+from tiered.journal.append import JournalWriter
+from tiered.journal.checkpoint import is_trimmed, trim_bound
 from tiered.journal.entry import REIGN, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
-from tiered.journal.trimming import is_trimmed, trim_bound
-from tiered.journal.writer import JournalWriter
 from tiered.keys import JOURNAL, parse_journal_key
-from tiered.mount.codes import Code, RefusalError
+from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
     import random
@@ -58,6 +58,7 @@ class ConsumerOffsets:
         self._table = {name: dict(row) for name, row in (known or {}).items()}
         self._count = sum(map(len, self._table.values()))
         self._changed: set[Name] = set()
+        self._resets: dict[tuple[str, str, int], int] = {}
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """Where a group is; None: it never said."""
@@ -81,6 +82,28 @@ class ConsumerOffsets:
             self._table[group, topic] = row
         row[queue_id] = offset
         self._changed.add((group, topic))
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A person puts a group elsewhere: who consumes now says where it is, again and again, until it is told.
+
+        Raises:
+            RefusalError: As ``commit``.
+        """
+        self.commit(group, topic, queue_id, offset)
+        self._resets[group, topic, queue_id] = offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where a consumer of the queue has to go that asks next; None: on. Told once, and it counts from here on.
+
+        Raises:
+            RefusalError: As ``commit``.
+        """
+        if not self._resets:  # nearly always: pulls ask
+            return None
+        offset = self._resets.pop((group, topic, queue_id), None)
+        if offset is not None:
+            self.commit(group, topic, queue_id, offset)
+        return offset
 
     def adopt(self, known: Mapping[Name, Mapping[int, int]], *, is_newer: bool = False) -> int:
         """Take over offsets of elsewhere where there are none, or in place of what there is; of how many queues."""
@@ -148,7 +171,7 @@ class MountState:
 
 
 class MountMachine:
-    """What the actions mean; see ``tiered.journal.reader.Machine``.
+    """What the actions mean; see ``tiered.journal.replay.Machine``.
 
     ``reign``; ``offsets`` with rows of ``row_of``; ``handover`` with the ``key`` of a broker's metadata whose offsets are
     among them from here on.
@@ -177,6 +200,7 @@ class MountMachine:
                     f"entry {entry.number} of the mount's journal says {action.get('do')!r}",
                     do="use a newer version of this program",
                 )
+            # Of a mount that was fenced, which did not know it yet: its offsets are nobody's.
             elif entry.generation != state.generation:
                 continue
             elif action["do"] == HANDOVER:
@@ -269,11 +293,17 @@ class OffsetsKeeper:
         """Key of the broker's metadata whose offsets go along with what is saved next; set it when they are adopted."""
 
     def begin(
-        self, *, wait: bool, announce: Callable[[LeaseState], None], stop: Callable[[float], bool]
+        self,
+        *,
+        wait: bool,
+        announce: Callable[[LeaseState], None],
+        stop: Callable[[float], bool],
+        prove: Callable[[], None] = lambda: None,
     ) -> Mapping[Name, Mapping[int, int]]:
         """Take lease and reign; the offsets that the last mount left.
 
         Args:
+            prove: Called where no mount has been yet, before anything is written: refuses a store that keeps no two apart.
             wait: Wait for another mount's lease to end.
             announce: Told whose.
             stop: Waits so many seconds; True when we were told to stop.
@@ -283,6 +313,9 @@ class OffsetsKeeper:
             BackendError: The store does not answer.
         """
         self._journal.catch_up()
+        # A journal shows that a mount has written here before, so only the first of a name has to try the store.
+        if not self._journal.number:
+            prove()
         try:
             self._lease.acquire(wait=wait, announce=announce, stop=stop)
         except FencedError as error:
@@ -305,6 +338,7 @@ class OffsetsKeeper:
         actions: list[Action] = [{"do": OFFSETS, "rows": rows}]
         if self.handover != self._journal.state.handover:
             actions.append({"do": HANDOVER, "key": self.handover})
+        # One entry for both: offsets without the name of the handover would be taken over from the broker again.
         self._journal.append(actions)
         self.saved += 1
         if self._journal.write_checkpoint():
@@ -337,6 +371,7 @@ class OffsetsKeeper:
             checkpoints = [number for number, is_checkpoint in parsed.values() if is_checkpoint]
             bound = trim_bound(checkpoints, self._journal.number)
             for key, (number, _) in sorted(parsed.items()):
+                # In order, so that what a crash leaves is the later part, which replay reads from a checkpoint.
                 if is_trimmed(number, bound):
                     self._store.delete(key)
         except BackendError as error:

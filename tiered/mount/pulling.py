@@ -25,37 +25,37 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fetcher.filters import FilterError, TagFilter, compile_filter
-from fetcher.statuses import GetResult, GetStatus, judge_offset
+from fetcher.statuses import GetResult, GetStatus, Scan, ScanLimits, Side, judge_offset
 from tiered.errors import DataError
 from tiered.format import properties
 from tiered.format.record import SYS_FLAG_AT, RecordError, decode_record
 from tiered.format.remoting import Command
 from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
-from tiered.mount import fields
-from tiered.mount.codes import Code, RefusalError
+from tiered.mount import protocol
+from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Iterator
     from concurrent.futures import Executor
 
     import numpy.typing as npt
 
     from fetcher.filters import Filter
-    from fetcher.message_store import TieredMessageStore
     from fetcher.statuses import Taken
+    from tiered.api.local_and_tier import OpenMessageStore
     from tiered.clock import Clock
+    from tiered.log.state import TierState
     from tiered.mount.consumers import Consumers
-    from tiered.mount.naming import MountedTopics
+    from tiered.mount.name_servers import MountedTopics
     from tiered.mount.offsets import ConsumerOffsets
-    from tiered.mount.server import Exchange
+    from tiered.mount.server import Exchange, Handled
 
 COMMITS, SUSPENDS, SUBSCRIBES, HAS_CLASS_FILTER = 1, 2, 4, 8
 """Bits of a pull request's ``sysFlag``."""
 FILTERS_MAX: Final = 1024
 """Compiled filters that are kept."""
 _CODES: Final = {
-    GetStatus.FOUND: Code.SUCCESS,
     GetStatus.NO_MATCHED_MESSAGE: Code.PULL_RETRY_IMMEDIATELY,
     GetStatus.MESSAGE_WAS_REMOVING: Code.PULL_RETRY_IMMEDIATELY,
     GetStatus.OFFSET_OVERFLOW_ONE: Code.PULL_NOT_FOUND,
@@ -106,9 +106,13 @@ class Pull:
     hold_s: float
     wanted: Filter | None
 
+    def may_wait(self, result: GetResult) -> bool:
+        """Whether the answer may wait for the next message of the queue."""
+        return self.hold_s > 0 and is_at_end(result, self.offset)
+
 
 class Puller:
-    """See the module's contract. Of one loop.
+    """Answers pulls, and holds those at the end of a queue. Of one loop.
 
     Attributes:
         found: How many reads ended how, by status.
@@ -117,7 +121,7 @@ class Puller:
 
     def __init__(
         self,
-        store: TieredMessageStore,
+        store: OpenMessageStore,
         topics: MountedTopics,
         consumers: Consumers,
         offsets: ConsumerOffsets,
@@ -150,32 +154,51 @@ class Puller:
         self._held_ends: dict[MessageQueue, int] = {}
         self._held_count = 0
         self._is_closing = False
+        self._seen: TierState | None = None
 
     @property
     def held(self) -> int:
         """Requests that are held now."""
         return self._held_count
 
-    def pull(self, asked: Exchange) -> Coroutine[None, None, Command]:
-        """PULL_MESSAGE and LITE_PULL_MESSAGE.
+    def pull(self, asked: Exchange) -> Handled:
+        """PULL_MESSAGE and LITE_PULL_MESSAGE. What is at hand, as nearly all is to who reads in order, is answered at once.
 
         Raises:
-            RefusalError: It asks for what there is not.
+            RefusalError: It asks for what there is not, or it cannot be read.
         """
-        return self._pull(asked, self._parse(asked.request))
+        wanted = self._parse(asked.request)
+        reset = self._offsets.take_reset(wanted.group, *wanted.queue)
+        if reset is not None:
+            return self._moved_to(wanted.queue, reset)
+        if wanted.wanted is None and (served := self._go_on(asked, wanted)) is not None:
+            return served
+        result = self._known(wanted) or self._at_hand(asked, wanted)
+        if result is None or wanted.may_wait(result):
+            return self._pull(asked, wanted, result)
+        return self._answer(wanted, result)
+
+    def _moved_to(self, queue: MessageQueue, reset: int) -> Command:
+        """A person has set the group's offset."""
+        bounds = self._store.bounds(*queue)
+        ends = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
+        return Command(Code.PULL_OFFSET_MOVED, remark="OFFSET_RESET", fields=_places(reset, *ends))
 
     # -- what is asked ----------------------------------------------------------------------------
 
     def _parse(self, request: Command) -> Pull:
-        group, topic = fields.name(request, "consumerGroup"), fields.name(request, "topic")
-        queue_id, offset = fields.whole(request, "queueId"), fields.whole(request, "queueOffset")
-        flags = fields.whole(request, "sysFlag", 0)
-        count = fields.whole(request, "maxMsgNums", 32)
-        size_bytes = fields.whole(request, "maxMsgBytes", self.limits.bytes_max)
-        hold_s = fields.whole(request, "suspendTimeoutMillis", 0) / 1000
+        group, topic = protocol.name(request, "consumerGroup"), protocol.name(request, "topic")
+        queue_id, offset = (
+            protocol.whole(request, "queueId"),
+            protocol.whole(request, "queueOffset"),
+        )
+        flags = protocol.whole(request, "sysFlag", 0)
+        count = protocol.whole(request, "maxMsgNums", 32)
+        size_bytes = protocol.whole(request, "maxMsgBytes", self.limits.bytes_max)
+        hold_s = protocol.whole(request, "suspendTimeoutMillis", 0) / 1000
         self._topics.require(topic, queue_id)
         wanted = self._filter(request, group, topic, flags)
-        committed = fields.whole(request, "commitOffset", -1)
+        committed = protocol.whole(request, "commitOffset", -1)
         if flags & COMMITS and committed >= 0:
             self._offsets.commit(group, topic, queue_id, committed)
         return Pull(
@@ -193,31 +216,89 @@ class Puller:
             expression = request.fields.get("subscription") or "*"
             kind = request.fields.get("expressionType") or "TAG"
         else:
-            version = fields.whole(request, "subVersion", 0)
+            version = protocol.whole(request, "subVersion", 0)
             found = self._consumers.subscription(group, topic, version)
             expression, kind = found.expression, found.kind
         return None if flags & HAS_CLASS_FILTER else make_filter(expression, kind)
 
     # -- reading ----------------------------------------------------------------------------------
 
-    async def _pull(self, asked: Exchange, wanted: Pull) -> Command:
-        result = await self._read(asked, wanted)
-        if wanted.hold_s > 0 and is_at_end(result, wanted.offset):
+    async def _pull(self, asked: Exchange, wanted: Pull, result: GetResult | None) -> Command:
+        if result is None:
+            result = await self._read(asked, wanted)
+        if wanted.may_wait(result):
             result = await self._hold(asked, wanted, result)
+        return self._answer(wanted, result)
+
+    def _answer(self, wanted: Pull, result: GetResult) -> Command:
         self.found[result.status] += 1
-        self.skipped += sum(gap.end - gap.start for gap in result.missing)
+        if result.missing:
+            self.skipped += sum(gap.end - gap.start for gap in result.missing)
         return answer(result, wanted.offset)
 
-    async def _read(self, asked: Exchange, wanted: Pull) -> GetResult:
-        """Read, with room for what comes. Where there is nothing to be read is known without asking the tier."""
+    def _go_on(self, asked: Exchange, wanted: Pull) -> Command | None:
+        """Nearly every pull: the next records of a reader in order, read ahead, none missing. None: it is none of these.
+
+        It answers what a read by the message store would, without asking the store's sides where the offset is: a mount
+        has but one, and the fetcher itself looks whether the journal has moved. Half the time of a pull was in that.
+        """
+        queue, offset = wanted.queue, QueueOffset(wanted.offset)
+        opened = self._store.opened
+        life = opened.state.life(queue)
+        if life is None or not life.min_offset <= offset < life.commit_offset:
+            return None
+        # Room for the largest answer first, given back when its size is known: answers of many never exceed the budget.
+        if not asked.try_room(wanted.size_bytes):
+            return None
+        batch = opened.fetcher.at_hand(
+            wanted.group, queue, offset, bytes_max=wanted.size_bytes, count_max=wanted.count
+        )
+        if batch is None:
+            asked.resize(0)
+            return None
+        scan = Scan(offset, ScanLimits(wanted.count, wanted.size_bytes), None)
+        scan.take(batch.records, Side.TIER)
+        status = GetStatus.FOUND if scan.pieces else GetStatus.NO_MATCHED_MESSAGE
+        pieces, missing = tuple(scan.pieces), tuple(scan.missing)
+        low, end = life.min_offset, life.commit_offset
+        asked.resize(scan.size_bytes)
+        return self._answer(
+            wanted, GetResult(status, scan.at, low, end, pieces, missing, scan.size_bytes)
+        )
+
+    def _known(self, wanted: Pull) -> GetResult | None:
+        """Where there is nothing to be read is known without asking the tier."""
         bounds = self._store.bounds(wanted.queue.topic, wanted.queue.queue_id)
         judged = judge_offset(QueueOffset(wanted.offset), bounds)
-        if judged is not None:
-            known = bounds or QueueBounds(QueueOffset(-1), QueueOffset(-1))
-            return GetResult(*judged, known.min, known.end)
+        if judged is None:
+            return None
+        known = bounds or QueueBounds(QueueOffset(-1), QueueOffset(-1))
+        return GetResult(*judged, known.min, known.end)
+
+    def _at_hand(self, asked: Exchange, wanted: Pull) -> GetResult | None:
+        """What was read ahead, without handing it to a thread, which would cost more than the reading."""
+        if wanted.wanted is not None:
+            return None  # a filter may look at much
+        if not asked.try_room(wanted.size_bytes):
+            return None
+        result = self._get(wanted, timeout_s=0.0)
+        is_here = result.status is not GetStatus.TRY_AGAIN
+        asked.resize(result.size_bytes if is_here else 0)
+        return result if is_here else None
+
+    async def _read(self, asked: Exchange, wanted: Pull) -> GetResult:
+        """Read, with room for what comes."""
+        known = self._known(wanted)
+        if known is not None:
+            return known
         await asked.make_room(wanted.size_bytes)
-        read = partial(
-            self._store.get_message,
+        read = partial(self._get, wanted, timeout_s=self.limits.read_s)
+        result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
+        asked.resize(result.size_bytes)
+        return result
+
+    def _get(self, wanted: Pull, *, timeout_s: float) -> GetResult:
+        return self._store.get_message(
             wanted.group,
             wanted.queue.topic,
             wanted.queue.queue_id,
@@ -225,27 +306,15 @@ class Puller:
             max_count=wanted.count,
             max_bytes=wanted.size_bytes,
             filter=wanted.wanted,
+            timeout_s=timeout_s,
         )
-        result = self._at_hand(wanted, read)
-        if result is None:
-            read = partial(read, timeout_s=self.limits.read_s)
-            result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
-        asked.resize(result.size_bytes)
-        return result
-
-    @staticmethod
-    def _at_hand(wanted: Pull, read: partial[GetResult]) -> GetResult | None:
-        """What nearly all pulls of a reader are: read ahead, so that handing it to a thread would cost more than it."""
-        if wanted.wanted is not None:
-            return None  # a filter may look at much
-        result = read(timeout_s=0.0)
-        return None if result.status is GetStatus.TRY_AGAIN else result
 
     async def _hold(self, asked: Exchange, wanted: Pull, result: GetResult) -> GetResult:
         """Wait at the end of a queue until there is more."""
         until_s = self._clock.monotonic_s() + wanted.hold_s
         while is_at_end(result, wanted.offset) and self._may_hold(until_s):
-            await self._wait(wanted.queue, int(result.max_offset), until_s)
+            if self._end(wanted.queue) == result.max_offset:  # else it moved before this was held
+                await self._wait(wanted.queue, int(result.max_offset), until_s)
             result = await self._read(asked, wanted)
         return result
 
@@ -258,6 +327,7 @@ class Puller:
         turn: asyncio.Future[None] = loop.create_future()
         waiting = self._held.setdefault(queue, set())
         waiting.add(turn)
+        # The smallest: who was held before the queue moved must be woken, also if another came after it.
         self._held_ends[queue] = min(end, self._held_ends.get(queue, end))
         self._held_count += 1
         timer = loop.call_later(until_s - self._clock.monotonic_s(), wake, turn)
@@ -267,14 +337,22 @@ class Puller:
             timer.cancel()
             self._held_count -= 1
             waiting.discard(turn)
+            # Another set may stand there already: of those who came after this one was woken.
             if not waiting and self._held.get(queue) is waiting:
                 del self._held[queue], self._held_ends[queue]
 
     def look(self) -> None:
-        """Wake who waits at the end of a queue that has moved. No request."""
+        """Wake who waits at the end of a queue that has moved. No request; nothing at all while the tier stands still."""
+        state = self._store.opened.state
+        if state is self._seen:
+            return
+        self._seen = state
         for queue, end in list(self._held_ends.items()):
-            if self._store.max_offset(queue.topic, queue.queue_id) != end:
+            if self._end(queue) != end:
                 self._wake(queue)
+
+    def _end(self, queue: MessageQueue) -> int:
+        return self._store.max_offset(queue.topic, queue.queue_id)
 
     def close(self) -> None:
         """Hold nobody any more."""
@@ -283,6 +361,7 @@ class Puller:
             self._wake(queue)
 
     def _wake(self, queue: MessageQueue) -> None:
+        # Out of the table before they run: who is held again joins a new set.
         self._held_ends.pop(queue)
         for turn in self._held.pop(queue):
             wake(turn)
@@ -329,23 +408,35 @@ def answer(result: GetResult, asked: int) -> Command:
     Raises:
         RefusalError: It could not be read.
     """
+    next_begin, code = int(result.next_begin), Code.SUCCESS
+    if (
+        result.status is not GetStatus.FOUND
+    ):  # nearly all are, and members of an enum take long to hash
+        next_begin, code = _unfound(result, asked)
+    if result.pieces:
+        next_begin = max(next_begin, _end_of_record(result.pieces[-1]))
+    told = _places(next_begin, int(result.min_offset), int(result.max_offset))
+    return Command(code, remark=result.status.name, fields=told, body=gather(result.pieces))
+
+
+def _unfound(result: GetResult, asked: int) -> tuple[int, Code]:
+    """Where a reader goes on to whom nothing is given, and how it is told."""
     if result.status in {GetStatus.TRY_AGAIN, GetStatus.OFFSET_FOUND_NULL}:
         is_damaged = result.status is GetStatus.OFFSET_FOUND_NULL  # the store would step over it
         why = f"offset {result.next_begin - is_damaged} cannot be read: {result.error}"
         raise RefusalError(Code.SYSTEM_ERROR, why)
-    next_begin, code = int(result.next_begin), _CODES.get(result.status)
     if result.status in _EMPTY:
-        next_begin, code = 0, Code.PULL_OFFSET_MOVED if asked else Code.PULL_NOT_FOUND
-    assert code is not None
-    if result.pieces:
-        next_begin = max(next_begin, _end_of_record(result.pieces[-1]))
-    told = {
+        return 0, Code.PULL_OFFSET_MOVED if asked else Code.PULL_NOT_FOUND
+    return int(result.next_begin), _CODES[result.status]
+
+
+def _places(next_begin: int, low: int, end: int) -> dict[str, str]:
+    return {
         "suggestWhichBrokerId": "0",
         "nextBeginOffset": str(next_begin),
-        "minOffset": str(max(int(result.min_offset), 0)),
-        "maxOffset": str(max(int(result.max_offset), 0)),
+        "minOffset": str(max(low, 0)),
+        "maxOffset": str(max(end, 0)),
     }
-    return Command(code, remark=result.status.name, fields=told, body=gather(result.pieces))
 
 
 def gather(pieces: tuple[Taken, ...]) -> list[memoryview]:
@@ -354,14 +445,14 @@ def gather(pieces: tuple[Taken, ...]) -> list[memoryview]:
     last = -1
     for piece in pieces:
         records, items = piece.records, piece.items
-        starts = records.positions[items]
-        ends = starts + records.sizes[items]
-        places = records.physical_offsets[items]
-        is_apart = starts[1:] != ends[:-1]
+        starts, sizes, places = records.positions, records.sizes, records.physical_offsets
+        if len(items) < records.count:
+            starts, sizes, places = starts[items], sizes[items], places[items]
+        ends = starts + sizes
         is_known = 0 <= int(places[0]) == last
         last = int(places[-1])
         view = memoryview(records.data).cast("B")
-        if not is_known and not is_apart.any():  # nearly always
+        if not is_known and starts[1:].tobytes() == ends[:-1].tobytes():  # nearly always
             found.append(view[int(starts[0]) : int(ends[-1])])
         else:
             found += _rows(view, starts, ends, is_known=is_known)

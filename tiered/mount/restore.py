@@ -11,8 +11,9 @@ times and hosts. What changes: physical offsets, and with them message ids that 
 Ordering: a record is in the log before it counts as restored; ``restore.json`` in the directory says how far that is, and is
 written after the log was synced. The tables come next, then the lists, then ``abort`` and ``restore.json`` go.
 
-After a crash, or when it was stopped: the same command goes on from ``restore.json``. It refuses another selection, and a
-directory that has anything else in it.
+After a crash, or when it was stopped: the same command goes on from ``restore.json``, to where each queue ended when it
+began. What has come into the tier since, queues included, is left out, so that the store is what the tier was at one
+moment. It refuses another selection, and a directory that has anything else in it.
 
 Memory: a batch a queue, about ``memory_bytes`` in all, but at least 64 KiB of each queue, and what the tier's reader caches.
 """
@@ -20,7 +21,9 @@ Memory: a batch a queue, about ``memory_bytes`` in all, but at least 64 KiB of e
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,30 +33,31 @@ import numpy.typing as npt
 from tiered.api.reading import Span, plan_span, read_for
 from tiered.api.stores import backend_errors
 from tiered.errors import InvalidError
-from tiered.format.consume_queue import ITEM_BYTES
 from tiered.format.fastjson import loads
+from tiered.format.items import ITEM_BYTES
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.keys import mount_prefix
 from tiered.local.catalog import reason_left_out
 from tiered.local.layout import GROUPS_FILE, OFFSETS_FILE, read_text
-from tiered.log.handover import Handover, read_handover
+from tiered.log.broker_tables import Handover, read_handover
 from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.mount.offsets import MountMachine
-from tiered.store.disk import make_folder, replace_file
-from tiered.store.message_store import MessageStore
+from tiered.store.disk import Disk, make_folder, replace_file
+from tiered.store.embedded import MessageStore
 from tiered.store.restored import RestoredLog, fill_holes
 from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor, Future
 
     from tiered.api.tier import Tier
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Parts
-    from tiered.store.options import StoreOptions
+    from tiered.store.store_options import StoreOptions
 
 Longs = npt.NDArray[np.int64]
 STATE_FILE: Final = "restore.json"
@@ -62,6 +66,8 @@ SAVE_BYTES: Final = 64 << 20
 """How much is restored between two notes of how far it is; what a crash does again, at most."""
 BATCH_BYTES_MIN: Final = 64 << 10
 BATCH_BYTES_MAX: Final = 4 << 20
+REQUEST_BYTES: Final = 2 << 20
+"""What a request brings, about."""
 SYS_FLAG_AT: Final = 36
 """Where a record holds its sysFlag: 4 bytes, big-endian."""
 
@@ -74,11 +80,13 @@ class RestoreSelection:
         selects: Which topics.
         from_ms: Messages stored at or after it, UTC; None: from the first.
         until_ms: Messages stored before it; None: up to the last.
+        wish: All this as a person said it: what goes on later has to be the same.
     """
 
     selects: Callable[[str], bool] = field(default=lambda _topic: True)
     from_ms: int | None = None
     until_ms: int | None = None
+    wish: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,7 @@ class RestorePlan:
         dollars: For these, by list prices.
         skipped: Queues that have messages, of which none is selected.
         has_holes: There are queue offsets without a message among these.
+        wish: That of the selection.
     """
 
     spans: tuple[Span, ...]
@@ -104,6 +113,7 @@ class RestorePlan:
     dollars: float
     skipped: int
     has_holes: bool
+    wish: str = ""
 
 
 def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
@@ -113,21 +123,23 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
         InvalidError: There is nothing to restore.
         StoreUnavailableError: The tier does not answer.
     """
-    spans, messages, sizes, reads, skipped = [], 0, 0, 0, 0
+    spans, messages, sizes, skipped = [], 0, 0, 0
+    read_bytes: dict[str, float] = {}
     for queue in tier.queues():
         span = _span(tier, queue, selection) if selection.selects(queue.topic) else None
         if span is None or span.start >= span.stop:
             skipped += 1
             continue
-        size, parts = _weigh(span)
         spans.append(span)
-        messages, sizes, reads = messages + span.stop - span.start, sizes + size, reads + parts
+        messages += span.stop - span.start
+        sizes += _weigh(span, read_bytes)
     if not spans:
         raise InvalidError(
             "there is nothing to restore",
             where=tier.store.url,
             do="check --topics, --from and --until; `tiered ls URL` shows what there is",
         )
+    reads = sum(math.ceil(size / REQUEST_BYTES) for size in read_bytes.values())
     dollars = reads / 1000 * tier.meter.snapshot().prices.read_per_1000
     return RestorePlan(
         tuple(spans),
@@ -138,6 +150,7 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
         dollars,
         skipped,
         any(map(_has_holes, spans)),
+        selection.wish,
     )
 
 
@@ -160,17 +173,17 @@ def _has_holes(span: Span) -> bool:
     return bool(life.gaps) or bool(life.parts().rows["holes"].any())
 
 
-def _weigh(span: Span) -> tuple[int, int]:
-    """Bytes of records, and requests, about: one for the items and one for the records of each part, or of each MiB."""
+def _weigh(span: Span, read_bytes: dict[str, float]) -> int:
+    """Bytes of records, about; and what has to be read of each bundle is added: all queues are read side by side."""
     parts: Parts = span.cursor.life.parts()
     rows = parts.rows
     first, count = rows["queue_offset"], rows["count"].astype(np.int64)
     wanted = np.minimum(first + count, span.stop) - np.maximum(first, span.start)
-    wanted = np.maximum(wanted, 0)
-    share = wanted / np.maximum(count, 1)
-    size = int((rows["log_bytes"] * share).sum())
-    reads = int((wanted > 0).sum()) + int((rows["stored_bytes"] * share).sum() // (1 << 20))
-    return size, reads
+    share = np.maximum(wanted, 0) / np.maximum(count, 1)
+    for bundle, size in zip(parts.bundles, (rows["stored_bytes"] * share).tolist(), strict=True):
+        if size:
+            read_bytes[bundle.key] = read_bytes.get(bundle.key, 0.0) + size
+    return int((rows["log_bytes"] * share).sum())
 
 
 # -- reading side by side -------------------------------------------------------------------------
@@ -182,6 +195,7 @@ class _Source:
     Attributes:
         queue: Which.
         next: Queue offset behind what was taken.
+        put: Queue offset behind what is in the log.
         stop: Where it ends.
         keys: int64[n], store times of the records at hand, never falling.
         at: How many of these were taken.
@@ -189,7 +203,8 @@ class _Source:
 
     def __init__(self, span: Span, batches: Iterator[TierBatch]) -> None:
         self.queue = span.cursor.queue
-        self.next, self.stop = span.start, span.stop
+        self.next = self.put = span.start
+        self.stop = span.stop
         self._batches = batches
         self._last_ms = 0
         self._view = memoryview(b"")
@@ -281,7 +296,7 @@ class Restored:
         record_bytes: Of these.
         log_end: Where the log ends.
         filled: Queue offsets without a message between others, as where the tier has a gap.
-        topics, groups: In the tables.
+        topics, groups: In the tables, without the topics that every broker makes for itself.
         offsets: Queues of which a group's offset is in the table.
     """
 
@@ -335,6 +350,7 @@ class Restore:
         self._batch_bytes = min(max(share, BATCH_BYTES_MIN), BATCH_BYTES_MAX)
         self._batch_topics: set[str] = set()
         self._records = 0
+        self._put_end = 0
 
     def run(self) -> Restored:
         """Do it, or what is left of it.
@@ -345,6 +361,8 @@ class Restore:
             DataError: Bytes of the tier are damaged. What is in the log stays; the restore may go on when they are mended.
         """
         known = self._load()
+        if known is not None:
+            self._plan = self._begun(known)
         log = RestoredLog.open(
             self._root,
             file_bytes=self._options.commitlog_file_bytes,
@@ -357,7 +375,10 @@ class Restore:
         finally:
             log.close()
         result = Restored(is_whole, self._records, self.done_bytes, log.end)
-        return self._finish(result) if is_whole else result
+        if not is_whole:
+            return result
+        with Disk(str(self._root)):
+            return self._finish(result)
 
     # -- the log ----------------------------------------------------------------------------------
 
@@ -372,21 +393,30 @@ class Restore:
                 _Source(span, read_for(self._tier, span, group, self._batch_bytes))
                 for span in spans
             ]
-            saved_bytes = 0
-            self._save(log, sources)
-            try:
-                for data, sizes in self._pieces(sources):
-                    self._note_batches(data, sizes)
-                    log.put(data, sizes)
-                    self.done_bytes += len(data)
-                    self._records += len(sizes)
-                    if self.done_bytes - saved_bytes >= SAVE_BYTES:
-                        self._save(log, sources)
-                        saved_bytes = self.done_bytes
-                    if self._stop():
-                        return False
-            finally:
-                self._save(log, sources)
+            with ThreadPoolExecutor(1, "tiered-restore-save") as saver:
+                return self._put_all(log, sources, saver)
+
+    def _put_all(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> bool:
+        """Put what the sources have; whether that was all. The disk is waited for beside it, one note at a time."""
+        self._put_end = log.end
+        saving, saved_bytes = self._save(log, sources, saver), 0
+        try:
+            for data, sizes in self._pieces(sources):
+                self._note_batches(data, sizes)
+                log.put(data, sizes)
+                self._put_end = log.end
+                for source in sources:
+                    source.put = source.next
+                self.done_bytes += len(data)
+                self._records += len(sizes)
+                if self.done_bytes - saved_bytes >= SAVE_BYTES:
+                    saving.result()
+                    saving, saved_bytes = self._save(log, sources, saver), self.done_bytes
+                if self._stop():
+                    return False
+        finally:
+            saving.result()  # first: after a sync that failed the next one may say that all is well
+            self._save(log, sources, saver).result()
         return True
 
     @staticmethod
@@ -417,7 +447,26 @@ class Restore:
             "url": tier.store.url,
             "place": [tier.place.cluster, tier.place.broker],
             "file_bytes": self._options.commitlog_file_bytes,
+            "wish": self._plan.wish,
         }
+
+    def _begun(self, known: Mapping[str, Any]) -> RestorePlan:
+        """The plan without queues that have come into the tier since it was begun.
+
+        Raises:
+            InvalidError: The tier has lost a queue since.
+        """
+        begun = {MessageQueue(topic, queue_id) for topic, queue_id, _, _ in known["next"]}
+        spans = tuple(span for span in self._plan.spans if span.cursor.queue in begun)
+        lost = sorted(begun - {span.cursor.queue for span in spans})
+        if lost:
+            raise InvalidError(
+                f"{lost[0]} is not in the tier any more, and the restore that was cut short had begun with it",
+                where=str(self._root),
+                do="restore what there is into an empty directory",
+            )
+        new = len(self._plan.spans) - len(spans)
+        return replace(self._plan, spans=spans, skipped=self._plan.skipped + new)
 
     def _load(self) -> dict[str, Any] | None:
         """What a restore that was cut short has left; None: there was none.
@@ -429,9 +478,7 @@ class Restore:
         if raw is None:
             return None
         known: dict[str, Any] = loads(raw)
-        mine = {(span.cursor.queue.topic, span.cursor.queue.queue_id) for span in self._plan.spans}
-        is_same = all(known.get(name) == value for name, value in self._identity().items())
-        if not is_same or {(row[0], row[1]) for row in known["next"]} != mine:
+        if any(known.get(name) != value for name, value in self._identity().items()):
             raise InvalidError(
                 "a restore of something else was cut short there",
                 where=str(self._root),
@@ -439,20 +486,25 @@ class Restore:
             )
         return known
 
-    def _save(self, log: RestoredLog, sources: Sequence[_Source]) -> None:
-        """Note how far it is, once that is on the disk."""
-        log.sync()
+    def _save(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> Future[None]:
+        """Note how far it is now, once that is on the disk: as of the last piece that was put whole."""
         rows = [
-            [source.queue.topic, source.queue.queue_id, int(source.next), int(source.stop)]
+            [source.queue.topic, source.queue.queue_id, int(source.put), int(source.stop)]
             for source in sources
         ]
         document = {
             **self._identity(),
-            "log_end": log.end,
+            "log_end": self._put_end,
             "next": rows,
             "batch_topics": sorted(self._batch_topics),
         }
-        replace_file(self._root / STATE_FILE, json.dumps(document).encode())
+
+        def save() -> None:
+            log.sync()  # all that was put before this was asked for, and perhaps more
+            with Disk(str(self._root)):
+                replace_file(self._root / STATE_FILE, json.dumps(document).encode())
+
+        return saver.submit(save)
 
     # -- tables and lists -------------------------------------------------------------------------
 
@@ -472,9 +524,11 @@ class Restore:
             options=self._options,
             anew=True,
         )
+        filled = 0
         with store:
-            ends = store.queues()
-        filled = fill_holes(str(self._root), ends, self._options.commitlog_file_bytes)
+            ends = store.queues() if self._plan.has_holes else {}
+        if ends:
+            filled = fill_holes(str(self._root), ends, self._options.commitlog_file_bytes)
         (self._root / STATE_FILE).unlink()
         count = sum(map(len, offsets.values()))
         return Restored(
@@ -496,18 +550,19 @@ class Restore:
         for span in self._plan.spans:
             queue = span.cursor.queue
             restored[queue.topic] = max(restored.get(queue.topic, 0), queue.queue_id + 1)
-        known = handover.topics if handover is not None else {}
+        known, written = handover.topics if handover is not None else {}, set(restored)
         is_whole = not self._plan.skipped
         for name, config in known.items():
             is_own = reason_left_out(name, cluster=place.cluster, broker=place.broker) is not None
             if name in restored or (is_whole and not is_own):
                 table.adopt(name, config)
+                written.add(name)
         for name, queues in restored.items():
             table.put(name, queues)
             if name in self._batch_topics:
                 table.set_batch(name)
         table.save(now_ms)
-        return len({*restored, *(name for name in known if is_whole)})
+        return len(written)
 
     def _offsets(self, handover: Handover | None) -> Mapping[tuple[str, str], Mapping[int, int]]:
         """Where groups are: with a mount, where one has served the tier, else as the broker had it."""

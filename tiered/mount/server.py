@@ -26,6 +26,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tiered.errors import InvalidError, TieredStoreError
@@ -38,7 +39,7 @@ from tiered.format.remoting import (
     encode,
     frame_size,
 )
-from tiered.mount.codes import BY_CODE, Code, RefusalError, Treatment
+from tiered.mount.protocol import BY_CODE, Code, RefusalError, Treatment
 
 if TYPE_CHECKING:
     import ssl
@@ -55,6 +56,8 @@ LINGER_S: Final = 1.0
 OTHER: Final = -1
 """Stands for all codes that are not in the table."""
 READ_ONLY: Final = "this broker is mounted read-only from its tier"
+ASKED_MAX: Final = 64
+"""Questions to one client at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Budget:
         try:
             await turn
         except asyncio.CancelledError:
+            # The turn had come when it was cancelled: the bytes were taken for it already.
             if turn.done() and not turn.cancelled():
                 self.give(size_bytes)
             raise
@@ -114,6 +118,7 @@ class Budget:
         self.used_bytes -= size_bytes
         while self._waiting:
             wanted, turn = self._waiting[0]
+            # Gave up while it waited; the next in line must not wait for it.
             if turn.cancelled():
                 self._waiting.popleft()
             elif self._fits(wanted):
@@ -177,11 +182,12 @@ class Connection(asyncio.Protocol):
         self._making_room: asyncio.Task[None] | None = None
         self._is_paused = False
         self._drains: set[asyncio.Future[None]] = set()
+        self._asked: dict[int, asyncio.Future[Command]] = {}
+        self._opaque = count(1)
 
     # What the loop says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See ``asyncio.Protocol``."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.peer = _address(transport.get_extra_info("peername"))
@@ -192,17 +198,14 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``."""
         self.heard_s = self._server.clock.monotonic_s()
         self._buffer += data
         self._take_frames()
 
     def pause_writing(self) -> None:
-        """See ``asyncio.Protocol``."""
         self.stuck_s = self._server.clock.monotonic_s()
 
     def resume_writing(self) -> None:
-        """See ``asyncio.Protocol``."""
         self.stuck_s = None
         for drain in self._drains:
             if not drain.done():
@@ -210,14 +213,17 @@ class Connection(asyncio.Protocol):
         self.go_on()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See ``asyncio.Protocol``."""
         if not self.is_closed:
             reason = "cut" if self._buffer else "network" if error else ""
             self._server.note_dropped(self, reason)
+        # First: what the following wakes must not write any more.
         self.is_closed = True
         for drain in self._drains:
             if not drain.done():
                 drain.set_exception(ConnectionError("the client is gone"))
+        for turn in self._asked.values():
+            if not turn.done():
+                turn.set_exception(ConnectionError("the client is gone"))
         for task in (*self.tasks, *([self._making_room] if self._making_room else [])):
             task.cancel()
         self._server.budget.give(self._reserved_bytes)
@@ -258,6 +264,7 @@ class Connection(asyncio.Protocol):
         )
         if is_full and not self._is_paused and self._transport is not None:
             self._is_paused = True
+            # Backpressure: what the client sends stays in its own socket until there is room.
             self._transport.pause_reading()
         return is_full
 
@@ -325,6 +332,31 @@ class Connection(asyncio.Protocol):
         if self.stuck_s is None and not self.is_closed:
             self.write(command)
 
+    async def ask(self, command: Command, timeout_s: float) -> Command:
+        """Ask the client something; its answer.
+
+        Raises:
+            ConnectionError: It is gone, or takes nothing, or is asked too much already.
+            TimeoutError: It did not answer.
+        """
+        if self.stuck_s is not None or len(self._asked) >= ASKED_MAX:
+            raise ConnectionError("the client does not keep up with what it is asked")
+        opaque = next(self._opaque)
+        turn: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._asked[opaque] = turn
+        try:
+            self.write(replace(command, opaque=opaque))
+            async with asyncio.timeout(timeout_s):
+                return await turn
+        finally:
+            del self._asked[opaque]
+
+    def hear(self, answer: Command) -> None:
+        """The client answers; what comes too late, or to nothing, is nobody's."""
+        turn = self._asked.get(answer.opaque)
+        if turn is not None and not turn.done():
+            turn.set_result(answer)
+
     def drop(self, reason: str, why: str) -> None:
         """End it now, because of what the client did."""
         if not self.is_closed:
@@ -363,6 +395,16 @@ class Exchange:
         self._budget = budget
         self._taken_bytes = 0
 
+    def try_room(self, size_bytes: int) -> bool:
+        """Take room for an answer of so many bytes if that needs no waiting; whether it was taken."""
+        if not self.connection.answers.try_take(size_bytes):
+            return False
+        if not self._budget.try_take(size_bytes):
+            self.connection.answers.give(size_bytes)
+            return False
+        self._taken_bytes += size_bytes
+        return True
+
     async def make_room(self, size_bytes: int) -> None:
         """Wait until an answer of so many bytes may be prepared; the server gives the room back when it is sent."""
         await self.connection.answers.take(size_bytes)
@@ -391,7 +433,7 @@ Handler: TypeAlias = "Callable[[Exchange], Handled]"
 
 
 class RemotingServer:
-    """See the module's contract. Of one loop; use it from its thread.
+    """Listens, and answers what connections ask. Of one loop; use it from its thread.
 
     Attributes:
         handlers: By code; may be set until ``listen`` is called.
@@ -425,19 +467,19 @@ class RemotingServer:
         self.handlers = handlers
         self.clock = clock
         self._on_gone = on_gone
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
         self._is_closing = False
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Take connections at an address; the port, where 0 was asked for.
+        """Take connections at an address, perhaps besides others; the port, where 0 was asked for.
 
         Raises:
             InvalidError: The address cannot be listened at.
         """
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
+            server = await loop.create_server(
                 lambda: Connection(self),
                 host or None,
                 port,
@@ -451,8 +493,10 @@ class RemotingServer:
                 where="--listen",
                 do="choose an address of this machine and a free port",
             ) from error
-        self._watch = asyncio.create_task(self._watch_silence())
-        return int(self._server.sockets[0].getsockname()[1])
+        self._servers.append(server)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_silence())
+        return int(server.sockets[0].getsockname()[1])
 
     async def close(self, drain_s: float) -> bool:
         """Take no new work, wait for what is under way, and end all connections.
@@ -461,12 +505,13 @@ class RemotingServer:
             Whether all that was under way was answered.
         """
         self._is_closing = True
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         under_way = [task for connection in self.connections for task in connection.tasks]
         left: set[asyncio.Task[None]] = set()
         if under_way:
             _, left = await asyncio.wait(under_way, timeout=drain_s)
+        # Only when all was answered, or time is over: closing cuts what is under way.
         for connection in list(self.connections):
             connection.close()
         until_s = self.clock.monotonic_s() + LINGER_S
@@ -522,7 +567,8 @@ class RemotingServer:
     def take(self, connection: Connection, request: Command) -> None:
         """See a request on its way."""
         if request.is_answer:
-            return  # what we ask clients wants no answer
+            connection.hear(request)
+            return
         self.counters.requests[counted(request.code)] += 1
         asked = Exchange(connection, request, self.budget, self.clock.monotonic_s())
         try:
@@ -532,14 +578,21 @@ class RemotingServer:
         if isinstance(found, Command):
             with contextlib.suppress(ConnectionError):
                 self._finish(asked, found)
-            return
-        task = asyncio.create_task(self._answer(asked, found))
+            if connection.stuck_s is None:
+                asked.end()
+                return
+            work = _await_sent(connection)
+        else:
+            work = self._answer(asked, found)
+        task = asyncio.create_task(work)
         connection.tasks.add(task)
-        task.add_done_callback(lambda done: self._done(connection, done))
+        task.add_done_callback(lambda done: self._done(asked, done))
 
-    def _done(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        connection.tasks.discard(task)
-        connection.go_on()
+    def _done(self, asked: Exchange, task: asyncio.Task[None]) -> None:
+        """An answer has gone, or never will: also when the connection ended before the task began."""
+        asked.end()
+        asked.connection.tasks.discard(task)
+        asked.connection.go_on()
 
     def _dispatch(self, asked: Exchange) -> Handled:
         code = asked.request.code
@@ -554,15 +607,12 @@ class RemotingServer:
 
     async def _answer(self, asked: Exchange, work: Coroutine[None, None, Command]) -> None:
         try:
-            try:
-                answer = await work
-            except Exception as error:  # noqa: BLE001 (each request is answered)
-                answer = failed(asked.request, error)
-            with contextlib.suppress(ConnectionError):
-                self._finish(asked, answer)
-                await asked.connection.drained()
-        finally:
-            asked.end()
+            answer = await work
+        except Exception as error:  # noqa: BLE001 (each request is answered)
+            answer = failed(asked.request, error)
+        with contextlib.suppress(ConnectionError):
+            self._finish(asked, answer)
+            await asked.connection.drained()
 
     def _finish(self, asked: Exchange, answer: Command) -> None:
         """Write the answer, as the protocol wants it.
@@ -590,8 +640,25 @@ class RemotingServer:
         return answer
 
 
+async def _await_sent(connection: Connection) -> None:
+    """Wait until most of what was written has gone, or nothing will."""
+    with contextlib.suppress(ConnectionError):
+        await connection.drained()
+
+
 def _addressed(answer: Command, request: Command) -> Command:
-    return replace(answer, opaque=request.opaque, flag=ANSWER, form=request.form)
+    # Each field by its place: ``replace`` takes ten times as long, and every answer comes by here.
+    return Command(
+        answer.code,
+        request.opaque,
+        ANSWER,
+        answer.remark,
+        answer.fields,
+        answer.body,
+        answer.language,
+        answer.version,
+        request.form,
+    )
 
 
 def counted(code: int) -> int:

@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from zlib_ng import zlib_ng
 
 from tiered.errors import InvalidError
-from tiered.format.consume_queue import ITEM_BYTES, encode_items
+from tiered.format.items import ITEM_BYTES, encode_items
 from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, join_properties, tag_hash
 from tiered.format.record import (
     BLANK_BYTES_MIN,
@@ -38,8 +38,8 @@ from tiered.format.record import (
 from tiered.format.record import record_bytes as size_of
 from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY
 from tiered.store.disk import Disk, RowWriter, StoreHold
-from tiered.store.messages import MAKER_BYTES, ms_of_month
-from tiered.store.options import StoreOptions
+from tiered.store.new_message import MAKER_BYTES, ms_of_month
+from tiered.store.store_options import StoreOptions
 from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:

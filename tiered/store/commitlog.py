@@ -12,16 +12,19 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import deque
+from concurrent.futures import Future
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from backends.local_files import advice_for
 from tiered.crashpoints import reached
-from tiered.errors import ClosedError
+from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
-from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import LOG_DIRECTORY
-from tiered.store.encoding import RecordPlaces
+from tiered.local.rows import NAME_DIGITS
+from tiered.store.encoding import RecordPlaces, join
 from tiered.store.facts import StoredHandover
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.store.disk import RowWriter
     from tiered.store.encoding import Prepared, QueueKey
+    from tiered.store.restored import ReadyRecords
 
 
 _Data = TypeVar("_Data")
@@ -102,13 +106,30 @@ class CommitLog:
             begin = self.end
             plan = _AppendPlan(messages, begin, self._file_bytes, self._queue_ends)
             heads = messages.heads(plan.queue_offsets, plan.positions, now_ms, store_host)
-            self._write(plan.pieces(messages, heads), plan.end)
+            self._write(plan.pieces(messages, heads), 4 * len(messages), plan.end)
             self._queue_ends.update(plan.moved)
             places = RecordPlaces(plan.queue_offsets, plan.positions, plan.end, now_ms)
             if plan.end > begin:
                 self.handover.give(begin, messages, places)
             self.end, self.store_ms = plan.end, now_ms
             return places
+
+    def append_ready(self, records: ReadyRecords, store_host: bytes) -> RecordPlaces:
+        """Put records that lack nothing but their places, none of others between them. Who lists them reads the log.
+
+        Raises:
+            OSError: The disk refused it: nothing was stored.
+        """
+        with self._lock:
+            self._check_sound()
+            now_ms = max(int(self._clock.now_ms()), self.store_ms)
+            plan = _AppendPlan(records, self.end, self._file_bytes, self._queue_ends)
+            records.put_places(plan.queue_offsets, plan.positions, now_ms, store_host)
+            pieces = plan.ready_pieces(records)
+            self._write(pieces, len(pieces), plan.end)
+            self._queue_ends.update(plan.moved)
+            self.end, self.store_ms = plan.end, now_ms
+            return RecordPlaces(plan.queue_offsets, plan.positions, plan.end, now_ms)
 
     def append_made(
         self, queue: QueueKey, takes: int, make: Callable[[int, int, int], bytes]
@@ -135,7 +156,7 @@ class CommitLog:
                 blank = SIZE_AND_MAGIC.pack(room + BLANK_BYTES_MIN, MAGIC_BLANK) + bytes(room)
                 pieces = [blank, make(offset, position, now_ms)]
             end = position + len(pieces[-1])
-            self._write(pieces, end)
+            self._write(pieces, len(pieces), end)
             self._queue_ends[queue] = offset + takes
             self.end, self.store_ms = end, now_ms
             return RecordPlaces((offset,), (position,), end, now_ms)
@@ -167,12 +188,12 @@ class CommitLog:
         if self.is_broken:
             raise OSError(errno.EIO, "an earlier write could not be taken back")
 
-    def _write(self, pieces: Sequence[bytes], end: int) -> None:
+    def _write(self, pieces: Iterable[bytes | bytearray], count: int, end: int) -> None:
         # Small pieces are joined, which costs less than having the system take each; large ones are not copied.
-        if end - self.end < _PIECE_BYTES_MIN * len(pieces):
+        if end - self.end < _PIECE_BYTES_MIN * count:
             self._write_at(self._rows.write, b"".join(pieces), end)
         else:
-            self._write_at(self._rows.write_pieces, pieces, end)
+            self._write_at(self._rows.write_pieces, list(pieces), end)
 
     def _write_at(
         self, write: Callable[[str, int, int, _Data], None], data: _Data, end: int
@@ -211,14 +232,14 @@ class _AppendPlan:
 
     def __init__(
         self,
-        messages: Prepared,
+        messages: Prepared | ReadyRecords,
         position: int,
         file_bytes: int,
         ends: Mapping[QueueKey, int],
     ) -> None:
         self.blanks: list[tuple[int, int]] = []
         self.positions, self.end = self._positions(messages.sizes, position, file_bytes)
-        self.moved, self.queue_offsets = _queue_offsets(messages.queues, messages.distinct, ends)
+        self.moved, self.queue_offsets = messages.queue_offsets(ends)
 
     def _positions(
         self, sizes: Sequence[int], position: int, file_bytes: int
@@ -237,10 +258,13 @@ class _AppendPlan:
             position += size
         return found, position
 
-    def pieces(self, messages: Prepared, heads: Sequence[bytes]) -> list[bytes]:
+    def pieces(self, messages: Prepared, heads: Sequence[bytes]) -> Iterable[bytes]:
         """The bytes from the log's end on; none goes over the end of a file."""
         columns = (heads, messages.fields.bodies, messages.leads, messages.properties)
-        pieces = list(chain.from_iterable(zip(*columns, strict=True)))
+        found = chain.from_iterable(zip(*columns, strict=True))
+        if not self.blanks:
+            return found
+        pieces = list(found)
         for number, rest in reversed(self.blanks):
             pieces[4 * number : 4 * number] = (
                 SIZE_AND_MAGIC.pack(rest, MAGIC_BLANK),
@@ -248,18 +272,286 @@ class _AppendPlan:
             )
         return pieces
 
+    def ready_pieces(self, records: ReadyRecords) -> list[bytes | bytearray]:
+        """Likewise, of records that are whole."""
+        pieces: list[bytes | bytearray] = []
+        first = done = 0
+        for number, rest in self.blanks:
+            end = done + sum(records.sizes[first:number])
+            blank = SIZE_AND_MAGIC.pack(rest, MAGIC_BLANK)
+            pieces += [records.data[done:end], blank + bytes(rest - BLANK_BYTES_MIN)]
+            first, done = number, end
+        return [one for one in (*pieces, records.data[done:] if done else records.data) if one]
 
-def _queue_offsets(
-    queues: Sequence[QueueKey], distinct: Iterable[QueueKey], ends: Mapping[QueueKey, int]
-) -> tuple[dict[QueueKey, int], Sequence[int]]:
-    """Where the queues go on, and each record's place in its own."""
-    moved = {queue: ends.get(queue, 0) for queue in distinct}
-    if len(moved) == 1:
-        ((queue, first),) = moved.items()
-        return {queue: first + len(queues)}, range(first, first + len(queues))
-    offsets: list[int] = []
-    for queue in queues:
-        offset = moved[queue]
-        offsets.append(offset)
-        moved[queue] = offset + 1
-    return moved, offsets
+
+# -- when an append is answered --------------------------------------------------------------------
+
+_GATHER_S_MAX: Final = 0.01
+
+
+class Waiter:
+    """The messages of one append, and who waits for them; completed as a future is, at a fraction of its price.
+
+    Attributes:
+        messages: What is to be stored.
+        places: Where it was put, once it was.
+        is_gone: Nobody waits for it any more.
+    """
+
+    __slots__ = ("_error", "_lock", "is_gone", "messages", "places")
+
+    def __init__(self, messages: Prepared) -> None:
+        self.messages = messages
+        self.places: RecordPlaces | None = None
+        self.is_gone = False
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set_result(self, _: None) -> None:
+        """It is stored as the policy says."""
+        self._lock.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        """It is not, or may not be."""
+        self._error = error
+        self._lock.release()
+
+    def wait(self, timeout_s: float) -> RecordPlaces:
+        """Where the messages were put, once they are stored as the policy says.
+
+        Raises:
+            TimeoutError: It took too long; they may still be stored.
+            OSError: The disk refused it.
+            ClosedError: The store was closed.
+        """
+        if not self._lock.acquire(timeout=timeout_s):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        assert self.places is not None
+        return self.places
+
+
+Request = tuple[int, "Future[None] | Waiter"]
+_WOKEN_AT_ONCE: Final = 2
+"""One has the interpreter, the next is on its way out of the system's call."""
+
+
+class GroupCommits:
+    """Answers appends: flush and replica acknowledgement complete one future; appends that wait are written together.
+
+    **Contract.** Callers hand in their messages (``append``), or a place in the log up to which they have written themselves
+    (``submit``). The flush thread swaps the list of them for an empty one, writes all messages as one append in the order in
+    which they came, syncs the log once for all, and releases together those that lie below both the synced end and (where
+    asked for) the replica's. So a message costs one wake-up, and no thread waits for another's write. The flush thread
+    wakes two of them, and each that wakes wakes the next: thirty that wake at once would all ask for the interpreter, and
+    sleep and wake once more until it is theirs. Before it begins it waits for as many callers as there were at the last
+    sync (those it answered, and those that came meanwhile), at most as long as that sync took, so that all are answered
+    together.
+
+    A write that the disk refuses fails the messages of its group, of which nothing is stored; the next may be tried. A sync
+    that fails fails all that waits, and the store takes nothing more: what a failed sync leaves on the disk is not known.
+
+    Attributes:
+        replica_end: Below it a replica has everything.
+        groups: How many syncs answered requests.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Prepared], RecordPlaces],
+        sync: Callable[[], int],
+        clock: Clock,
+        *,
+        needs_sync: bool,
+        needs_replica: bool,
+    ) -> None:
+        self.replica_end = 0
+        self.groups = 0
+        self._write = write
+        self._sync = sync
+        self._clock = clock
+        self._needs_sync = needs_sync
+        self._needs_replica = needs_replica
+        self._lock = threading.Lock()
+        self._unwritten: list[Waiter] = []
+        self._incoming: list[Request] = []
+        self._held: list[Request] = []
+        self._answered: deque[Waiter] = deque()
+        self._failure: BaseException | None = None
+        self._synced = 0
+        self._callers = 1
+        self._last_sync_s = 0.0
+        self._is_full = threading.Event()
+        self.wake = threading.Event()
+
+    def append(self, messages: Prepared, timeout_s: float) -> RecordPlaces:
+        """Have messages (at least one) written and synced with those of others, where syncs are asked for.
+
+        Raises:
+            TimeoutError, OSError, ClosedError: As of ``Waiter.wait``.
+        """
+        waiter = Waiter(messages)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._unwritten.append(waiter)
+            count = len(self._unwritten) + len(self._incoming)
+        try:
+            self._call(count)
+            return waiter.wait(timeout_s)
+        finally:  # also who gave up or was interrupted: he may have been woken to wake the others
+            waiter.is_gone = True
+            self._wake_next()
+
+    def submit(self, end: int) -> Future[None]:
+        """Ask to be told when everything below ``end`` is stored as the policy says."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # nobody can cancel what is in the log
+        with self._lock:
+            if self._failure is not None:
+                future.set_exception(self._failure)
+                return future
+            self._incoming.append((end, future))
+            count = len(self._unwritten) + len(self._incoming)
+        if self._needs_sync:
+            self._call(count)
+        else:
+            self._release()
+        return future
+
+    def run_once(self) -> None:
+        """Answer what is waiting, if a sync is what it waits for. From one thread.
+
+        Raises:
+            OSError: The sync failed; every waiting future has the error.
+        """
+        if not self._needs_sync:
+            return
+        self._gather()
+        with self._lock:
+            waiters, self._unwritten = self._unwritten, []
+            requests, self._incoming = self._incoming, []
+            self._held += requests  # at once: whatever ends this thread, ``fail`` finds them
+        if waiters:
+            written = self._write_group(waiters)
+            with self._lock:
+                self._held += written
+            requests += written
+        if not requests:
+            return
+        begin_s = self._clock.monotonic_s()
+        try:
+            synced = self._sync()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        reached("store-synced")
+        self._last_sync_s = self._clock.monotonic_s() - begin_s
+        self._callers = len(requests) + len(self._incoming) + len(self._unwritten)
+        self.groups += 1
+        self._release(synced)
+
+    def acknowledge_replica(self, end: int) -> None:
+        """A replica has everything below ``end``. From any thread; never goes back."""
+        with self._lock:
+            self.replica_end = max(self.replica_end, end)
+        self._release()
+
+    def fail(self, error: BaseException) -> None:
+        """Answer everything that waits, and whatever comes, with an error."""
+        with self._lock:
+            self._failure = self._failure or error
+            waiters, self._unwritten = self._unwritten, []
+            requests, self._incoming, self._held = self._incoming + self._held, [], []
+        for waiter in [*waiters, *(waiter for _, waiter in requests)]:
+            waiter.set_exception(error)
+
+    def _wake_next(self) -> None:
+        """Wake one who is answered, and who will wake the next; whoever is gone would not."""
+        while self._answered:
+            try:
+                waiter = self._answered.popleft()
+            except IndexError:  # another thread was faster
+                return
+            waiter.set_result(None)
+            if not waiter.is_gone:  # who goes only now has yet to call this
+                return
+
+    def _call(self, count: int) -> None:
+        if count >= self._callers and not self._is_full.is_set():
+            self._is_full.set()
+        if count == 1:
+            self.wake.set()
+
+    def _gather(self) -> None:
+        """Wait until as many wait as did the last time."""
+        self._is_full.clear()
+        count = len(self._unwritten) + len(self._incoming)
+        left_s = min(_GATHER_S_MAX, self._last_sync_s)
+        if 0 < count < self._callers and left_s > 0:
+            self._clock.wait(self._is_full, left_s)
+
+    def _write_group(self, waiters: list[Waiter]) -> list[Request]:
+        """Write all messages as one append; the requests of those for whom that went well."""
+        try:
+            places = self._write(join([waiter.messages for waiter in waiters]))
+        except InvalidError as error:
+            if len(waiters) > 1:  # what is wrong with one is none of the others' business
+                return [request for waiter in waiters for request in self._write_group([waiter])]
+            waiters[0].set_exception(error)
+            return []
+        except (OSError, ClosedError) as error:
+            for waiter in waiters:
+                waiter.set_exception(error)
+            return []
+        except BaseException as error:  # ends the thread; nobody else knows of these waiters
+            for waiter in waiters:
+                waiter.set_exception(error)
+            raise
+        found: list[Request] = []
+        first = 0
+        for waiter in waiters:
+            last = first + len(waiter.messages)
+            end = places.positions[last - 1] + waiter.messages.sizes[-1]
+            waiter.places = places.part(first, last, end)
+            found.append((end, waiter))
+            first = last
+        return found
+
+    def _release(self, synced: int | None = None) -> None:
+        with self._lock:
+            if synced is not None:
+                self._synced = max(self._synced, synced)
+            if not self._needs_sync:
+                self._held += self._incoming
+                self._incoming = []
+            limit = min(
+                self._synced if self._needs_sync else 1 << 62,
+                self.replica_end if self._needs_replica else 1 << 62,
+            )
+            done = [waiter for end, waiter in self._held if end <= limit]
+            self._held = [request for request in self._held if request[0] > limit]
+        for waiter in done:
+            if isinstance(waiter, Waiter):
+                self._answered.append(waiter)
+            else:
+                waiter.set_result(None)
+        for _ in range(_WOKEN_AT_ONCE):
+            self._wake_next()
+
+
+def not_stored(root: str, timeout_s: float, error: OSError) -> StoreUnavailableError:
+    """What to tell who waited ``timeout_s`` at most, and met an error."""
+    if isinstance(error, TimeoutError):
+        return StoreUnavailableError(
+            f"not on the disk or with the replica after {timeout_s} s",
+            where=root,
+            do="it may still be stored: look before sending it again",
+        )
+    return StoreUnavailableError(
+        f"the flush failed: {error.strerror or error}",
+        where=root,
+        do=advice_for(error, "look at the disk"),
+    )

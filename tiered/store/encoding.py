@@ -1,4 +1,6 @@
-"""From messages to the pieces of records, a batch at a time, as far as possible before the log's order is known.
+"""From messages, or records of elsewhere, to the pieces of records, as far as possible before the log's order is known.
+
+All of it goes a batch at a time.
 
 Checks that hardly ever fail are made on whole columns; where one does, ``checked_properties`` looks at one message
 after another and says what is wrong. Properties are joined as text: the usual ones (tag, keys, unique id, cluster) by
@@ -14,7 +16,7 @@ from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from zlib_ng import zlib_ng
 
@@ -23,16 +25,22 @@ from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.hosts import is_v6, offset_msg_id, pack_host
 from tiered.format.properties import join_properties
-from tiered.format.record import BODY_AT, CRC_MASK, MAGIC_V1, MAGIC_V2, record_bytes
+from tiered.format.record import (
+    BODY_AT,
+    CRC_MASK,
+    MAGIC_V1,
+    MAGIC_V2,
+    record_bytes,
+)
 from tiered.model import PhysicalOffset, QueueOffset
-from tiered.store.messages import Appended
+from tiered.store.new_message import Appended, counter_digits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from tiered.store.messages import KeyMaker, Message
-    from tiered.store.options import StoreOptions
+    from tiered.store.new_message import IdRun, KeyMaker, NewMessage
+    from tiered.store.store_options import StoreOptions
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -53,7 +61,7 @@ _REFUSED_FLAGS: Final = (
 
 
 def checked_properties(
-    message: Message, options: StoreOptions, *, cluster: str, unique_key: str
+    message: NewMessage, options: StoreOptions, *, cluster: str, unique_key: str
 ) -> tuple[bytes, str]:
     """Check a message whole, and add what the store adds.
 
@@ -112,7 +120,7 @@ def check_host(host: str) -> None:
         raise InvalidError(str(error), do="give ip:port or [ip]:port") from error
 
 
-def _check_numbers(message: Message) -> None:
+def _check_numbers(message: NewMessage) -> None:
     for name, value, low, high in (
         ("queue_id", message.queue_id, 0, QUEUE_ID_MAX),
         ("flag", message.flag, -INT_MAX - 1, INT_MAX),
@@ -127,7 +135,7 @@ def _check_numbers(message: Message) -> None:
             raise InvalidError(f"sys_flag {message.sys_flag:#x}: {what} cannot be stored here")
 
 
-def _check_sizes(message: Message, size: int, options: StoreOptions) -> None:
+def _check_sizes(message: NewMessage, size: int, options: StoreOptions) -> None:
     if len(message.body) > options.message_bytes_max:
         raise InvalidError(
             f"a body of {len(message.body)} bytes, and at most {options.message_bytes_max} may be"
@@ -138,7 +146,7 @@ def _check_sizes(message: Message, size: int, options: StoreOptions) -> None:
         )
 
 
-def _properties(message: Message, cluster: str, unique_key: str) -> dict[str, str]:
+def _properties(message: NewMessage, cluster: str, unique_key: str) -> dict[str, str]:
     found = dict(message.properties)
     for name, value in ((names.TAGS, message.tags), (names.KEYS, message.keys)):
         if value is None:
@@ -182,6 +190,9 @@ _HEADS: Final = {
     for born in (8, 20)
     for stored in (8, 20)
 }
+_MIDDLES: Final = {
+    (born, stored): Struct(f">iq{born}sq{stored}siq") for born in (8, 20) for stored in (8, 20)
+}
 _ALIKE: Final = {size: Struct(f">i4sIi4sqq{size}si") for size in (48, 60, 72)}
 """Heads that differ in sizes, CRC and place only: what lies between them is one run of bytes."""
 _MAGIC_V1: Final = MAGIC_V1.to_bytes(4, "big")
@@ -191,7 +202,7 @@ _NO_FLAG: Final = bytes(4)
 
 
 class MessageFields(NamedTuple):
-    """The messages' fields, one tuple each, in the order of ``tiered.store.messages.Message``."""
+    """The messages' fields, one tuple each, in the order of ``tiered.store.new_message.NewMessage``."""
 
     topics: tuple[str, ...]
     queue_ids: tuple[int, ...]
@@ -259,19 +270,19 @@ class Prepared:
     Attributes:
         fields: As given.
         kinds: Of each.
-        queues: Topic and queue id of each.
         distinct: The queues there are.
         crcs: Of the bodies, as records store them.
         sizes: Bytes of each record.
         leads: What stands between body and properties: topic, length of the properties.
         properties: As stored.
-        msg_ids: Each one's ``UNIQ_KEY``.
+        msg_ids: Each one's ``UNIQ_KEY``; empty where ``ids`` tells of them.
         is_alike: They are of one kind of the usual version, and flags and times are the usual ones.
+        ids: Their unique ids, where they are plain: of one topic and kind, all with keys (ASCII) or all without, and with no
+            properties but those, tags and what the store adds: nothing has to be looked for in these. Else None.
     """
 
     fields: MessageFields
     kinds: Sequence[RecordKind]
-    queues: Sequence[QueueKey]
     distinct: AbstractSet[QueueKey]
     crcs: Sequence[int]
     sizes: Sequence[int]
@@ -279,10 +290,41 @@ class Prepared:
     properties: Sequence[bytes]
     msg_ids: Sequence[str]
     is_alike: bool
+    ids: Sequence[IdRun] | None = None
 
     def __len__(self) -> int:
         """How many messages."""
         return len(self.sizes)
+
+    @property
+    def queues(self) -> Iterable[QueueKey]:
+        """Topic and queue id of each."""
+        return zip(self.fields.topics, self.fields.queue_ids, strict=True)
+
+    def msg_id(self, number: int) -> str:
+        """The ``UNIQ_KEY`` of one message of an append."""
+        if self.ids is None:
+            return self.msg_ids[number]
+        (run,) = self.ids
+        return run.prefix + counter_digits()[run.first + number]
+
+    def queue_offsets(
+        self, ends: Mapping[QueueKey, int]
+    ) -> tuple[dict[QueueKey, int], Sequence[int]]:
+        """Where the queues go on behind these messages, and each one's place in its own; ``ends``: where they end now."""
+        if len(self.distinct) == 1:
+            (queue,) = self.distinct
+            first = ends.get(queue, 0)
+            return {queue: first + len(self)}, range(first, first + len(self))
+        if self.ids is None:
+            return number_in_queues(list(self.queues), self.distinct, ends)
+        topic = self.fields.topics[0]
+        moved, offsets = number_in_queues(
+            self.fields.queue_ids,
+            {number for _, number in self.distinct},
+            {number: ends.get((topic, number), 0) for _, number in self.distinct},
+        )
+        return {(topic, number): end for number, end in moved.items()}, offsets
 
     def heads(
         self,
@@ -314,8 +356,7 @@ class Prepared:
         store_host: bytes,
     ) -> list[bytes]:
         kind = self.kinds[0]
-        middle = struct.pack(
-            f">iq{len(kind.born_host)}sq{len(store_host)}siq",
+        middle = _MIDDLES[len(kind.born_host), len(store_host)].pack(
             kind.sys_flag,
             store_ms,
             kind.born_host,
@@ -363,6 +404,32 @@ class Prepared:
         )
 
 
+_Queue = TypeVar("_Queue")
+
+
+def number_in_queues(
+    queues: Sequence[_Queue], distinct: AbstractSet[_Queue], ends: Mapping[_Queue, int]
+) -> tuple[dict[_Queue, int], Sequence[int]]:
+    """Where queues go on, and each record's place in its own.
+
+    Args:
+        queues: Of each record.
+        distinct: The queues there are.
+        ends: Where they end now; 0 where it says nothing.
+    """
+    moved = {queue: ends.get(queue, 0) for queue in distinct}
+    if len(moved) == 1:
+        ((queue, first),) = moved.items()
+        return {queue: first + len(queues)}, range(first, first + len(queues))
+    offsets: list[int] = []
+    add = offsets.append
+    for queue in queues:
+        offset = moved[queue]
+        add(offset)
+        moved[queue] = offset + 1
+    return moved, offsets
+
+
 @dataclass(slots=True, eq=False)  # made for every append: frozen ones take twice as long
 class RecordPlaces:
     """Where the messages of one append were put.
@@ -395,7 +462,6 @@ def join(parts: Sequence[Prepared]) -> Prepared:
     return Prepared(
         fields=MessageFields(*(tuple(chain.from_iterable(column)) for column in fields)),
         kinds=_chain(part.kinds for part in parts),
-        queues=_chain(part.queues for part in parts),
         distinct=frozenset().union(*(part.distinct for part in parts)),
         crcs=_chain(part.crcs for part in parts),
         sizes=_chain(part.sizes for part in parts),
@@ -403,7 +469,24 @@ def join(parts: Sequence[Prepared]) -> Prepared:
         properties=_chain(part.properties for part in parts),
         msg_ids=_chain(part.msg_ids for part in parts),
         is_alike=all(part.is_alike and part.kinds[0] is kind for part in parts),
+        ids=_join_ids(parts),
     )
+
+
+def _join_ids(parts: Sequence[Prepared]) -> Sequence[IdRun] | None:
+    """The unique ids of all, where all together are plain."""
+    first = parts[0].fields
+    found: list[IdRun] = []
+    for part in parts:
+        fields = part.fields
+        if (
+            part.ids is None
+            or fields.topics[0] != first.topics[0]
+            or (fields.keys[0] is None) != (first.keys[0] is None)
+        ):
+            return None
+        found += part.ids
+    return found
 
 
 def _chain(columns: Iterable[Sequence[_Value]]) -> list[_Value]:
@@ -434,7 +517,7 @@ class Receipts:
             QueueOffset(self.places.queue_offsets[number]),
             PhysicalOffset(position),
             offset_msg_id(self._host, position),
-            messages.msg_ids[number],
+            messages.msg_id(number),
             messages.sizes[number],
         )
 
@@ -453,7 +536,7 @@ _KNOWN_MAX: Final = 10_000
 _STORES_OWN: Final = frozenset({names.TAGS, names.KEYS, names.UNIQ_KEY, names.CLUSTER})
 """Properties that are also given otherwise, or that the store adds."""
 _V4_BYTES: Final = 8
-_REFUSED: Final = (
+REFUSED_BITS: Final = (
     sysflag.NEED_UNWRAP | sysflag.INNER_BATCH | sysflag.TRANSACTION_PREPARED  # of a rollback too
 )
 _ZERO: Final = (0,)
@@ -477,7 +560,6 @@ _FIELDS: Final = attrgetter(
 _NONE: Final = Prepared(
     MessageFields((), (), (), (), (), (), (), ()),
     kinds=(),
-    queues=(),
     distinct=frozenset(),
     crcs=(),
     sizes=(),
@@ -503,7 +585,7 @@ class Encoder:
         self._body_max = options.message_bytes_max
         self._size_max = options.record_bytes_max
 
-    def prepare(self, messages: Sequence[Message], now_ms: int) -> Prepared:
+    def prepare(self, messages: Sequence[NewMessage], now_ms: int) -> Prepared:
         """Check messages and make their pieces.
 
         Raises:
@@ -511,10 +593,118 @@ class Encoder:
         """
         if not messages:
             return _NONE
-        fresh = self._keys.take(len(messages), now_ms)
-        if len(messages) == 1 and (found := self._usual(messages[0], fresh)) is not None:
+        if len(messages) == 1 and (found := self._single(messages[0], now_ms)) is not None:
             return found
         columns = tuple(zip(*map(_FIELDS, messages), strict=True))
+        found = self._plainly(columns, len(messages), now_ms)
+        return self._one_by_one(messages, columns, now_ms) if found is None else found
+
+    def _plainly(self, columns: tuple[Any, ...], count: int, now_ms: int) -> Prepared | None:
+        """Messages of the plainest sort, at half the price; None when one is not, is new to us, or may be refused."""
+        topics, queue_ids, bodies, tags, keys, flags, born_ms, times, others, hosts, bits = columns
+        topic = topics[0]
+        kind = self._known.get((topic, hosts[0], bits[0]))
+        if (
+            kind is None
+            or kind.leads.magic != MAGIC_V1
+            or topics.count(topic) < count
+            or hosts.count(hosts[0]) < count
+            or bits.count(bits[0]) < count
+            or any(flags)
+            or any(times)
+            or any(others)
+            or born_ms.count(None) < count
+        ):
+            return None
+        pairs = list(map(self._tags.get, tags))
+        # Ids come last: those of messages that turn out not to be plain must not be lost.
+        if None in pairs or not _are_plain(keys) or (run := self._keys.run(count, now_ms)) is None:
+            return None
+        texts = self._plain_properties(pairs, keys, run)
+        properties = [text.encode() for text in texts]
+        lengths, body_sizes = list(map(len, properties)), list(map(len, bodies))
+        rest, leads = kind.rest_bytes, kind.leads
+        sizes = [rest + body + length for body, length in zip(body_sizes, lengths, strict=True)]
+        if (
+            max(sizes) > self._size_max
+            or max(body_sizes) > self._body_max
+            or max(lengths) > PROPERTIES_BYTES_MAX
+            or min(queue_ids) < 0
+            or max(queue_ids) > QUEUE_ID_MAX
+        ):
+            return None
+        return Prepared(
+            MessageFields(topics, queue_ids, bodies, tags, keys, flags, born_ms, times),
+            [kind] * count,
+            {(topic, queue_id) for queue_id in set(queue_ids)},
+            [crc & CRC_MASK for crc in map(zlib_ng.crc32, bodies)],
+            sizes,
+            [leads[length] for length in lengths],
+            properties,
+            (),
+            is_alike=True,
+            ids=(run,),
+        )
+
+    def _single(self, message: NewMessage, now_ms: int) -> Prepared | None:
+        """As ``_plainly``, of one message: columns of one cost three times as much."""
+        topic, queue_id, body, tags, keys, flag, born_ms, times, others, host, bits = _FIELDS(
+            message
+        )
+        kind, pair = self._known.get((topic, host, bits)), self._tags.get(tags)
+        if (
+            kind is None
+            or pair is None
+            or kind.leads.magic != MAGIC_V1
+            or flag
+            or times
+            or others
+            or born_ms is not None
+            or not 0 <= queue_id <= QUEUE_ID_MAX
+            or (keys is not None and not _are_plain((keys,)))
+            or (run := self._keys.run(1, now_ms)) is None
+        ):
+            return None
+        if keys is not None:
+            pair = f"{pair}KEYS\x01{keys}\x02"
+        own = counter_digits()[run.first]
+        raw = f"{pair}UNIQ_KEY\x01{run.prefix}{own}\x02{self._cluster_pair}".encode()
+        length, body_bytes = len(raw), len(body)
+        size = kind.rest_bytes + body_bytes + length
+        if size > self._size_max or body_bytes > self._body_max or length > PROPERTIES_BYTES_MAX:
+            return None
+        return Prepared(
+            MessageFields((topic,), (queue_id,), (body,), (tags,), (keys,), _ZERO, _UNSET, _ZERO),
+            (kind,),
+            {(topic, queue_id)},
+            (zlib_ng.crc32(body) & CRC_MASK,),
+            (size,),
+            (kind.leads[length],),
+            (raw,),
+            (),
+            is_alike=True,
+            ids=(run,),
+        )
+
+    def _plain_properties(
+        self, pairs: Sequence[str | None], keys: Sequence[str | None], run: IdRun
+    ) -> list[str]:
+        """Their text; ``pairs``: that of each tag."""
+        four = counter_digits()[run.first : run.first + run.length]
+        lead, end = f"UNIQ_KEY\x01{run.prefix}", f"\x02{self._cluster_pair}"
+        if keys[0] is None:
+            return [f"{pair}{lead}{own}{end}" for pair, own in zip(pairs, four, strict=True)]
+        lead = f"\x02{lead}"
+        return [
+            f"{pair}KEYS\x01{key}{lead}{own}{end}"
+            for pair, key, own in zip(pairs, keys, four, strict=True)
+        ]
+
+    def _one_by_one(
+        self, messages: Sequence[NewMessage], columns: tuple[Any, ...], now_ms: int
+    ) -> Prepared:
+        """Messages of any sort."""
+        fresh = self._keys.take(len(messages), now_ms)
         fields, (others, born_hosts, sys_flags) = MessageFields(*columns[:8]), columns[8:]
         kinds, is_one = self._kinds(messages, (fields.topics, born_hosts, sys_flags), fresh)
         if any(others):
@@ -523,9 +713,8 @@ class Encoder:
         else:
             msg_ids, texts = fresh, self._plain_texts(messages, fields, fresh)
         properties = self._encode(messages, texts, fresh)
-        leads, sizes = _measure(fields.bodies, properties, kinds, is_one=is_one)
-        queues = list(zip(fields.topics, fields.queue_ids, strict=True))
-        distinct = set(queues)
+        leads, sizes = _measure(fields.bodies, properties, kinds)
+        distinct = set(zip(fields.topics, fields.queue_ids, strict=True))
         if (
             (largest := max(sizes)) > self._size_max
             or (largest > self._body_max and max(map(len, fields.bodies)) > self._body_max)
@@ -536,7 +725,6 @@ class Encoder:
         return Prepared(
             fields=fields,
             kinds=kinds,
-            queues=queues,
             distinct=distinct,
             crcs=[crc & CRC_MASK for crc in map(zlib_ng.crc32, fields.bodies)],
             sizes=sizes,
@@ -552,58 +740,8 @@ class Encoder:
             ),
         )
 
-    def _usual(self, message: Message, fresh: list[str]) -> Prepared | None:
-        """A single message of the usual sort, at half the price; None when it is another, or may be refused."""
-        kind = self._known.get((message.topic, message.born_host, message.sys_flag))
-        tag, keys, body = self._tags.get(message.tags), message.keys, message.body
-        if (
-            kind is None
-            or tag is None
-            or message.properties
-            or message.flag
-            or message.reconsume_times
-            or message.born_timestamp_ms is not None
-            or kind.leads.magic != MAGIC_V1
-            or not 0 <= message.queue_id <= QUEUE_ID_MAX
-            or (keys is not None and (not keys or "\x01" in keys or "\x02" in keys))
-        ):
-            return None
-        pair = "" if keys is None else f"KEYS\x01{keys}\x02"
-        text = f"{tag}{pair}UNIQ_KEY\x01{fresh[0]}\x02{self._cluster_pair}"
-        raw = text.encode("utf-8", "replace")
-        size = kind.rest_bytes + len(body) + len(raw)
-        if (
-            not text.isascii()
-            or len(raw) > PROPERTIES_BYTES_MAX
-            or len(body) > self._body_max
-            or size > self._size_max
-        ):
-            return None
-        queue = message.topic, message.queue_id
-        return Prepared(
-            MessageFields(
-                (message.topic,),
-                (message.queue_id,),
-                (body,),
-                (message.tags,),
-                (keys,),
-                _ZERO,
-                _UNSET,
-                _ZERO,
-            ),
-            kinds=(kind,),
-            queues=(queue,),
-            distinct={queue},
-            crcs=(zlib_ng.crc32(body) & CRC_MASK,),
-            sizes=(size,),
-            leads=(kind.leads[len(raw)],),
-            properties=(raw,),
-            msg_ids=fresh,
-            is_alike=True,
-        )
-
     def _kinds(
-        self, messages: Sequence[Message], columns: _KindColumns, fresh: Sequence[str]
+        self, messages: Sequence[NewMessage], columns: _KindColumns, fresh: Sequence[str]
     ) -> tuple[list[RecordKind], bool]:
         """Each message's kind, and whether there is but one."""
         made = {}
@@ -614,7 +752,9 @@ class Encoder:
             return list(made.values()) * len(messages), True
         return [made[key] for key in zip(*columns, strict=True)], False
 
-    def _kind(self, messages: Sequence[Message], key: _KindKey, fresh: Sequence[str]) -> RecordKind:
+    def _kind(
+        self, messages: Sequence[NewMessage], key: _KindKey, fresh: Sequence[str]
+    ) -> RecordKind:
         topic, born_host, sys_flag = key
         leads = self._topics.get(topic)
         if leads is None:
@@ -623,7 +763,7 @@ class Encoder:
             host = self.store_host if born_host is None else pack_host(born_host)
         except ValueError as error:
             raise InvalidError(str(error), do="give ip:port or [ip]:port") from error
-        if sys_flag < 0 or sys_flag & _REFUSED:
+        if sys_flag < 0 or sys_flag & REFUSED_BITS:
             self._refuse(messages, fresh)
         flag = sys_flag & ~_HOST_BITS
         flag |= sysflag.BORN_HOST_V6 if len(host) > _V4_BYTES else 0
@@ -637,7 +777,7 @@ class Encoder:
     # -- properties: the stored text (``UNIQ_KEY`` and ``CLUSTER`` last) -----------------------------
 
     def _plain_texts(
-        self, messages: Sequence[Message], fields: MessageFields, fresh: Sequence[str]
+        self, messages: Sequence[NewMessage], fields: MessageFields, fresh: Sequence[str]
     ) -> list[str]:
         """Of messages that have no others than tag and keys."""
         try:
@@ -645,18 +785,10 @@ class Encoder:
         except KeyError:
             self._learn(messages, fields, fresh)
             tags = [self._tags[tag] for tag in fields.tags]
-        end = f"\x02{self._cluster_pair}"
-        given = set(map(type, fields.keys))
-        if given == {type(None)}:
-            return [f"{tag}UNIQ_KEY\x01{own}{end}" for tag, own in zip(tags, fresh, strict=True)]
         joined = "".join(filter(None, fields.keys))
         if "" in fields.keys or "\x01" in joined or "\x02" in joined:
             self._refuse(messages, fresh)
-        if len(given) == 1:
-            return [
-                f"{tag}KEYS\x01{keys}\x02UNIQ_KEY\x01{own}{end}"
-                for tag, keys, own in zip(tags, fields.keys, fresh, strict=True)
-            ]
+        end = f"\x02{self._cluster_pair}"
         pairs = ["" if keys is None else f"KEYS\x01{keys}\x02" for keys in fields.keys]
         return [
             f"{tag}{pair}UNIQ_KEY\x01{own}{end}"
@@ -664,7 +796,7 @@ class Encoder:
         ]
 
     def _learn(
-        self, messages: Sequence[Message], fields: MessageFields, fresh: Sequence[str]
+        self, messages: Sequence[NewMessage], fields: MessageFields, fresh: Sequence[str]
     ) -> None:
         """Make the pairs of tags that were not met yet."""
         tags = set(fields.tags)
@@ -674,7 +806,7 @@ class Encoder:
         # Other threads may be using the old table.
         self._tags = known | {tag: f"TAGS\x01{tag}\x02" if tag is not None else "" for tag in tags}
 
-    def _properties(self, message: Message, fresh: str) -> tuple[str, str]:
+    def _properties(self, message: NewMessage, fresh: str) -> tuple[str, str]:
         """Of one message of any kind; and its unique id."""
         found, tags, keys = message.properties, message.tags, message.keys
         if _STORES_OWN.intersection(
@@ -699,7 +831,7 @@ class Encoder:
         return f"{text}UNIQ_KEY\x01{fresh}\x02{self._cluster_pair}", fresh
 
     def _encode(
-        self, messages: Sequence[Message], texts: Sequence[str], fresh: Sequence[str]
+        self, messages: Sequence[NewMessage], texts: Sequence[str], fresh: Sequence[str]
     ) -> list[bytes]:
         try:
             found = [text.encode() for text in texts]
@@ -711,31 +843,29 @@ class Encoder:
 
     # -- once for each error ---------------------------------------------------------
 
-    def _checked(self, message: Message, fresh: str) -> tuple[bytes, str]:
+    def _checked(self, message: NewMessage, fresh: str) -> tuple[bytes, str]:
         return checked_properties(message, self._options, cluster=self._cluster, unique_key=fresh)
 
-    def _refuse(self, messages: Sequence[Message], fresh: Sequence[str]) -> NoReturn:
+    def _refuse(self, messages: Sequence[NewMessage], fresh: Sequence[str]) -> NoReturn:
         """Raise what is wrong."""
         for message, own in zip(messages, fresh, strict=True):
             self._checked(message, own)
         raise InvalidError(f"a message for {messages[0].topic} that cannot be stored")
 
 
+def _are_plain(keys: Sequence[str | None]) -> bool:
+    """Whether all have keys or none has, and these are ASCII that can be stored."""
+    if (missing := keys.count(None)) or "" in keys:
+        return missing == len(keys)
+    joined = "".join(cast("Sequence[str]", keys))
+    return joined.isascii() and "\x01" not in joined and "\x02" not in joined
+
+
 def _measure(
-    bodies: Sequence[bytes],
-    properties: Sequence[bytes],
-    kinds: Sequence[RecordKind],
-    *,
-    is_one: bool,
+    bodies: Sequence[bytes], properties: Sequence[bytes], kinds: Sequence[RecordKind]
 ) -> tuple[list[bytes], list[int]]:
     """What stands between bodies and properties, and the sizes of the records."""
     lengths = list(map(len, properties))
-    if is_one:
-        lead, rest = kinds[0].leads, kinds[0].rest_bytes
-        return (
-            [lead[length] for length in lengths],
-            [rest + size + length for size, length in zip(map(len, bodies), lengths, strict=True)],
-        )
     return (
         [kind.leads[length] for kind, length in zip(kinds, lengths, strict=True)],
         [

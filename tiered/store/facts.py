@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered.format.block import RecordBlock, bytes_at, group_by_queue, tag_hashes
-from tiered.format.properties import java_hash
+from tiered.format.properties import java_hash, tag_hash
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from tiered.store.encoding import Prepared, QueueKey, RecordKind, RecordPlaces
+    from tiered.store.encoding import Prepared, RecordKind, RecordPlaces
+    from tiered.store.new_message import IdRun
 
 
 # -- from the writer -------------------------------------------------------------------------------
@@ -42,23 +44,29 @@ class Handed:
         begin: Where the log ended before it.
         end: Behind the last record.
         store_ms: Store time of all of them, UTC.
-        queues: Topic and queue id of each.
+        topics, queue_ids: Of each.
         queue_offsets: Of each.
         positions: Physical offset of each.
         sizes: Bytes of each record.
         kinds: Of each: its sysFlag.
         properties: As stored.
+        tags, keys: As given, of each.
+        ids: Of plain messages, whose properties need not be looked into (see ``Prepared``); else None.
     """
 
     begin: int
     end: int
     store_ms: int
-    queues: Sequence[QueueKey]
+    topics: Sequence[str]
+    queue_ids: Sequence[int]
     queue_offsets: Sequence[int]
     positions: Sequence[int]
     sizes: Sequence[int]
     kinds: Sequence[RecordKind]
     properties: Sequence[bytes]
+    tags: Sequence[str | None]
+    keys: Sequence[str | None]
+    ids: Sequence[IdRun] | None
 
     @property
     def size_bytes(self) -> int:
@@ -88,12 +96,16 @@ class StoredHandover:
             begin,
             places.end,
             places.store_ms,
-            messages.queues,
+            messages.fields.topics,
+            messages.fields.queue_ids,
             places.queue_offsets,
             places.positions,
             messages.sizes,
             messages.kinds,
             messages.properties,
+            messages.fields.tags,
+            messages.fields.keys,
+            messages.ids,
         )
         self._waiting.append(handed)
         self._given += handed.size_bytes
@@ -601,19 +613,111 @@ def of_handed(handed: Sequence[Handed]) -> Facts:
     """Of appends, one behind another."""
     counts = [len(one.sizes) for one in handed]
     count = sum(counts)
-    sizes = _column((one.sizes for one in handed), count).astype(np.int32)
-    groups = _group(handed, count)
-    kinds = list(chain.from_iterable(one.kinds for one in handed))
-    flags = np.fromiter(map(_SYS_FLAG, kinds), np.int32, count)
+    if all(one.ids is not None for one in handed):
+        groups = _group_plain(handed, counts)
+        flags = np.repeat(np.array([one.kinds[0].sys_flag for one in handed], np.int32), counts)
+        described = _describe_plain(handed, counts)
+    else:
+        groups = _group(handed, count)
+        flags = np.fromiter(
+            map(_SYS_FLAG, chain.from_iterable(one.kinds for one in handed)), np.int32, count
+        )
+        described = describe(_properties_only(handed, count), groups)
     return Facts(
         groups,
         _column((one.positions for one in handed), count),
         _column((one.queue_offsets for one in handed), count),
         np.repeat(np.array([one.store_ms for one in handed], np.int64), counts),
-        sizes,
+        _column((one.sizes for one in handed), count).astype(np.int32),
         flags,
-        describe(_properties_only(handed, count), groups),
+        described,
     )
+
+
+_TIME_DIGITS: Final = 8
+"""Of a unique id, behind its maker."""
+
+
+def _group_plain(handed: Sequence[Handed], counts: Sequence[int]) -> list[Group]:
+    """The records of each queue; of appends that have one topic each."""
+    topics = {topic: at for at, topic in enumerate(dict.fromkeys(one.topics[0] for one in handed))}
+    ids = np.fromiter(chain.from_iterable(one.queue_ids for one in handed), np.int64, sum(counts))
+    if len(topics) == 1:  # short ones are sorted by their digits
+        order = np.argsort(ids.astype(np.uint16), kind="stable")
+    else:
+        ids += np.repeat(
+            np.array([topics[one.topics[0]] << 16 for one in handed], np.int64), counts
+        )
+        order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    names = list(topics)
+    queues = [MessageQueue(names[one >> 16], one & 0xFFFF) for one in ordered[firsts].tolist()]
+    return list(zip(queues, np.split(order, firsts[1:]), strict=True))
+
+
+def _describe_plain(handed: Sequence[Handed], counts: Sequence[int]) -> Described:
+    """Tags and keys as they were given: nothing is looked for, and unique ids are hashed by their counters."""
+    count = sum(counts)
+    tags = list(chain.from_iterable(one.tags for one in handed))
+    codes = {tag: tag_hash(tag) for tag in set(tags)}
+    tag_codes = np.fromiter(map(codes.__getitem__, tags), np.int64, count)
+    runs = [(one.topics[0], *run) for one in handed for run in one.ids or ()]
+    leads = [_lead_of_ids(topic, prefix) for topic, prefix, _, _ in runs]
+    firsts, lengths = np.array([run[2:] for run in runs], np.int64).T
+    counters = np.repeat(firsts - (lengths.cumsum() - lengths), lengths) + np.arange(count)
+    unique = np.repeat(np.array(leads, np.uint32), lengths) + _counter_hashes()[counters]
+    hashes, owners = unique.view(np.int32).astype(np.int64), np.arange(count)
+    keyed = [one for one in handed if one.keys[0] is not None]
+    if keyed:
+        whose = owners
+        if len(keyed) < len(handed):
+            whose = np.flatnonzero(np.repeat([one.keys[0] is not None for one in handed], counts))
+        before = np.array([_lead_of_keys(one.topics[0]) for one in handed], np.uint32)
+        given = cast("list[str]", list(chain.from_iterable(one.keys for one in keyed)))
+        of_key, found = _hash_given(given, whose, np.repeat(before, counts))
+        hashes, owners = np.concatenate((hashes, found)), np.concatenate((owners, of_key))
+    return in_order(tag_codes, hashes, owners)
+
+
+def _hash_given(keys: Sequence[str], owners: Longs, leads: Words) -> tuple[Longs, Longs]:
+    """Whose each key is, and its signed hash; ``leads``: uint32[n], the hash of what stands before a record's keys."""
+    sizes = np.fromiter(map(len, keys), np.int64, len(keys))
+    text = "".join(keys)
+    data, at = np.frombuffer(text.encode(), np.uint8), sizes.cumsum() - sizes
+    if " " in text:
+        owners, at, sizes = split_at_blanks(data, owners, at, sizes)
+    return owners, hash_texts(data, at, sizes, leads[owners])
+
+
+@lru_cache(maxsize=4096)
+def _lead_of_keys(topic: str) -> int:
+    return java_hash(f"{topic}#") & _INT
+
+
+@lru_cache(maxsize=4096)
+def _lead_of_ids(topic: str, prefix: str) -> int:
+    """What topic and prefix are worth in the hash of a unique id, behind which four digits stand."""
+    maker, time = (
+        prefix[:-_TIME_DIGITS],
+        prefix[-_TIME_DIGITS:],
+    )  # a new time comes each millisecond
+    return (_lead_of_maker(topic, maker) + java_hash(time)) * pow(31, 4) & _INT
+
+
+@lru_cache(maxsize=4096)
+def _lead_of_maker(topic: str, maker: str) -> int:
+    return java_hash(f"{topic}#{maker}") * pow(31, _TIME_DIGITS)
+
+
+@lru_cache(maxsize=1)
+def _counter_hashes() -> Words:
+    """The hash of every counter's four digits."""
+    digits, counters = np.frombuffer(b"0123456789ABCDEF", np.uint8), np.arange(1 << 16)
+    found = np.zeros(1 << 16, np.uint32)
+    for shift in (12, 8, 4, 0):
+        found = found * np.uint32(31) + digits[counters >> shift & 15]
+    return found
 
 
 def _column(parts: Iterable[Sequence[int]], count: int) -> Longs:
@@ -621,15 +725,10 @@ def _column(parts: Iterable[Sequence[int]], count: int) -> Longs:
 
 
 def _group(handed: Sequence[Handed], count: int) -> list[Group]:
-    numbers: dict[QueueKey, int] = {}
-    queues = list(chain.from_iterable(one.queues for one in handed))
-    for queue in dict.fromkeys(queues):
-        numbers[queue] = len(numbers)
-    if len(numbers) == 1:
-        return [(MessageQueue(*queues[0]), np.arange(count))]
-    kind = (
-        np.uint16 if len(numbers) <= 1 << 16 else np.int64
-    )  # short ones are sorted by their digits
+    queues = [queue for one in handed for queue in zip(one.topics, one.queue_ids, strict=True)]
+    numbers = {queue: number for number, queue in enumerate(dict.fromkeys(queues))}
+    # short ones are sorted by their digits
+    kind = np.uint16 if len(numbers) <= 1 << 16 else np.int64
     codes = np.fromiter(map(numbers.__getitem__, queues), kind, count)
     order = np.argsort(codes, kind="stable")
     ends = np.bincount(codes).cumsum()

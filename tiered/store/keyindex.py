@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.errors import InvalidError
-from tiered.local.files import list_names, open_regular
+from tiered.local.rows import list_names, open_regular
 from tiered.store.disk import make_folder, sync_folder
-from tiered.store.options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
+from tiered.store.store_options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -410,8 +410,8 @@ def sizes_on_disk(root: str, slots: int, items: int) -> tuple[int, int]:
     """
     for path in index_paths(root):
         size = Path(path).stat().st_size
-        if size == INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ITEM_BYTES * items:
-            continue
+        if size in (0, INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ITEM_BYTES * items):
+            continue  # 0: a process ended between making the file and giving it its length; opening gives it
         per_slot = INDEX_SLOT_BYTES + INDEX_ITEM_BYTES * _USUAL_ITEMS_A_SLOT
         slots, rest = divmod(size - INDEX_HEADER_BYTES, per_slot)
         items = slots * _USUAL_ITEMS_A_SLOT

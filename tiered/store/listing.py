@@ -9,6 +9,7 @@ after itself (``TieredDispatcher`` compensates).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,25 +17,36 @@ import numpy.typing as npt
 
 from tiered.crashpoints import reached
 from tiered.errors import DataError
-from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES, encode_items, fillers
+from tiered.format.block import inner_counts, properties_bytes
+from tiered.format.items import (
+    BATCH_ITEM,
+    BATCH_ITEM_BYTES,
+    ITEM_BYTES,
+    encode_items,
+    fillers,
+)
+from tiered.format.properties import parse_properties
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
+from tiered.local.catalog import SCHEDULE_TOPIC
 from tiered.local.face import RecordBatch
-from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
+from tiered.local.layout import (
+    BATCH_DIRECTORY,
+    QUEUE_DIRECTORY,
+)
 from tiered.local.pieces import LogPieces, Next
-from tiered.local.reader import cut_records
+from tiered.local.queue_reader import cut_records
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.facts import of_block, of_handed
-from tiered.store.queues import QueueEnd, encode_units
+from tiered.store.new_message import delivery_ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tiered.format.block import RecordBlock
-    from tiered.local.files import FileRow
+    from tiered.local.rows import FileRow
     from tiered.store.disk import RowWriter
     from tiered.store.facts import Facts, Group, StoredHandover
     from tiered.store.keyindex import KeyIndex
-    from tiered.store.queues import QueueKinds
 
 
 Longs = npt.NDArray[np.int64]
@@ -323,3 +335,82 @@ class Reput:
         if piece.follows is Next.FILE:
             self.position = -(-piece.end // self._log.file_bytes) * self._log.file_bytes
         return True
+
+
+# -- kinds of queues, and where they go on ---------------------------------------------------------
+#
+# Pure but for reads of ``BatchQueue``. Only for topics of a special kind are the records' own properties looked into, one by
+# one.
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKinds:
+    """What kind of consume queues a topic has.
+
+    Attributes:
+        is_batch: Whether a topic's are batch queues.
+        delays_ms: Of the delay levels, the first of level 1.
+        file_bytes: Length of a new plain queue's files.
+        batch_file_bytes: Length of a new batch queue's files.
+    """
+
+    is_batch: Callable[[str], bool]
+    delays_ms: tuple[int, ...]
+    file_bytes: int
+    batch_file_bytes: int
+
+    def needs_records(self, topic: str) -> bool:
+        """Whether a topic's lists say more of a record than was handed over with it."""
+        return topic == SCHEDULE_TOPIC or self.is_batch(topic)
+
+    def counts(self, topic: str, facts: Facts, indices: Longs) -> Longs:
+        """int64[n]: queue offsets that each record takes."""
+        if facts.block is None or not self.is_batch(topic):
+            return np.ones(len(indices), np.int64)
+        return inner_counts(facts.block)[indices].astype(np.int64)
+
+    def tag_codes(self, topic: str, facts: Facts, indices: Longs) -> Longs:
+        """int64[n]: what the list says of each record's tags; of delayed ones when they are to be delivered (UTC ms)."""
+        codes: Longs = facts.described.tag_codes[indices]
+        if facts.block is None or topic != SCHEDULE_TOPIC:
+            return codes
+        return self._delivery_codes(facts.block, indices, codes)
+
+    def _delivery_codes(self, block: RecordBlock, indices: Longs, codes: Longs) -> Longs:
+        found = codes.copy()
+        for at, number in enumerate(indices.tolist()):
+            properties = parse_properties(properties_bytes(block, number))
+            stored_ms = int(block.store_timestamps_ms[number])
+            due_ms = delivery_ms(properties, stored_ms, self.delays_ms)
+            found[at] = codes[at] if due_ms is None else due_ms
+        return found
+
+
+def encode_units(facts: Facts, indices: Longs, counts: Longs, tag_codes: Longs) -> bytes:
+    """The units of a batch queue for records."""
+    units = np.zeros(len(indices), BATCH_ITEM)
+    units["physical_offset"] = facts.physical_offsets[indices]
+    units["size"] = facts.sizes[indices]
+    units["tag_code"] = tag_codes
+    units["store_timestamp_ms"] = facts.store_timestamps_ms[indices]
+    units["base_offset"] = facts.queue_offsets[indices]
+    units["count"] = counts
+    units["compacted_offset"] = -1
+    return units.tobytes()
+
+
+@dataclass(slots=True)
+class QueueEnd:
+    """Where a queue goes on.
+
+    Attributes:
+        next_offset: Queue offset of its next message.
+        file_bytes: Size of its files.
+        is_new: It has no item yet, and so no file.
+        unit: Number of the next unit of a batch queue; None of a plain one.
+    """
+
+    next_offset: int
+    file_bytes: int
+    is_new: bool = False
+    unit: int | None = None

@@ -1,4 +1,4 @@
-"""The commit log of a store that is made of records of another one, and what its consume queues lack then.
+"""Records of elsewhere: a commit log made of them, what its consume queues lack then, and such as a running store is given.
 
 **Contract.** Records keep every byte but their place: the physical offset, and the property CRC over it where a record has
 one. They are put in the order given; where one does not fit a file, a blank fills the rest, as a broker does it. The log
@@ -15,6 +15,7 @@ to be holes (``has_holes``). For one thread.
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,18 +24,42 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from tiered.errors import InvalidError
-from tiered.format.consume_queue import FILLER_SIZE, ITEM_BYTES, encode_items
-from tiered.format.record import BLANK_BYTES_MIN, CRC_MASK, MAGIC_BLANK, SIZE_AND_MAGIC
+from tiered.format import sysflag
+from tiered.format.block import bytes_at
+from tiered.format.hosts import is_v6
+from tiered.format.items import FILLER_SIZE, ITEM_BYTES, encode_items
+from tiered.format.record import (
+    BLANK_BYTES_MIN,
+    CRC_MASK,
+    MAGIC_AT,
+    MAGIC_BLANK,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
+    SIZE_AND_MAGIC,
+    STORE_TIME_AT,
+    SYS_FLAG_AT,
+)
 from tiered.local.consumequeues import PlainQueue
-from tiered.local.files import FileCache
 from tiered.local.layout import LOG_DIRECTORY, inspect, queue_file_bytes
+from tiered.local.rows import FileCache
 from tiered.store.disk import Disk, RowWriter, StoreHold, cut_row
+from tiered.store.encoding import (
+    PROPERTIES_BYTES_MAX,
+    QUEUE_ID_MAX,
+    REFUSED_BITS,
+    Leads,
+    number_in_queues,
+)
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from tiered.format.block import RecordBlock
     from tiered.model import MessageQueue, QueueOffset
+    from tiered.store.encoding import QueueKey
+    from tiered.store.store_options import StoreOptions
 
 Longs = npt.NDArray[np.int64]
 PLACE_AT: Final = 28
@@ -224,3 +249,116 @@ def _fill(index: PlainQueue, rows: RowWriter, place: int, end: int) -> int:
                 rows.write(row.directory, row.file_bytes, at, items)
                 count += len(run)
     return count
+
+
+# -- records that are there already ----------------------------------------------------------------
+
+_TIME_BYTES: Final = 8
+_PREPARED_TO_BODY: Final = 12
+"""Bytes from the field of the prepared transaction to the body; the store's address ends 4 bytes before that."""
+
+
+class ReadyRecords:
+    """Records that lie elsewhere, made anew for one store but for their places, which it gives them (``put_places``).
+
+    Body, checksum, producer, times of the producer and its flags stay as they are; queue and properties are new ones.
+
+    Attributes:
+        data: The records, one behind the other.
+        sizes: Bytes of each.
+        queues: Topic and queue id of each.
+        distinct: The queues there are.
+    """
+
+    def __init__(
+        self,
+        block: RecordBlock,
+        queues: Sequence[QueueKey],
+        properties: Sequence[bytes],
+        options: StoreOptions,
+    ) -> None:
+        """Make them.
+
+        Args:
+            block: The records, all sound; its buffer is not changed.
+            queues: Where each is to go.
+            properties: Of each, as they are to be stored.
+            options: Of the store.
+
+        Raises:
+            InvalidError: One cannot be stored so.
+        """
+        leads = {topic: Leads(topic) for topic in dict.fromkeys(topic for topic, _ in queues)}
+        lengths = list(map(len, properties))
+        if max(lengths, default=0) > PROPERTIES_BYTES_MAX:
+            raise InvalidError(f"properties of more than {PROPERTIES_BYTES_MAX} bytes")
+        middles = [leads[queue[0]][size] for queue, size in zip(queues, lengths, strict=True)]
+        heads = _heads(block, options.store_host)
+        self.queues, self.distinct = queues, set(queues)
+        pieces = chain.from_iterable(zip(heads, middles, properties, strict=True))
+        self.data = bytearray().join(pieces)
+        head_sizes = np.fromiter(map(len, heads), np.int64, len(heads))
+        sizes = head_sizes + np.fromiter(map(len, middles), np.int64, len(middles)) + lengths
+        self.sizes: list[int] = sizes.tolist()
+        self._starts: Longs = np.cumsum(sizes) - sizes
+        self._behind: Longs = self._starts + head_sizes - block.body_sizes
+        self._check(block, options)
+        bytes_at(self.data, ">i4")[self._starts] = sizes
+        magics = [leads[topic].magic for topic, _ in queues]
+        bytes_at(self.data, ">u4")[self._starts + MAGIC_AT] = magics
+        ids = [queue_id for _, queue_id in queues]
+        bytes_at(self.data, ">i4")[self._starts + QUEUE_ID_AT] = ids
+        bytes_at(self.data, ">i8")[self._behind - _PREPARED_TO_BODY] = 0
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.sizes)
+
+    def queue_offsets(
+        self, ends: Mapping[QueueKey, int]
+    ) -> tuple[dict[QueueKey, int], Sequence[int]]:
+        """As of ``Prepared``."""
+        return number_in_queues(self.queues, self.distinct, ends)
+
+    def put_places(
+        self, queue_offsets: Sequence[int], positions: Sequence[int], store_ms: int, host: bytes
+    ) -> None:
+        """Say in each record where it is, when it came, and to whom."""
+        bytes_at(self.data, ">i8")[self._starts + QUEUE_OFFSET_AT] = queue_offsets
+        bytes_at(self.data, ">i8")[self._starts + PHYSICAL_OFFSET_AT] = positions
+        host_at = self._behind - _PREPARED_TO_BODY - 4 - len(host)
+        bytes_at(self.data, ">i8")[host_at - _TIME_BYTES] = store_ms
+        bytes_at(self.data, f"V{len(host)}")[host_at] = np.frombuffer(host, f"V{len(host)}")
+
+    def _check(self, block: RecordBlock, options: StoreOptions) -> None:
+        if (block.sys_flags & REFUSED_BITS).any() or (block.sys_flags < 0).any():
+            raise InvalidError("an inner batch, or a prepared transaction, cannot be stored here")
+        if not all(0 <= queue_id <= QUEUE_ID_MAX for _, queue_id in self.distinct):
+            raise InvalidError(f"a queue id that is not between 0 and {QUEUE_ID_MAX}")
+        largest = max(self.sizes, default=0)
+        if largest > options.record_bytes_max:
+            raise InvalidError(
+                f"a record of {largest} bytes, and at most {options.record_bytes_max} may be"
+            )
+        if (block.body_sizes > options.message_bytes_max).any():
+            raise InvalidError(f"a body of more than {options.message_bytes_max} bytes")
+
+
+def _heads(block: RecordBlock, store_host: str) -> list[bytes]:
+    """The records up to the end of their bodies, with room for the store's address."""
+    view = memoryview(block.buffer).cast("B")
+    ends = (block.body_positions + block.body_sizes).tolist()
+    heads = [bytes(view[slice(*pair)]) for pair in zip(block.positions.tolist(), ends, strict=True)]
+    wanted = sysflag.STORE_HOST_V6 if is_v6(store_host) else 0
+    for at in np.flatnonzero(block.sys_flags & sysflag.STORE_HOST_V6 != wanted).tolist():
+        flags, raw = int(block.sys_flags[at]), bytearray(heads[at])
+        host_at = STORE_TIME_AT + _TIME_BYTES + _extra(flags & sysflag.BORN_HOST_V6)
+        host_end = host_at + _TIME_BYTES + _extra(flags & sysflag.STORE_HOST_V6)
+        raw[host_at:host_end] = bytes(_TIME_BYTES + _extra(wanted))
+        raw[SYS_FLAG_AT : SYS_FLAG_AT + 4] = (flags ^ sysflag.STORE_HOST_V6).to_bytes(4, "big")
+        heads[at] = bytes(raw)
+    return heads
+
+
+def _extra(is_v6_flag: int) -> int:
+    return sysflag.V6_EXTRA_BYTES if is_v6_flag else 0

@@ -25,12 +25,12 @@ from tiered.errors import DataError, InvalidError
 from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.hosts import is_v6, offset_msg_id
-from tiered.format.message import InnerMessage, decode_inner_messages, encode_inner_messages
+from tiered.format.message_forms import InnerMessage, decode_inner_messages, encode_inner_messages
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, encode_record, record_bytes
 from tiered.model import PhysicalOffset, QueueOffset
 from tiered.store.encoding import QUEUE_ID_MAX, TOPIC_BYTES_MAX, check_host, check_topic
-from tiered.store.messages import Appended, Message, broker_order
+from tiered.store.new_message import Appended, NewMessage, broker_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.store.commitlog import CommitLog
     from tiered.store.encoding import RecordPlaces
-    from tiered.store.messages import KeyMaker
-    from tiered.store.options import StoreOptions
+    from tiered.store.new_message import KeyMaker
+    from tiered.store.store_options import StoreOptions
     from tiered.store.topictable import KnownTopics
 
 
@@ -58,13 +58,13 @@ class Special:
         prepared_transaction_offset: Physical offset of the half message that it was; 0 when it was none.
     """
 
-    message: Message
+    message: NewMessage
     prepared_transaction_offset: int = 0
 
 
-def message_of(record: Record) -> Message:
+def message_of(record: Record) -> NewMessage:
     """The message that a record is of, complete: appended as it is, it becomes the same record at another place."""
-    return Message(
+    return NewMessage(
         record.topic,
         record.queue_id,
         record.body,
@@ -77,7 +77,7 @@ def message_of(record: Record) -> Message:
     )
 
 
-def complete(message: Message, *, cluster: str, unique_key: str) -> Message:
+def complete(message: NewMessage, *, cluster: str, unique_key: str) -> NewMessage:
     """A message with all that a broker stores of it, in a broker's order.
 
     Args:
@@ -97,7 +97,7 @@ def complete(message: Message, *, cluster: str, unique_key: str) -> Message:
     return replace(message, tags=None, keys=None, properties=broker_order(found))
 
 
-def inner_batch(messages: Sequence[Message]) -> Message:
+def inner_batch(messages: Sequence[NewMessage]) -> NewMessage:
     """Messages of one queue as the one message that holds them; ``complete`` it before it is appended.
 
     Args:
@@ -113,7 +113,7 @@ def inner_batch(messages: Sequence[Message]) -> Message:
         if (message.topic, message.queue_id) != (first.topic, first.queue_id) or message.sys_flag:
             raise InvalidError("the messages of a batch are of one queue, and plain")
     inner = [InnerMessage(one.flag, one.body, _inner_properties(one)) for one in messages]
-    return Message(
+    return NewMessage(
         first.topic,
         first.queue_id,
         encode_inner_messages(inner),
@@ -227,7 +227,7 @@ class Maker:
         return placed if names.INNER_BASE in found else broker_order(placed)
 
 
-def _check_batch(message: Message, *, is_batch_topic: bool) -> None:
+def _check_batch(message: NewMessage, *, is_batch_topic: bool) -> None:
     if not is_batch_topic:
         raise InvalidError(
             f"an inner batch for {message.topic}, which has no batch consume queues",
@@ -244,7 +244,7 @@ def _check_batch(message: Message, *, is_batch_topic: bool) -> None:
         raise InvalidError(f"an inner batch of {count} messages that says it has {told}")
 
 
-def _inner_properties(message: Message) -> bytes:
+def _inner_properties(message: NewMessage) -> bytes:
     named = {names.TAGS: message.tags, names.KEYS: message.keys}
     given = {name: value for name, value in named.items() if value is not None}
     try:
@@ -271,12 +271,12 @@ class AsIs:
         queue = special.message.topic, special.message.queue_id
         is_batch = self._topics.is_batch(queue[0])
         made = Maker(special, self._options, is_batch_topic=is_batch)
-        self._topics.ensure({queue}, (queue,))
+        self._topics.ensure((queue,))
         places = self._log.append_made(queue, made.takes, made.make)
         return made.receipt(places), places.end
 
 
-def completed(message: Message, *, cluster: str, keys: KeyMaker, clock: Clock) -> Message:
+def completed(message: NewMessage, *, cluster: str, keys: KeyMaker, clock: Clock) -> NewMessage:
     """A message with what a broker adds, in its order, and a new unique id if it has none."""
     (key,) = keys.take(1, int(clock.now_ms()))
     return complete(message, cluster=cluster, unique_key=key)

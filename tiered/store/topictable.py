@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PERM_READ_WRITE: Final = 6
 _PERM_INHERIT: Final = 7
 _PERM_SYNC_MEMBER: Final = 1
+BATCH_TYPE: Final = "BatchCQ"
+COMPACTED: Final = "COMPACTION"
 _TABLE: Final = "topicConfigTable"
 _VERSION: Final = "dataVersion"
 _COUNTS: Final = ("readQueueNums", "writeQueueNums")
@@ -136,8 +138,25 @@ class TopicTable:
 
     def is_batch(self, name: str) -> bool:
         """Whether the topic's consume queues are of the batch kind."""
+        return self._attribute(name, "queue.type") == BATCH_TYPE
+
+    def is_compacted(self, name: str) -> bool:
+        """Whether of each key of the topic only the newest message is to be kept."""
+        return self._attribute(name, "cleanup.policy") == COMPACTED
+
+    def compacted(self) -> set[str]:
+        """All topics of this kind."""
+        return {name for name in list(self._table) if self.is_compacted(name)}
+
+    def set_compacted(self, name: str) -> None:
+        """Make a topic such. Not yet saved."""
+        attributes = self._table[name].get("attributes")
+        kept = attributes if isinstance(attributes, dict) else {}
+        self._table[name]["attributes"] = {**kept, "cleanup.policy": COMPACTED}
+
+    def _attribute(self, name: str, attribute: str) -> object:
         attributes = self._table.get(name, {}).get("attributes")
-        return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
+        return attributes.get(attribute) if isinstance(attributes, dict) else None
 
     def save(self, now_ms: int) -> None:
         """Write the table.
@@ -156,14 +175,14 @@ class TopicTable:
         replace_file(self._path, text.encode())
 
 
-BATCH_TYPE: Final = "BatchCQ"
-
-
 class KnownTopics:
     """The topics of a store that is being written: made when a message names them, or by hand.
 
     **Contract.** For any thread. A topic stands in the table on the disk before its first message is in the log; a
     crash between the two leaves a topic without messages.
+
+    Attributes:
+        compacted: Topics of which only the newest message of each key is kept.
     """
 
     def __init__(self, table: TopicTable, clock: Clock, queues: int) -> None:
@@ -172,39 +191,53 @@ class KnownTopics:
         self._clock = clock
         self._queues = queues
         self._known: set[QueueKey] = set()
+        self.compacted = table.compacted()
         self._lock = threading.Lock()
 
-    def ensure(self, queues: AbstractSet[QueueKey], in_order: Iterable[QueueKey]) -> None:
-        """See to it that queues exist: those of ``in_order``, each of which is in ``queues``.
+    def has(self, queues: AbstractSet[QueueKey]) -> bool:
+        """Whether all are known to exist: then nothing has to be seen to."""
+        return queues <= self._known
+
+    def ensure(self, queues: Iterable[QueueKey]) -> None:
+        """See to it that queues exist, in this order.
 
         Raises:
             OSError: The table could not be saved.
         """
-        if queues <= self._known:
-            return
-        for topic, queue_id in dict.fromkeys(in_order):
+        for topic, queue_id in dict.fromkeys(queues):
+            if (topic, queue_id) in self._known:
+                continue
             with self._lock:
                 now_ms = self._clock.now_ms()
                 self._table.ensure(topic, queue_id, queues=self._queues, now_ms=now_ms)
                 reached("store-topic-made")
                 self._known.add((topic, queue_id))
 
-    def create(self, topic: str, queues: int, *, is_batch: bool) -> None:
+    def create(
+        self, topic: str, queues: int, *, is_batch: bool, is_compacted: bool = False
+    ) -> None:
         """Make a topic, or give one more queues.
 
         Raises:
-            InvalidError: The name is none, ``queues`` is not positive, or the topic has queues of the other kind.
+            InvalidError: The name is none, ``queues`` is not positive, the topic has queues of the other kind, or would be
+                compacted and have batch queues.
             OSError: The table could not be saved.
         """
         check_topic(topic)
         if queues <= 0:
             raise InvalidError(f"topic {topic}: {queues} queues")
+        if is_batch and is_compacted:
+            raise InvalidError(f"topic {topic}: messages of inner batches cannot be compacted")
         with self._lock:
             if topic in self._table and is_batch != self._table.is_batch(topic):
                 raise InvalidError(f"topic {topic} is there, with consume queues of the other kind")
             kind = BATCH_TYPE if is_batch else None
             now_ms = self._clock.now_ms()
             self._table.ensure(topic, queues - 1, queues=queues, now_ms=now_ms, queue_type=kind)
+            if is_compacted and not self._table.is_compacted(topic):
+                self._table.set_compacted(topic)
+                self._table.save(now_ms)
+                self.compacted = self._table.compacted()
 
     def is_batch(self, topic: str) -> bool:
         """Whether a topic has batch consume queues."""

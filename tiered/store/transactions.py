@@ -16,15 +16,15 @@ from tiered.errors import InvalidError
 from tiered.format import properties as names
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from tiered.model import MessageQueue
-from tiered.store.messages import Message, broker_order
+from tiered.store.new_message import NewMessage, broker_order
 from tiered.store.special import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.format.record import Record
-    from tiered.store.message_store import MessageStore
-    from tiered.store.messages import Appended
+    from tiered.store.embedded import MessageStore
+    from tiered.store.new_message import Appended
 
 HALF_QUEUE: Final = MessageQueue("RMQ_SYS_TRANS_HALF_TOPIC", 0)
 OP_QUEUE: Final = MessageQueue("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0)
@@ -33,7 +33,7 @@ _COUNT: Final = 256
 _BYTES: Final = 4 << 20
 
 
-def half_message(message: Message, producer_group: str) -> Message:
+def half_message(message: NewMessage, producer_group: str) -> NewMessage:
     """What is stored of a message that waits for a decision.
 
     Args:
@@ -63,7 +63,7 @@ def half_message(message: Message, producer_group: str) -> Message:
     )
 
 
-def committed(half: Message) -> Message:
+def committed(half: NewMessage) -> NewMessage:
     """What is stored in its topic of a half message that is committed.
 
     Raises:
@@ -77,9 +77,9 @@ def committed(half: Message) -> Message:
     return replace(half, topic=topic, queue_id=int(queue_id), properties=found, sys_flag=flag)
 
 
-def mark_of(queue_offset: int) -> Message:
+def mark_of(queue_offset: int) -> NewMessage:
     """The mark that a half message is decided."""
-    return Message(
+    return NewMessage(
         OP_QUEUE.topic,
         OP_QUEUE.queue_id,
         f"{queue_offset},".encode(),
@@ -93,7 +93,7 @@ class Transactions:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
-    def prepare(self, message: Message, producer_group: str) -> Appended:
+    def prepare(self, message: NewMessage, producer_group: str) -> Appended:
         """Store a half message. Errors as of ``MessageStore.append_as_is``."""
         half = half_message(self._store.complete(message), producer_group)
         return self._store.append_as_is(half)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tiered.errors import InvalidError
 from tiered.format.properties import UNIQ_KEY
 from tiered.format.record import decode_record
-from tiered.log.timers import HOUR_MS, cancel_action
+from tiered.log.timers import HOUR_MS, FactsCopy, cancel_action
 from tiered.upkeep.workplace import journal_writer
 from timer.dequeue import TimerReader
 
@@ -48,7 +48,9 @@ def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
             do="`tiered timer ls URL --messages` lists them",
         )
     rows = [(one.due_ms // HOUR_MS, one.offset) for one in found]
-    journal_writer(at).append([cancel_action(rows)], check=lambda state: _require(state, rows))
+    journal = journal_writer(at)
+    journal.append([cancel_action(rows)], check=lambda state: _require(state, rows))
+    FactsCopy(at.store, at.prefix).keep(journal.state.timers, journal.number)
     return [
         {
             "hour_ms": one.due_ms // HOUR_MS * HOUR_MS,

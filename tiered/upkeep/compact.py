@@ -1,6 +1,6 @@
 """Key compaction of a tier: of each key of a topic the newest message stays. Plan, then apply.
 
-Overview: ``Compactor.plan`` reads the sealed segments of each queue that is due (``tiered.compaction.choice``): once for the
+Overview: ``Compactor.plan`` reads the sealed segments of each queue that is due (``tiered.compaction.passes``): once for the
 offset map what was not compacted yet, then all of it, round by round, to see what stays. ``apply`` rewrites the parts of
 which something goes as sparse sections in bundles of the last level, and names them with one ``compacted`` action for as
 many whole queues as fill a bundle: a reader sees a queue before or after, never a mix.
@@ -12,7 +12,8 @@ Beside a running writer: it takes no reign, and touches only sealed segments. An
 presumes is still there; merging or expiry may come between, then the plan is refused and made again. It is refused as
 well when the reign has changed, since a gc under a newer one may have deleted what nobody had named.
 
-Memory: the offset map, one bundle (64 MiB) and what is read for it, one bit a message planned.
+Memory: the offset map and as much of columns that are looked at again, one bundle (64 MiB) and the two parts that were read
+last, one bit a message planned.
 
 Retries and errors: reads and uploads are tried again by the store. What is damaged ends the run, before that queue is
 touched. After a crash: what was uploaded and not named is an orphan, which ``gc`` removes; plan again.
@@ -20,42 +21,50 @@ touched. After a crash: what was uploaded and not named is an orphan, which ``gc
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from backends.wrapping import Prices
-from tiered.api.ends import require_conditional_writes
-from tiered.compaction.choice import LogFile, PassSettings, plan_pass
+from tiered.api.broker_place import require_conditional_writes
+from tiered.clock import ManualClock
 from tiered.compaction.keyed import keyed_records
-from tiered.compaction.offset_map import OffsetMap
+from tiered.compaction.offset_map import OffsetMap, in_several
+from tiered.compaction.passes import LogFile, PassSettings, plan_pass
 from tiered.compaction.retention import (
     CAREFUL,
+    EVERY,
+    PieceCache,
     RetentionPolicy,
     fill,
     stays,
     tombstones_gone,
     with_pass,
 )
-from tiered.compaction.rewrite import RUN_BYTES_MAX, PartLeft, compacted_run, plan_runs
 from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import Packer
 from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
-from tiered.format.bundle import build_section
-from tiered.format.record import RECORD_BYTES_MIN
 from tiered.journal.entry import Entry
-from tiered.log.bundles import SectionRow, bundle_row, encode_numbers
-from tiered.log.decode import decode_items, decode_records
+from tiered.keys import guest_sequences, maker_of
+from tiered.log.bundles import bundle_row, encode_numbers
+from tiered.log.flat_file import ITEM
 from tiered.log.merge import LAST_LEVEL, MergeOutput, MergeRun, fingerprint
 from tiered.log.parts import Parts, Pass
 from tiered.log.reader import TierReader
-from tiered.log.sections import read_part
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
+from tiered.upkeep.compact_sections import (
+    RUN_BYTES_MAX,
+    PartLeft,
+    part_records,
+    plan_runs,
+    section_of,
+)
 from tiered.upkeep.workplace import (
     FORMAT,
     Ledger,
@@ -67,24 +76,29 @@ from tiered.upkeep.workplace import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from tiered.compaction.choice import PassPlan
+    from backends.base import ObjectStore
+    from tiered.compaction.passes import PassPlan
     from tiered.compaction.retention import Flags, KeyedRecords
     from tiered.format.bundle import Section
+    from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
-    from tiered.journal.writer import JournalWriter
     from tiered.local.face import RecordBatch
+    from tiered.log.bundles import SectionRow
     from tiered.log.parts import Part, QueueLife, Segment
     from tiered.log.state import TierState
     from tiered.upkeep.workplace import Workplace
 
+Tell = Callable[[MessageQueue, int, int], None]
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 STORED_PER_GIB_MONTH: Final = 0.023
 """US dollars, as of ``backends.wrapping.Prices``."""
+KEYS_SAMPLED: Final = 1 << 16
+"""Of each queue so many keys, at most, are held against those of the topic's other queues; 512 KiB."""
 _ENTRY_REQUESTS: Final = 3
 """An entry, the listing behind it, and its share of checkpoint and ledger, about."""
 
@@ -98,38 +112,64 @@ class CompactSettings:
         passes: When a pass is made.
         memory_bytes: Of the offset map, at most.
         compression: Of what is rewritten; None: it stays as it is.
+        across_queues: The newest message of a key in all queues of its topic stays, by store time; else one in each queue.
     """
 
     retention: RetentionPolicy = CAREFUL
     passes: PassSettings = field(default_factory=PassSettings)
     memory_bytes: int = 128 * MIB
     compression: Compression | None = field(default_factory=Compression)
+    across_queues: bool = False
 
 
-@dataclass(slots=True)
-class _Judged:
-    """A queue whose messages have been looked at.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A queue that a pass is over.
 
     Attributes:
-        parts: Those that a pass is over.
-        stays: Of each, which messages stay, as bits.
-        left_bytes: Of each, bytes of records that stay.
-        counts: What was met.
+        queue: Whose.
+        number: Of its life, among the queue's lives.
+        life: That life.
+        planned: How far the pass goes.
+        segments: Those that it goes over.
+        parts: Theirs, in order.
+        tombstones_to: The queue offset below which tombstones may go.
     """
 
     queue: MessageQueue
     number: int
     life: QueueLife
+    planned: PassPlan
     segments: tuple[Segment, ...]
     parts: Parts
-    stays: list[npt.NDArray[np.uint8]]
-    left_bytes: list[int]
-    counts: dict[str, int]
+    tombstones_to: int
 
     @property
-    def gone(self) -> list[int]:
-        """Of each part how many messages go."""
-        return [int(np.count_nonzero(~self.left(at))) for at in range(len(self.parts))]
+    def last(self) -> int:
+        """Queue offset of the queue's newest message, which stays whatever it is; -1: the pass does not reach it."""
+        end = int(self.parts.queue_end)
+        return end - 1 if end == self.life.commit_offset else -1
+
+
+@dataclass(slots=True)
+class Judged:
+    """A queue whose messages have been looked at.
+
+    Attributes:
+        look: It.
+        gone: Of each part, how many messages go.
+        left_bytes: Of each, bytes of records that stay.
+        counts: What was met: ``keys``, ``rounds``, ``reads``, ``keyless``, ``tombstones``.
+        stays: Of each, which messages stay, as bits; empty where only workers know.
+        number: Of the queue among those that were looked at together.
+    """
+
+    look: Look
+    gone: list[int]
+    left_bytes: list[int]
+    counts: dict[str, int]
+    stays: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    number: int = 0
 
     def changed(self) -> list[bool]:
         """Of each part whether any message goes."""
@@ -137,18 +177,136 @@ class _Judged:
 
     def left(self, at: int) -> Flags:
         """bool[count], which messages of a part stay."""
-        return np.unpackbits(self.stays[at], count=int(self.parts.rows["count"][at])).view(np.bool_)
+        count = int(self.look.parts.rows["count"][at])
+        return np.unpackbits(self.stays[at], count=count).view(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found of queues of one topic.
+
+    Attributes:
+        judged: Of each, in order.
+        spread_keys: Of some keys, how many are in several of the queues.
+        of_keys: Of how many.
+    """
+
+    judged: list[Judged]
+    spread_keys: int
+    of_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbouring parts of a queue that become one section.
+
+    Attributes:
+        judged: The queue.
+        run: The parts.
+        begin: Number of the first of them among those of the look.
+    """
+
+    judged: Judged
+    run: MergeRun
+    begin: int
+
+    @property
+    def left_bytes(self) -> int:
+        """Of records that stay, and items."""
+        some = slice(self.begin, self.begin + len(self.run.parts))
+        items = ITEM.itemsize * int(self.run.parts.column("count").sum())
+        return sum(self.judged.left_bytes[some]) + items
+
+
+@dataclass(frozen=True, slots=True)
+class MadeBundle:
+    """A bundle that was uploaded, and is to be named.
+
+    Attributes:
+        row: For the action.
+        size_bytes: Of the object.
+        runs: What its sections take the place of, in order.
+    """
+
+    row: list[Any]
+    size_bytes: int
+    runs: tuple[MergeRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Who uploads, beside the reigning writer.
+
+    Attributes:
+        generation: Of the reign.
+        writer: Id.
+        sequences: Numbers of its objects (``tiered.keys.guest_sequences``).
+        now_ms: UTC; keys begin with it.
+        escapes_case: The store takes names for one that differ only in case.
+    """
+
+    generation: int
+    writer: str
+    sequences: Iterator[int]
+    now_ms: int
+    escapes_case: bool
+
+    def uploader(self, store: ObjectStore, prefix: str) -> Uploader:
+        """Puts its objects."""
+        return Uploader(
+            store,
+            prefix,
+            generation=self.generation,
+            writer=self.writer,
+            clock=ManualClock(self.now_ms),
+            escapes_case=self.escapes_case,
+            sequences=self.sequences,
+        )
+
+
+class Maker(Protocol):
+    """Makes bundles of pieces."""
+
+    @property
+    def is_full(self) -> bool:
+        """There is enough for an action."""
+
+    def add(self, piece: Piece) -> None:
+        """Take a piece, and make of it what can be made now."""
+
+    def finish(self) -> list[MadeBundle]:
+        """Make the rest; all bundles since the last time."""
+
+
+class Engine(Protocol):
+    """What reads and writes messages: this process, or Spark's (``tiered.upkeep.compact_spark``)."""
+
+    def judge(self, looks: Sequence[Look]) -> Verdict:
+        """Look at queues of one topic.
+
+        Raises:
+            DataError: Something is damaged.
+            BackendError: The store could not be read.
+        """
+
+    def maker(self, guest: Guest) -> Maker:
+        """Makes bundles in the name of ``guest``."""
 
 
 class Compactor:
-    """Compacts topics of one tier, on one thread."""
+    """Compacts topics of one tier, on one thread.
+
+    Attributes:
+        engine: What reads and writes messages.
+    """
 
     def __init__(
         self,
         at: Workplace,
         settings: CompactSettings,
         *,
-        tell: Callable[[MessageQueue, int, int], None] = lambda _queue, _done, _of: None,
+        tell: Tell = lambda _queue, _done, _of: None,
+        engine: Engine | None = None,
     ) -> None:
         """Read nothing yet.
 
@@ -156,11 +314,13 @@ class Compactor:
             at: The tier.
             settings: How.
             tell: Progress: the queue, messages looked at, and how many there are to look at.
+            engine: What reads and writes messages; None: this process.
         """
         self._at = at
         self._settings = settings
-        self._tell = tell
-        self._judged: dict[tuple[MessageQueue, int], _Judged] = {}
+        self.engine = engine or LocalEngine(at, settings, tell)
+        self._judged: dict[tuple[MessageQueue, int], Judged] = {}
+        self._spread: dict[str, tuple[int, int]] = {}
 
     # -- planning ---------------------------------------------------------------------------------
 
@@ -175,24 +335,27 @@ class Compactor:
         reader = TierReader(self._at.store, self._at.prefix)
         reader.refresh()
         now_ms, state = self._at.clock.now_ms(), reader.state
-        for topic in topics:
-            if all(queue.topic != topic for queue in state.queues):
+        steps, left = [], []
+        for topic in sorted(set(topics)):
+            queues = sorted(queue for queue in state.queues if queue.topic == topic)
+            if not queues:
                 raise InvalidError(
                     f"the tier has no topic {topic}",
                     where=self._at.store.url,
                     do="`tiered ls URL` lists them",
                 )
-        steps, left = [], []
-        for queue in sorted(queue for queue in state.queues if queue.topic in topics):
-            number = len(state.queues[queue]) - 1
-            planned = self._pass(state.queues[queue][number], now_ms)
-            row = _row(queue, state.queues[queue][number], number, planned)
-            if planned.is_due:
-                life = state.queues[queue][number]
-                judged = self._judge(queue, number, life, planned, now_ms)
-                steps.append({**row, **self._step(judged, planned, now_ms)})
-            else:
-                left.append(row)
+            planned = {queue: self._pass(state.queues[queue][-1], now_ms) for queue in queues}
+            due = [queue for queue in queues if planned[queue].is_due]
+            if due and self._settings.across_queues:  # what is newest of a key may be in any
+                due = [queue for queue in queues if planned[queue].end > planned[queue].start]
+            looks = [self._look(state, queue, planned[queue], now_ms) for queue in due]
+            found = self._judge(looks)
+            steps += [self._step(judged, now_ms) for judged in found]
+            left += [
+                _row(queue, state.queues[queue][-1], len(state.queues[queue]) - 1, planned[queue])
+                for queue in queues
+                if queue not in due
+            ]
         return self._document(reader, now_ms, list(topics), steps, left)
 
     def _pass(self, life: QueueLife, now_ms: int) -> PassPlan:
@@ -200,63 +363,26 @@ class Compactor:
         files = [_file(segment) for segment in life.segments]
         return plan_pass(files, compacted_to, self._settings.passes, now_ms)
 
-    def _judge(
-        self, queue: MessageQueue, life_number: int, life: QueueLife, planned: PassPlan, now_ms: int
-    ) -> _Judged:
-        retention = self._settings.retention
-        gone_to = tombstones_gone(life.passes, retention, now_ms)
-        able = [one for one in life.segments if one.base_queue_offset < planned.end]
+    def _look(self, state: TierState, queue: MessageQueue, planned: PassPlan, now_ms: int) -> Look:
+        lives = state.queues[queue]
+        life = lives[-1]
+        able = tuple(one for one in life.segments if one.base_queue_offset < planned.end)
         parts = Parts.joined(segment.parts for segment in able)
-        flags = [np.ones(count, np.bool_) for count in parts.column("count").tolist()]
-        left_bytes = [0] * len(parts)
-        counts = dict.fromkeys(("keys", "rounds", "reads", "keyless", "tombstones"), 0)
-        at = planned.dirty_from
-        while at < planned.end:
-            known = OffsetMap(self._settings.memory_bytes)
-            at = fill(known, self._from(queue, parts, at, counts), planned.end)
-            counts["keys"] += known.keys
-            counts["rounds"] += 1
-            for number, part in enumerate(parts):
-                if part.queue_offset > known.latest:
-                    break
-                records = self._records(queue, part, counts)
-                rule = partial(stays, known=known, policy=retention, tombstones_to=gone_to)
-                left_bytes[number] = _judge_part(part, flags[number], records, rule, counts)
-        if int(parts.queue_end) == life.commit_offset and not flags[-1][-1]:
-            flags[-1][-1] = True
-            left_bytes[-1] += (
-                RECORD_BYTES_MIN  # about: the queue's last message stays whatever it is
-            )
-        packed = [np.packbits(mine) for mine in flags]
-        judged = _Judged(queue, life_number, life, tuple(able), parts, packed, left_bytes, counts)
-        self._judged[queue, life_number] = judged
-        return judged
+        gone_to = tombstones_gone(life.passes, self._settings.retention, now_ms)
+        return Look(queue, len(lives) - 1, life, planned, able, parts, gone_to)
 
-    def _from(
-        self, queue: MessageQueue, parts: Parts, start: int, counts: dict[str, int]
-    ) -> Iterator[KeyedRecords]:
-        for part in parts:
-            if part.queue_end > start:
-                for records in self._records(queue, part, counts):
-                    yield records.some(records.offsets >= start)
+    def _judge(self, looks: list[Look]) -> list[Judged]:
+        """Look at queues of one topic, and remember what was found."""
+        if not looks:
+            return []
+        verdict = self.engine.judge(looks)
+        if verdict.spread_keys and not self._settings.across_queues:
+            self._spread[looks[0].queue.topic] = verdict.spread_keys, verdict.of_keys
+        self._judged.update({(one.look.queue, one.look.number): one for one in verdict.judged})
+        return verdict.judged
 
-    def _records(
-        self, queue: MessageQueue, part: Part, counts: dict[str, int]
-    ) -> Iterator[KeyedRecords]:
-        counts["reads"] += 1
-        self._tell(queue, int(part.queue_offset), int(part.queue_end))
-        yield from keyed_records(self._batch(queue, part))
-
-    def _batch(self, queue: MessageQueue, part: Part) -> RecordBatch:
-        """All of a part, each record held against its item."""
-        at = self._at
-        log, index = read_part(at.store, at.prefix, part)
-        items = decode_items(part, part.queue_offset, index, where=at.prefix)
-        begin = int(part.log_offset)
-        return decode_records(queue, part, items, log, begin, where=at.prefix).records
-
-    def _step(self, judged: _Judged, planned: PassPlan, now_ms: int) -> dict[str, Any]:
-        parts = judged.parts
+    def _step(self, judged: Judged, now_ms: int) -> dict[str, Any]:
+        look, parts = judged.look, judged.look.parts
         changed, left_bytes = judged.changed(), judged.left_bytes
         log_bytes = parts.column("log_bytes")
         rewritten = sum(size for size, goes in zip(left_bytes, changed, strict=True) if goes)
@@ -267,11 +393,12 @@ class Compactor:
         saved = (log_bytes - np.array(left_bytes, np.int64)) * share
         policy = self._settings.retention
         passes = with_pass(
-            judged.life.passes,
-            Pass(planned.end, now_ms),
+            look.life.passes,
+            Pass(look.planned.end, now_ms),
             now_ms - policy.tombstone_retention_ms,
         )
         return {
+            **_row(look.queue, look.life, look.number, look.planned),
             "messages": parts.messages,
             "gone_messages": sum(judged.gone),
             "log_bytes": int(log_bytes.sum()),
@@ -315,7 +442,12 @@ class Compactor:
             "tombstone_retention_ms": settings.retention.tombstone_retention_ms,
             "keeps_keyless": settings.retention.keeps_keyless,
             "map_bytes": settings.memory_bytes,
+            "across_queues": settings.across_queues,
             **{name: sum(step[name] for step in steps) for name in summed},
+            "spread": [
+                {"topic": topic, "keys": keys, "of_keys": of}
+                for topic, (keys, of) in sorted(self._spread.items())
+            ],
             "steps": steps,
             "left": left,
         }
@@ -341,16 +473,15 @@ class Compactor:
         journal = journal_writer(at)
         if dict(journal.state.store) != plan["store"]:
             raise moved_on("it belongs to another store")
-        uploader = Uploader(
-            at.store,
-            at.prefix,
-            generation=journal.state.generation,
-            writer=journal.writer,
-            clock=at.clock,
+        guest = Guest(
+            journal.state.generation,
+            journal.writer,
+            _sequences(plan, journal),
+            at.clock.now_ms(),
             escapes_case=not able.distinguishes_case,
-            first=at.clock.now_ms() // 1000,
         )
-        run = _CompactRun(self, journal, uploader, plan, self._settings.compression)
+        self._judge_again(plan, journal.state)
+        run = _CompactRun(self, journal, self.engine.maker(guest), plan)
         run.run()
         journal.write_checkpoint()
         ledger.end(run.done)
@@ -362,80 +493,67 @@ class Compactor:
             "run": ledger.run,
         }
 
-    def judged(self, step: dict[str, Any], plan: Plan, state: TierState) -> _Judged | None:
-        """What stays of a queue; None when the step was carried out before.
+    def _judge_again(self, plan: Plan, state: TierState) -> None:
+        """Look at what a plan of another process is over, topic by topic.
 
         Raises:
-            InvalidError: The queue is not what it was.
+            InvalidError: A queue is not what it was.
         """
+        looks: dict[str, list[Look]] = defaultdict(list)
+        for step in plan["steps"]:
+            look = self._planned_look(step, plan, state)
+            if look is None:
+                continue
+            known = self._judged.get((look.queue, look.number))
+            if known is None or fingerprint(known.look.parts) != step["fingerprint"]:
+                looks[look.queue.topic].append(look)
+        for topic, some in looks.items():
+            steps = [step for step in plan["steps"] if step["topic"] == topic]
+            if plan["across_queues"] and len(some) < len(steps):
+                raise moved_on(f"some queues of {topic} were compacted since, and not all")
+            self._judge(some)
+
+    def _planned_look(self, step: dict[str, Any], plan: Plan, state: TierState) -> Look | None:
+        """A step's queue as it is now; None when the step was carried out before."""
         queue, number = MessageQueue(step["topic"], step["queue_id"]), int(step["life"])
         lives = state.queues.get(queue, ())
         life = lives[number] if number < len(lives) else None
-        if life is None or life.incarnation != step["incarnation"]:
+        if life is None or number != len(lives) - 1 or life.incarnation != step["incarnation"]:
             raise moved_on(f"{queue} has begun anew")
         if [[one.end, one.time_ms] for one in life.passes] == step["passes"]:
             return None
         able = (one for one in life.segments if one.base_queue_offset < step["end"])
         if fingerprint(Parts.joined(one.parts for one in able)) != step["fingerprint"]:
             raise moved_on(f"the parts of {queue} have changed, as merging or expiry changes them")
-        known = self._judged.get((queue, number))
-        if known is not None and fingerprint(known.parts) == step["fingerprint"]:
-            return known
         planned = self._pass(life, plan["made_ms"])
         if (planned.end, planned.dirty_from) != (step["end"], step["dirty_from"]):
             raise moved_on(f"the options do not give what was planned for {queue}")
-        return self._judge(queue, number, life, planned, plan["made_ms"])
+        return self._look(state, queue, planned, plan["made_ms"])
 
-    def lefts(self, judged: _Judged, begin: int, end: int) -> list[PartLeft]:
-        """Parts of a queue, read, and what stays of them."""
-        return [
-            PartLeft(judged.parts[at], self._batch(judged.queue, judged.parts[at]), judged.left(at))
-            for at in range(begin, end)
-        ]
+    def judged(self, step: dict[str, Any], plan: Plan, state: TierState) -> Judged | None:
+        """What stays of a queue; None when the step was carried out before.
 
-
-def _judge_part(
-    part: Part,
-    mine: Flags,
-    pieces: Iterable[KeyedRecords],
-    rule: Callable[[KeyedRecords], Flags],
-    counts: dict[str, int],
-) -> int:
-    """Clear the flags of messages that go; bytes of the records that stay."""
-    left_bytes = 0
-    for records in pieces:
-        where = records.offsets - int(part.queue_offset)
-        mine[where] &= rule(records)
-        left_bytes += int(records.sizes[mine[where]].sum())
-        if counts["rounds"] == 1:
-            counts["keyless"] += int(np.count_nonzero(~records.has_key))
-            counts["tombstones"] += int(np.count_nonzero(records.is_tombstone))
-    return left_bytes
+        Raises:
+            InvalidError: The queue is not what it was.
+        """
+        look = self._planned_look(step, plan, state)
+        return None if look is None else self._judged[look.queue, look.number]
 
 
 class _CompactRun:
-    """Carries out a plan: whole queues are gathered until a bundle is full, then named by one action."""
+    """Carries out a plan: whole queues are gathered until there is enough, then named by one action."""
 
     def __init__(
-        self,
-        compactor: Compactor,
-        journal: JournalWriter[TierState],
-        uploader: Uploader,
-        plan: Plan,
-        compression: Compression | None,
+        self, compactor: Compactor, journal: JournalWriter[TierState], maker: Maker, plan: Plan
     ) -> None:
         self._compactor = compactor
         self._journal = journal
-        self._uploader = uploader
+        self._maker = maker
         self._plan = plan
-        self._packer = Packer(compression) if compression else None
         self._generation = journal.state.generation
         self.done = dict.fromkeys(
             ("steps", "already_done", "entries", "bundles", "stored_bytes"), 0
         )
-        self._open: list[tuple[MergeRun, tuple[SectionRow, Section]]] = []
-        self._bundles: list[list[Any]] = []
-        self._runs: list[MergeRun] = []
         self._passes: list[list[Any]] = []
 
     def run(self) -> None:
@@ -445,80 +563,32 @@ class _CompactRun:
             if judged is None:
                 self.done["already_done"] += 1
                 continue
-            if self._passes and self._passes[-1][0] != step["topic"]:
+            is_other = bool(self._passes) and self._passes[-1][0] != step["topic"]
+            if is_other or (self._maker.is_full and not self._plan["across_queues"]):
                 self._publish()
-            self._queue(judged)
+            for piece in pieces_of(judged):
+                self._maker.add(piece)
             self._passes.append([step["topic"], step["queue_id"], step["life"], step["passes"]])
-            if self._bundles:
-                self._publish()
         if self._passes:
             self._publish()
 
-    def _queue(self, judged: _Judged) -> None:
-        changed, left_bytes = judged.changed(), judged.left_bytes
-        base = 0
-        for segment in judged.segments:
-            many = len(segment.parts)
-            some = slice(base, base + many)
-            for begin, end in plan_runs(segment.parts, changed[some], left_bytes[some]):
-                self._section(judged, segment, base + begin, base + end)
-            base += many
-
-    def _section(self, judged: _Judged, segment: Segment, begin: int, end: int) -> None:
-        made = compacted_run(self._compactor.lefts(judged, begin, end))
-        parts = judged.parts[begin:end]
-        run = MergeRun(
-            judged.queue, judged.number, judged.life.incarnation, segment.base_offset, parts
-        )
-        row = SectionRow(
-            judged.queue,
-            judged.life.incarnation,
-            segment.base_offset,
-            int(parts[0].log_offset),
-            int(parts[0].queue_offset),
-            made.holes,
-            made.store_min_ms,
-            made.store_max_ms,
-            made.last,
-            log_gone=made.log_gone,
-        )
-        section = None
-        if self._packer is not None and made.records:
-            data = b"".join(made.records)
-            section = self._packer.pack(judged.queue.topic, data, made.items, may_be_sparse=True)
-        section = section or build_section(made.records, made.items, may_be_sparse=True)
-        self._open.append((run, (row, section)))
-        if sum(one.place.size_bytes for _, (_, one) in self._open) >= RUN_BYTES_MAX:
-            self._upload()
-
-    def _upload(self) -> None:
-        runs = tuple(run for run, _ in self._open)
-        queues = {run.queue for run in runs}
-        own = runs[0].queue if len(queues) == 1 else None
-        output = MergeOutput(LAST_LEVEL, runs, runs[0].queue.topic, own)
-        stored = self._uploader.put_merged(output, [section for _, section in self._open])
-        reached("compacted-stored")
-        self._bundles.append(bundle_row(stored.bundle, stored.packed))
-        self._runs += runs
-        self.done["bundles"] += 1
-        self.done["stored_bytes"] += stored.bundle.size_bytes
-        self._open.clear()
-
     def _publish(self) -> None:
-        if self._open:
-            self._upload()
+        made = self._maker.finish()
+        runs = [run for one in made for run in one.runs]
+        self.done["bundles"] += len(made)
+        self.done["stored_bytes"] += sum(one.size_bytes for one in made)
         action = {
             "do": "compacted",
-            "bundles": self._bundles,
-            "lives": encode_numbers([run.life for run in self._runs]),
-            "runs": encode_numbers([fingerprint(run.parts) for run in self._runs]),
+            "bundles": [one.row for one in made],
+            "lives": encode_numbers([run.life for run in runs]),
+            "runs": encode_numbers([fingerprint(run.parts) for run in runs]),
             "passes": self._passes,
         }
         self._journal.append([action], check=lambda state: self._hold(state, action))
         reached("compacted-named")
         self.done["entries"] += 1
         self.done["steps"] += len(self._passes)
-        self._bundles, self._runs, self._passes = [], [], []
+        self._passes = []
 
     def _hold(self, state: TierState, action: Action) -> None:
         """Everything that the action presumes: that replay will take it."""
@@ -531,6 +601,280 @@ class _CompactRun:
             found = after.queues[queue][number].passes if queue in after.queues else ()
             if [[one.end, one.time_ms] for one in found] != passes:
                 raise moved_on(f"the parts of {queue} have changed, as merging or expiry does")
+
+
+def pieces_of(judged: Judged) -> Iterator[Piece]:
+    """What is to be rewritten of a queue."""
+    look, changed, base = judged.look, judged.changed(), 0
+    for segment in look.segments:
+        some = slice(base, base + len(segment.parts))
+        for begin, end in plan_runs(segment.parts, changed[some], judged.left_bytes[some]):
+            parts = look.parts[base + begin : base + end]
+            place = (look.queue, look.number, look.life.incarnation, segment.base_offset)
+            yield Piece(judged, MergeRun(*place, parts), base + begin)
+        base += len(segment.parts)
+
+
+# -- by this process ---------------------------------------------------------------------------------
+
+
+class LocalEngine:
+    """Reads and writes messages itself, one part at a time."""
+
+    def __init__(self, at: Workplace, settings: CompactSettings, tell: Tell) -> None:
+        """Wire it; see ``Compactor``."""
+        self._at = at
+        self._settings = settings
+        self._tell = tell
+
+    def maker(self, guest: Guest) -> LocalMaker:
+        """See ``Engine``."""
+        uploader = guest.uploader(self._at.store, self._at.prefix)
+        return LocalMaker(self, uploader, self._settings.compression)
+
+    def judge(self, looks: Sequence[Look]) -> Verdict:
+        """See ``Engine``."""
+        if self._settings.across_queues:
+            return Verdict(self._judge_across(looks), 0, 0)
+        samples: list[npt.NDArray[np.uint64]] = []
+        judged = [self._judge(look, samples) for look in looks]
+        return Verdict(judged, *in_several(samples, KEYS_SAMPLED))
+
+    def _judge(self, look: Look, samples: list[npt.NDArray[np.uint64]]) -> Judged:
+        retention, memory = self._settings.retention, self._settings.memory_bytes
+        sampled: list[npt.NDArray[np.uint64]] = []
+        found = _Found(look)
+        at, cache = look.planned.dirty_from, PieceCache(memory)
+        while at < look.planned.end:
+            known = OffsetMap(memory)
+            at = fill(known, self._from(look, at, found, cache), look.planned.end)
+            found.counts["keys"] += known.keys
+            sampled.append(known.sampled(KEYS_SAMPLED))
+            found.begin_round()
+            for number, part in enumerate(look.parts):
+                if part.queue_offset > known.latest:
+                    break
+                for records in self._records(look, part, found, cache):
+                    kept = stays(records, known, retention, look.tombstones_to)
+                    found.keep(number, records, kept)
+        samples.append(np.unique(np.concatenate(sampled))[:KEYS_SAMPLED])
+        return found.judged()
+
+    def _judge_across(self, looks: Sequence[Look]) -> list[Judged]:
+        """The newest of each key in all queues; keys that do not fit come in later rounds."""
+        retention, founds = self._settings.retention, [_Found(look) for look in looks]
+        seen_ms = seen_until_ms(looks)
+        messages = sum(look.parts.messages for look in looks)
+        rounds = -(-messages * _ACROSS_BYTES // self._settings.memory_bytes) or 1
+        cache = PieceCache(self._settings.memory_bytes)
+        for turn in range(rounds):
+            newest = self._newest(looks, founds, cache, turn, rounds)
+            for queue, (look, found) in enumerate(zip(looks, founds, strict=True)):
+                found.begin_round()
+                mine = newest["offset"][newest["queue"] == queue]
+                mine.sort()
+                for number, part in enumerate(look.parts):
+                    for records in self._records(look, part, found, cache):
+                        wins = is_among(mine, records.offsets)
+                        gone_to = look.tombstones_to
+                        dead = records.is_tombstone & (records.offsets < gone_to)
+                        dead &= records.times_ms < seen_ms
+                        kept = np.where(records.has_key, wins & ~dead, retention.keeps_keyless)
+                        others = records.has_key & (records.digests[:, 0] % rounds != turn)
+                        found.keep(number, records, kept | others)
+                found.counts["keys"] += len(mine)
+        return [found.judged() for found in founds]
+
+    def _newest(
+        self,
+        looks: Sequence[Look],
+        founds: Sequence[_Found],
+        cache: PieceCache,
+        turn: int,
+        rounds: int,
+    ) -> npt.NDArray[np.void]:
+        """Where the newest message of each key is whose turn it is."""
+        rows = [np.empty(0, PLACE)]
+        for queue, (look, found) in enumerate(zip(looks, founds, strict=True)):
+            for part in look.parts:
+                for records in self._records(look, part, found, cache):
+                    mine = records.has_key & (records.digests[:, 0] % rounds == turn)
+                    rows.append(places_of(records.some(mine), queue))
+        return newest_of(np.concatenate(rows))
+
+    def _from(
+        self, look: Look, start: int, found: _Found, cache: PieceCache
+    ) -> Iterator[KeyedRecords]:
+        for part in look.parts:
+            if part.queue_end > start:
+                for records in self._records(look, part, found, cache):
+                    is_whole = not len(records) or records.offsets[0] >= start
+                    yield records if is_whole else records.some(records.offsets >= start)
+
+    def _records(
+        self, look: Look, part: Part, found: _Found, cache: PieceCache
+    ) -> Iterator[KeyedRecords]:
+        def read() -> Iterator[KeyedRecords]:
+            found.counts["reads"] += 1
+            yield from keyed_records(self._batch(look.queue, part))
+
+        # Offsets tell parts of a queue apart, and queues each other: a look has one of each.
+        return cache.pieces((look.queue, int(part.queue_offset)), read)
+
+    def _batch(self, queue: MessageQueue, part: Part) -> RecordBatch:
+        self._tell(queue, int(part.queue_offset), int(part.queue_end))
+        return part_records(self._at.store, self._at.prefix, queue, part)
+
+    def lefts(self, piece: Piece) -> Iterator[PartLeft]:
+        """Parts of a queue, each read when it is asked for, and what stays of them."""
+        for at, part in enumerate(piece.run.parts, piece.begin):
+            yield PartLeft(part, self._batch(piece.run.queue, part), piece.judged.left(at))
+
+
+class _Found:
+    """What is found of a queue, message by message."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._flags = [np.ones(count, np.bool_) for count in look.parts.column("count").tolist()]
+        self._left_bytes = [0] * len(look.parts)
+        self.counts = dict.fromkeys(("keys", "rounds", "reads", "keyless", "tombstones"), 0)
+
+    def begin_round(self) -> None:
+        """A round looks at all up to its end, the last at all there is: what it counts is not added up."""
+        self.counts["rounds"] += 1
+        self.counts["keyless"] = self.counts["tombstones"] = 0
+        self._left_bytes = [0] * len(self._left_bytes)
+
+    def keep(self, number: int, records: KeyedRecords, kept: Flags) -> None:
+        """Of some records of a part, which stay: those that did until now and are ``kept``, and the queue's newest."""
+        where = records.offsets - int(self._look.parts.rows["queue_offset"][number])
+        mine = self._flags[number]
+        mine[where] &= kept | (records.offsets == self._look.last)
+        self._left_bytes[number] += int(records.sizes[mine[where]].sum())
+        self.counts["keyless"] += int(np.count_nonzero(~records.has_key))
+        self.counts["tombstones"] += int(np.count_nonzero(records.is_tombstone))
+
+    def judged(self) -> Judged:
+        """All of it."""
+        gone = [int(np.count_nonzero(~mine)) for mine in self._flags]
+        packed = [np.packbits(mine) for mine in self._flags]
+        return Judged(self._look, gone, self._left_bytes, self.counts, packed)
+
+
+class LocalMaker:
+    """Makes sections as they come, and a bundle when they fill one."""
+
+    def __init__(
+        self, engine: LocalEngine, uploader: Uploader, compression: Compression | None
+    ) -> None:
+        """Wire it."""
+        self._engine = engine
+        self._uploader = uploader
+        self._packer = Packer(compression) if compression else None
+        self._open: list[tuple[MergeRun, tuple[SectionRow, Section]]] = []
+        self._made: list[MadeBundle] = []
+
+    @property
+    def is_full(self) -> bool:
+        """See ``Maker``."""
+        return bool(self._made)
+
+    def add(self, piece: Piece) -> None:
+        """See ``Maker``."""
+        lefts = self._engine.lefts(piece)
+        self._open.append((piece.run, section_of(piece.run, lefts, self._packer)))
+        if sum(one.place.size_bytes for _, (_, one) in self._open) >= RUN_BYTES_MAX:
+            self._upload()
+
+    def finish(self) -> list[MadeBundle]:
+        """See ``Maker``."""
+        if self._open:
+            self._upload()
+        made, self._made = self._made, []
+        return made
+
+    def _upload(self) -> None:
+        runs = tuple(run for run, _ in self._open)
+        self._made.append(put_sections(self._uploader, runs, [one for _, one in self._open]))
+        self._open.clear()
+
+
+def put_sections(
+    uploader: Uploader, runs: tuple[MergeRun, ...], sections: Sequence[tuple[SectionRow, Section]]
+) -> MadeBundle:
+    """Upload one bundle.
+
+    Raises:
+        BackendError: Not stored, or nobody knows.
+    """
+    queues = {run.queue for run in runs}
+    own = runs[0].queue if len(queues) == 1 else None
+    output = MergeOutput(LAST_LEVEL, runs, runs[0].queue.topic, own)
+    stored = uploader.put_merged(output, sections)
+    reached("compacted-stored")
+    row = bundle_row(stored.bundle, stored.packed)
+    return MadeBundle(row, stored.bundle.size_bytes, runs)
+
+
+# -- newest of several queues ----------------------------------------------------------------------
+
+_ACROSS_BYTES: Final = 128
+"""Of a message, while the newest of each key is looked for: its row, and what sorting takes."""
+PLACE: Final = np.dtype(
+    [
+        *(("high", "<u8"), ("low", "<u8")),  # of the key's digest
+        *(("time_ms", "<i8"), ("offset", "<i8"), ("queue", "<i4")),
+    ]
+)
+
+
+def places_of(records: KeyedRecords, queue: int) -> npt.NDArray[np.void]:
+    """Rows of ``PLACE`` of records of a queue."""
+    rows = np.empty(len(records), PLACE)
+    rows["high"], rows["low"] = records.digests[:, 0], records.digests[:, 1]
+    rows["time_ms"], rows["offset"], rows["queue"] = records.times_ms, records.offsets, queue
+    return rows
+
+
+def newest_of(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Of each key the newest, by store time, then offset, then queue."""
+    names = ("queue", "offset", "time_ms", "low", "high")
+    rows = rows[np.lexsort(tuple(rows[name] for name in names))]
+    last = np.ones(len(rows), np.bool_)
+    last[:-1] = (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])
+    return rows[last]
+
+
+def is_among(ascending: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> Flags:
+    """bool[n], which values are in a sorted column."""
+    if not len(ascending):
+        return np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    found: Flags = ascending[at] == values
+    return found
+
+
+def seen_until_ms(looks: Sequence[Look]) -> int:
+    """The store time before which a pass has looked at every queue's messages.
+
+    A tombstone behind it has to wait: an older value of its key may lie where the pass did not look.
+    """
+    unseen = (
+        times[0]
+        for look in looks
+        for segment in look.life.segments[len(look.segments) :]
+        if (times := segment.parts.store_times) is not None
+    )
+    return min(unseen, default=EVERY)
+
+
+def _sequences(plan: Plan, journal: JournalWriter[TierState]) -> Iterator[int]:
+    state = journal.state
+    queues = {MessageQueue(step["topic"], step["queue_id"]) for step in plan["steps"]}
+    lives = (life for queue in queues for life in state.queues.get(queue, ()))
+    made = (maker_of(bundle.key) for life in lives for bundle in life.parts().bundles)
+    return guest_sequences(filter(None, made), state.generation)
 
 
 def _file(segment: Segment) -> LogFile:

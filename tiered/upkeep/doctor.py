@@ -24,8 +24,8 @@ from urllib.parse import unquote
 from backends.base import foreign_below
 from backends.errors import BackendError, ConfigurationError, PermissionDeniedError
 from backends.local import HIDDEN, LocalFolderStore
-from backends.probe import PREFIX, probe
-from backends.probe import PREFIX as PROBES
+from backends.registry import PREFIX, probe
+from backends.registry import PREFIX as PROBES
 from backends.s3 import plain_http_host, read_rules
 from tiered.api.broker_place import find_places
 from tiered.errors import DataError, InvalidError, TieredStoreError

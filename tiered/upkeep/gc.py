@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import foreign_below
 from backends.errors import BackendError, ObjectNotFoundError
-from backends.probe import PREFIX as PROBES
+from backends.registry import PREFIX as PROBES
 from tiered.crashpoints import reached
 from tiered.errors import DataError
 from tiered.keys import JOURNAL
-from tiered.log.history import TierHistory
-from tiered.log.named import named_objects
+from tiered.log.history import TierHistory, named_objects
 from tiered.log.orphans import Deletion, KnownObjects, OrphanPlan, plan_orphans
 from tiered.upkeep.workplace import (
     FORMAT,
@@ -62,6 +61,7 @@ def plan_gc(
     grace_ms: int,
     max_deletions: int,
     journal: JournalBytes | None = None,
+    what: str = "gc",
 ) -> Plan:
     """What gc would do now, as a plan document. Changes nothing; ages are held by our own clock until it is applied.
 
@@ -72,6 +72,7 @@ def plan_gc(
         grace_ms: What was named or written within it stays.
         max_deletions: Delete at most so many.
         journal: Reads entries ahead and keeps them for ``apply_gc``; None: one after another.
+        what: As the plan calls itself: whose it is.
 
     Raises:
         DataError: The journal is damaged.
@@ -91,7 +92,7 @@ def plan_gc(
     kinds = {kind: list(group) for kind, group in groupby(orphans.deletions, lambda d: d.kind)}
     return {
         "format": FORMAT,
-        "what": "gc",
+        "what": what,
         "url": store.url,
         "cluster": place.cluster,
         "broker": place.broker,

@@ -16,23 +16,40 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ConfigurationError
-from backends.probe import PREFIX as PROBE
+from backends.registry import PREFIX as PROBE
 from backends.registry import redacted
 from backends.s3_settings import split_location
 from tiered.errors import InvalidError
-from tiered.keys import DATA_ROOTS, HANDOVER, JOURNAL, LEASE, LEDGER, MEMBERS, MOUNT, broker_prefix
+from tiered.keys import (
+    DATA_ROOTS,
+    HANDOVER,
+    JOURNAL,
+    LEASE,
+    LEDGER,
+    MEMBERS,
+    MOUNT,
+    TIMER,
+    broker_prefix,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WRITER, READER, ARCHIVER, RECLAIMER = "writer", "reader", "archiver", "reclaimer"
-MOUNTER = "mounter"
+MOUNTER, TIMEKEEPER = "mounter", "timekeeper"
 LIST, GET, PUT, DELETE = "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"
 _MULTIPART = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d+:(key|alias)/[A-Za-z0-9/_-]+")
 _UNFIT = frozenset("*?$")
 """Characters that mean something else in a policy."""
 _DATA = tuple(f"{root}*" for root in DATA_ROOTS)
+_KEPT = (f"{JOURNAL}*", LEASE, f"{LEDGER}*")
+_GONE = (f"{JOURNAL}*", *_DATA, f"{LEDGER}*")
+
+
+def _with_timers(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Patterns for a broker's topics and, likewise, for its timers."""
+    return *patterns, *(TIMER + pattern for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +76,17 @@ class Role:
 ROLES: Mapping[str, Role] = {
     WRITER: Role(
         "attach, verify --repair, rebuild, lease --break, doctor",
-        puts=(f"{JOURNAL}*", LEASE, f"{HANDOVER}*", *_DATA),
+        puts=(f"{JOURNAL}*", LEASE, f"{HANDOVER}*", *_DATA, f"{TIMER}*"),
         probes=True,
     ),
     READER: Role("status, ls, cat, verify, lease, and doctor without its probe"),
     ARCHIVER: Role("what reads the tier and writes Parquet elsewhere", archives=True),
     RECLAIMER: Role(
         "expire, gc, delete-topic, take-back, lease --break",
-        puts=(f"{JOURNAL}*", LEASE, f"{LEDGER}*"),
-        deletes=(f"{JOURNAL}*", *_DATA, f"{LEDGER}*"),
+        puts=_with_timers(_KEPT),
+        deletes=_with_timers(_GONE),
     ),
+    TIMEKEEPER: Role("timer import, timer run, timer cancel", puts=(f"{TIMER}*",), probes=True),
     MOUNTER: Role("mount", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",), roots=(f"{MEMBERS}*",)),
 }
 
@@ -145,7 +163,8 @@ def _archive(role: Role, grounds: Grounds, arn: str) -> list[dict[str, Any]]:
             do="choose prefixes of which neither lies in the other",
         )
     writing = _allow("WriteArchive", [PUT, *_MULTIPART], [f"{arn}{bucket}/{prefix}*"])
-    return [*_reading(arn, bucket, prefix, "Archive"), writing]
+    probing = _allow("ProbeArchive", [DELETE], [f"{arn}{bucket}/{prefix}_probe/*"])
+    return [*_reading(arn, bucket, prefix, "Archive"), writing, probing]
 
 
 def _key(role: Role, kms_key: str | None) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Rebuild: a lost or damaged journal, or a key index, again from what objects say of themselves. Plan, then apply.
 
 Overview: ``plan_rebuild`` reads the journal as far as it goes, lists all objects, reads every bundle's table, and
-lets ``tiered.log.rebuild`` propose a state. ``apply_rebuild`` makes that state the tier's: a reign's entry and its
+lets ``tiered.log.proposal`` propose a state. ``apply_rebuild`` makes that state the tier's: a reign's entry and its
 checkpoint, with a number beyond every one that can have been used (the next multiple of ``EPOCH``).
 
 Ordering: lease; the reign's entry, which fences; a listing, which must be the plan's; the checkpoint; the replay that shows
@@ -29,27 +29,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tiered import keys
-from tiered.api.ends import require_conditional_writes
+from tiered.api.broker_place import require_conditional_writes
 from tiered.errors import DataError, FencedError, InvalidError, JournalLostError, TieredStoreError
 from tiered.index.builder import IndexBuilder
 from tiered.index.indexer import Indexer
 from tiered.journal.entry import REIGN
 from tiered.journal.lease import JournalEnd, read_lease
-from tiered.journal.reader import JournalReader
+from tiered.journal.replay import JournalReader
 from tiered.keys import (
     LEASE,
     OFFSET_DIGITS,
     entry_key,
     parse_data_key,
+    parse_handover_key,
     parse_index_key,
     parse_journal_key,
 )
+from tiered.log.broker_tables import HANDOVER, found_handover
+from tiered.log.bundle_tables import Refused, Tabled, read_tables
 from tiered.log.indexed import after_index, index_action
+from tiered.log.proposal import EPOCH, Loss, Proposal, propose
 from tiered.log.reader import TierReader
-from tiered.log.rebuild import EPOCH, Loss, Proposal, propose
 from tiered.log.sections import read_range
 from tiered.log.state import TierMachine, TierState
-from tiered.log.tables import Refused, Tabled, read_tables
+from tiered.log.timers import TIMER_TOPIC, kept_facts, mended_facts
 from tiered.log.verify_objects import IndexCheck, unindexed_messages
 from tiered.log.verify_report import check_state
 from tiered.log.wellformed import INT_MAX
@@ -62,10 +65,10 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectInfo, ObjectStore
     from tiered.api.broker_place import Place
+    from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
-    from tiered.journal.writer import JournalWriter
     from tiered.log.parts import IndexObject, SectionRange, TierState
-    from tiered.log.rebuild import LifeKey
+    from tiered.log.proposal import LifeKey
     from tiered.upkeep.workplace import Workplace
 
 Listed = dict[str, list[Any]]
@@ -101,6 +104,7 @@ class _Listing:
     quarantined: set[tuple[LifeKey, int]] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
     generations: set[int] = field(default_factory=set)
+    meta: list[ObjectInfo] = field(default_factory=list)
     indexes: int = 0
     folders: Listed = field(default_factory=dict)
 
@@ -127,6 +131,9 @@ def list_all(store: ObjectStore, prefix: str, without: str = "") -> _Listing:
         elif data:
             found.data.append(info)
             found.generations.add(data.object_id.generation)
+        elif left := parse_handover_key(prefix, info.key):
+            found.meta.append(info)
+            found.generations.add(left[1].generation)  # what comes has to be newer
         elif index := parse_index_key(prefix, info.key):
             found.indexes += 1
             found.generations.add(index.generation)
@@ -190,13 +197,55 @@ def plan_rebuild(
         ],
     )
     state = replace(proposal.state, generation=proposal.state.generation + 1)
-    proposal.state = state
+    state = _with_handover(listing.meta, prefix, state, proposal.notes)
+    proposal.state = _with_timers(store, prefix, reader, state, proposal.notes)
     proposal.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
     if listing.indexes:
         proposal.notes.append(
             f"the key index ({listing.indexes} objects) is given up; the next writer makes it again"
         )
     return RebuildPlan(damage, number, listing.folders, proposal, refused, len(listing.data))
+
+
+def _with_handover(
+    meta: list[ObjectInfo], prefix: str, state: TierState, notes: list[str]
+) -> TierState:
+    """Whether the broker is gone, as the objects beside the journal say it."""
+    found = found_handover(meta, prefix)
+    if found and found != state.store.get(HANDOVER):
+        notes.append(
+            "the broker was decommissioned; say `tiered attach --recommission` if it is back"
+        )
+    elif not found and state.store.get(HANDOVER):
+        notes.append(
+            "the broker was decommissioned, and is back or what it left is lost: it does not count as gone any more"
+        )
+    without = {name: value for name, value in state.store.items() if name != HANDOVER}
+    return replace(state, store={**without, HANDOVER: found} if found else without)
+
+
+def _with_timers(
+    store: ObjectStore,
+    prefix: str,
+    reader: JournalReader[TierState],
+    state: TierState,
+    notes: list[str],
+) -> TierState:
+    """What is known of timers: by the journal as far as it goes, or by the copy beside it, whichever is newer."""
+    files = {
+        queue.queue_id: (int(lives[-1].min_offset), int(lives[-1].commit_offset))
+        for queue, lives in state.queues.items()
+        if queue.topic == TIMER_TOPIC
+    }
+    kept = kept_facts(store, prefix) if files else None
+    if not files:
+        return state
+    is_newer = kept is not None and kept[1] > reader.number
+    facts, told = mended_facts(kept[0] if kept and is_newer else state.timers, files)
+    notes += told
+    if not facts.sources:
+        notes.append("nobody knows which timers were taken: another import takes them again")
+    return replace(state, timers=facts)
 
 
 def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierState], str]:

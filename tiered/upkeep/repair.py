@@ -23,22 +23,22 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
-from tiered.api.ends import require_conditional_writes
+from tiered.api.broker_place import require_conditional_writes
 from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import MergedBundle, row_of
 from tiered.errors import DataError, InvalidError
 from tiered.format.bundle import build_packed_section, build_section
+from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, Lease
-from tiered.journal.writer import JournalWriter
 from tiered.keys import parse_data_key
-from tiered.log.consume_queue import encode_items
+from tiered.log.bundle_tables import Tabled, read_bundle_table
+from tiered.log.flat_file import encode_items
+from tiered.log.history import named_objects, parts_by_bundle
 from tiered.log.marks import mark_of
 from tiered.log.merge import BUNDLE_BYTES_MAX, MergeOutput, MergeRun
-from tiered.log.named import named_objects, parts_by_bundle
 from tiered.log.parts import Parts
 from tiered.log.sections import read_range
 from tiered.log.state import TierMachine, TierState
-from tiered.log.tables import Tabled, read_bundle_table
 from tiered.log.verify_report import WHOLE
 from tiered.upkeep.workplace import GIVE_UP_S
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.format.bundle import Section
     from tiered.local.face import LocalStore, RecordBatch
-    from tiered.log.named import NamedPart
+    from tiered.log.history import NamedPart
     from tiered.log.parts import Part, SectionRange, TierState
     from tiered.log.verify_report import Damaged
     from tiered.model import MessageQueue

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.wrapping import Prices
-from tiered.api.broker_place import Place, choose_place, find_places
-from tiered.attach.lag import QueueLag, measure_lag
-from tiered.errors import InvalidError
+from tiered.api.broker_place import Place, choose_place, find_places, no_tier
+from tiered.attach.observe import QueueLag, measure_lag
+from tiered.journal.append import CHECKPOINT_ENTRIES
 from tiered.journal.lease import LeaseState, read_lease
-from tiered.journal.reader import JournalReader
-from tiered.journal.writer import CHECKPOINT_ENTRIES
+from tiered.journal.replay import JournalReader
 from tiered.keys import LEASE
-from tiered.log.handover import HANDOVER
+from tiered.log.broker_tables import HANDOVER
 from tiered.log.merge import FAN_IN, LAST_LEVEL, bundles_used, run_bytes
 from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
@@ -104,11 +103,7 @@ def read_status(
     else:
         places = [p for p in find_places(store) if _fits(p, cluster, broker)]
     if not places:
-        raise InvalidError(
-            "there is no tier here",
-            where=store.url,
-            do="check the URL; `tiered attach` makes a tier",
-        )
+        raise no_tier(store)
     return [_read(store, place, local, now_ms) for place in places]
 
 

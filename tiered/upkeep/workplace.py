@@ -19,10 +19,10 @@ from backends.errors import AlreadyExistsError, PreconditionFailedError, Unsuppo
 from backends.local_files import advice_for, read_regular, write_regular
 from tiered.crashpoints import reached
 from tiered.errors import FencedError, InvalidError, MovedOnError
+from tiered.journal.append import JournalWriter
 from tiered.journal.entry import seal_text
 from tiered.journal.lease import Holder, JournalEnd, Lease, LeaseState, encode_lease, read_lease
-from tiered.journal.reader import JournalReader
-from tiered.journal.writer import JournalWriter
+from tiered.journal.replay import JournalReader
 from tiered.keys import LEASE, ledger_key
 from tiered.log.state import TierMachine, TierState
 

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tiered.archive.query.duck import ask
+from tiered.archive.duck import ask
 from tiered.errors import TieredStoreError
 
 STEPS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)

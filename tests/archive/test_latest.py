@@ -1,0 +1,262 @@
+"""The table of newest rows beside an archive's history: what is in it, and what is left by who is killed or comes second."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.keyed import KeyedTier, Mail
+
+from backends.memory import MemoryStore
+from tests.archive import jobs
+from tests.archive.jobs import workshop
+from tests.e2e.harness import here, unpack
+from tiered.archive import latest
+from tiered.archive.latest import (
+    GRACE_MS,
+    ROOT,
+    latest_version,
+    plan_latest,
+    read_latest,
+    update_latest,
+)
+from tiered.clock import ManualClock
+from tiered.errors import DataError
+from tiered.log.state import queue_action
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from tiered.archive.task import Workshop
+
+STORES = Path(__file__).parents[1] / "data" / "stores"
+QUEUES = [MessageQueue("t", 0), MessageQueue("t", 1)]
+Rows = list[tuple[int, int, str, bytes]]
+
+
+class History:
+    """A tier that grows, its archive, and what a replay says."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.rng = random.Random(seed)
+        self.tier = KeyedTier()
+        self.at: Workshop = workshop(
+            self.tier.store, MemoryStore("archive", now_ms=lambda: 1_700_000_000_000)
+        )
+        self.sent: dict[MessageQueue, list[Mail]] = {queue: [] for queue in QUEUES}
+
+    def grow(self, parts: int = 3) -> None:
+        for queue in QUEUES:
+            for part in range(parts):
+                some = [self._mail() for _ in range(25)]
+                self.tier.post(queue, some, roll=not part and bool(self.sent[queue]))
+                self.sent[queue] += some
+            life = self.tier.journal.state.life(queue)
+            assert life
+            base = life.segments[-1].base_offset
+            self.tier.say(queue_action("seal", queue, life.incarnation, segment=base))
+        jobs.archive(self.at)
+
+    def _mail(self) -> Mail:
+        rng = self.rng
+        keys = () if rng.random() < 0.1 else (f"k{rng.randrange(12)}",)
+        body = b"" if rng.random() < 0.15 else rng.randbytes(20)
+        return Mail(keys, body=body, time_ms=1_600_000_000_000 + rng.randrange(10**9))
+
+    def expected(self, *, across: bool = False) -> Rows:
+        found: dict[Any, Any] = {}
+        for queue, mails in self.sent.items():
+            for at, mail in enumerate(mails):
+                if mail.keys:
+                    scope = () if across else (queue.queue_id,)
+                    order = (mail.time_ms if across else 0, at, queue.queue_id)
+                    row = (queue.queue_id, at, mail.keys[0], mail.body)
+                    found[*scope, mail.keys] = max(
+                        found.get((*scope, mail.keys), ((-1, 0, 0),)), (order, row)
+                    )
+        return sorted(row for _, row in found.values() if row[3])
+
+    def plan(self, *, across: bool = False) -> latest.LatestPlan:
+        return plan_latest(self.at.archive, self.at.place, "t", across_queues=across)
+
+    def update(self, run: str, clock: ManualClock | None = None, *, across: bool = False) -> Any:
+        return update_latest(self.at.archive, self.plan(across=across), clock or ManualClock(), run)
+
+    def rows(self) -> Rows:
+        table = read_latest(self.at.archive, self.at.place, "t")
+        assert table is not None
+        return sorted(
+            (row["queue_id"], row["queue_offset"], row["msg_key"], row["body"])
+            for row in table.to_pylist()
+        )
+
+    def files(self) -> list[str]:
+        return [info.key for info in self.at.archive.list(ROOT)]
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_has_the_newest_row_of_each_key_and_follows_the_history(across: bool, seed: int):
+    history = History(seed)
+    for number in range(3):
+        history.grow()
+        made = history.update(f"run{number}", across=across)
+        assert history.rows() == history.expected(across=across)
+        assert (made.number, made.rows) == (number + 1, len(history.rows()))
+        again = history.plan(across=across)
+        assert not again.has_work
+        assert update_latest(history.at.archive, again, ManualClock(), "none") == made
+
+
+def test_readers_of_directories_do_not_meet_it_and_any_reader_can_read_it():
+    history = History()
+    history.grow()
+    made = history.update("run")
+    assert len(jobs.rows(history.at)) == 150
+    for key in history.files():
+        assert key.startswith("_")
+        assert not key.endswith(".parquet")
+    ((key, rows, size, _),) = made.files
+    data = history.at.archive.get(key)
+    assert (pq.read_table(io.BytesIO(data)).num_rows, len(data)) == (rows, size)
+
+
+def test_what_is_read_of_the_history_is_keys_and_rows_that_stay(monkeypatch: pytest.MonkeyPatch):
+    history = History()
+    history.grow()
+    read: list[Any] = []
+    real = latest._groups
+
+    def noted(archive: Any, file: Any, columns: Any) -> Any:
+        read.append(columns)
+        return real(archive, file, columns)
+
+    monkeypatch.setattr(latest, "_groups", noted)
+    history.update("run")
+    assert read
+    assert all(columns and "body" not in columns for columns in read)
+
+
+@pytest.mark.parametrize("point", ["latest-written", "latest-named"])
+def test_who_is_killed_leaves_the_last_version_or_the_new_one_and_files_that_go_later(
+    point: str, monkeypatch: pytest.MonkeyPatch
+):
+    class KilledError(Exception):
+        pass
+
+    def killed(name: str) -> None:
+        if name == point:
+            raise KilledError
+
+    history, clock = History(), ManualClock()
+    history.grow()
+    history.update("first", clock)
+    before = history.rows()
+    history.grow()
+    monkeypatch.setattr(latest, "reached", killed)
+    with pytest.raises(KilledError):
+        history.update("second", clock)
+    monkeypatch.undo()
+    is_named = point == "latest-named"
+    assert history.rows() == (history.expected() if is_named else before)
+    history.grow()
+    assert history.update("third", clock).number == (3 if is_named else 2)
+    assert history.rows() == history.expected()
+    assert any("second" in key for key in history.files())  # for who may be reading it
+    late = ManualClock(4_000_000_000_000)
+    history.grow()
+    history.update("fourth", late)
+    assert not any("second" in key for key in history.files())
+    assert history.rows() == history.expected()
+
+
+def test_of_two_at_once_the_one_that_knows_more_counts():
+    history = History()
+    history.grow()
+    early = history.plan()
+    history.grow()
+    late = history.plan()
+    store, clock = history.at.archive, ManualClock()
+    assert update_latest(store, late, clock, "late").number == 1
+    found = update_latest(store, early, clock, "early")
+    assert found == latest_version(store, history.at.place, "t")
+    assert history.rows() == history.expected()
+    assert not any("early" in key for key in history.files())
+
+
+def test_the_one_that_knows_less_is_overtaken_by_who_comes_second():
+    history = History()
+    history.grow()
+    early = history.plan()
+    history.grow()
+    late = history.plan()
+    store, clock = history.at.archive, ManualClock()
+    assert update_latest(store, early, clock, "early").number == 1
+    assert update_latest(store, late, clock, "late").number == 2
+    assert history.rows() == history.expected()
+
+
+def test_brokers_that_share_an_archive_have_a_table_each():
+    one, two = History(1), History(2)
+    place = type(one.at.place)("c", "b2")
+    two.at = replace(two.at, place=place, archive=one.at.archive, bare=one.at.bare)
+    for number in range(2):
+        for name, history in (("one", one), ("two", two)):
+            history.grow()
+            history.update(f"{name}{number}")
+        for history in (one, two):
+            assert history.rows() == history.expected()
+    assert not one.plan().has_work, "another broker's table is none of its business"
+
+
+def test_versions_that_were_replaced_long_ago_go_with_their_files():
+    history, clock = History(), ManualClock()
+    for number in range(3):
+        history.grow()
+        history.update(f"run{number}", clock)
+        clock.advance(2 * GRACE_MS / 1000)
+    versions = [key for key in history.files() if "/versions/" in key]
+    assert (
+        len(versions) == 2
+    )  # the one before was replaced a moment ago: somebody may be reading it
+    assert history.rows() == history.expected()
+
+
+def test_from_the_command_line(tmp_path: Path):
+    """A real broker's compacted topic, from its store to the table."""
+    store, url, archive = (
+        unpack("s07-compaction", tmp_path),
+        f"file://{tmp_path}/t",
+        f"file://{tmp_path}/p",
+    )
+    assert here("attach", store, "--to", url, "--once", "--seal").code in {0, 1}
+    here("archive", url, "--to", archive).good()
+    told = ("compact", url, "--topic", "prices", "--archive", archive, "--json")
+    planned = here(*told, "--exit-code")
+    assert (planned.code, planned.document["topics"][0]["has_work"]) == (1, True)
+    (row,) = here(*told, "--apply", "-").good().document["topics"]
+    dumped = gzip.decompress((STORES / "s07-compaction.end.jsonl.gz").read_bytes()).splitlines()
+    pulled = {(one["queue_id"], one["keys"]): one for one in map(json.loads, dumped)}
+    table = pq.read_table(tmp_path / "p" / row["latest_files"][0])
+    found = {(one["queue_id"], one["msg_key"]): one["body"] for one in table.to_pylist()}
+    assert found == {
+        key: base64.b64decode(one["body_base64"])
+        for key, one in pulled.items()
+        if one["body_base64"]
+    }
+    assert here(*told, "--exit-code").good().document["topics"][0]["has_work"] is False
+
+
+def test_a_version_that_is_none_is_named():
+    history = History()
+    history.grow()
+    history.at.archive.put_if_absent(f"{ROOT}c/b/topic_dir=t/versions/{9:020d}.json", b"{}")
+    with pytest.raises(DataError, match="no version of a table"):
+        history.plan()

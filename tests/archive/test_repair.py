@@ -1,0 +1,200 @@
+"""Files of an archive that are lost or cut are named by the next run, and made again while the tier has their source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.tiers import QUEUE, TierBuilder
+
+from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
+from tests.archive.jobs import archive, check, keys, rows, workshop
+from tests.archive.reading import files
+from tests.e2e.harness import here, program
+from tiered.archive.audit import apply_repair, plan_repair, verify_archive
+from tiered.archive.job import PROBE_OLD_MS, local_engine, log_writer, run_job
+from tiered.archive.merging import merge, plan_merge
+from tiered.clock import ManualClock
+from tiered.crashpoints import EXIT_CODE, VARIABLE
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from backends.base import ObjectInfo
+    from tests.archive.conftest import Sealed
+    from tiered.archive.audit import Repaired
+    from tiered.archive.job import Workshop
+
+SECOND = MessageQueue(QUEUE.topic, 7)
+
+
+def built() -> TierBuilder:
+    """Two queues of three sealed segments each, with a hole in each segment."""
+    tier = TierBuilder()
+    for queue in (QUEUE, SECOND):
+        for body in (b"a", b"b", b"c", b"open"):
+            tier.add([body, None, body * 2], queue=queue, roll=True)
+    return tier
+
+
+def harm(at: Workshop, key: str, how: str) -> None:
+    data = at.archive.get(key)
+    at.archive.delete(key)
+    if how == "cut":
+        at.archive.put_if_absent(key, data[:-1])
+    elif how == "flipped":
+        at.archive.put_if_absent(key, bytes([*data[:40], data[40] ^ 1, *data[41:]]))
+
+
+def repaired(at: Workshop, *, by_bytes: bool = False) -> tuple[dict[str, Any], Repaired]:
+    log = log_writer(at)
+    plan = plan_repair(at, log.state, by_bytes=by_bytes, jobs=2)
+    return plan, apply_repair(at, log, plan, jobs=2)
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["own files", "shared files"])
+def test_what_is_harmed_is_named_and_made_again(how: str, small_bytes: int) -> None:
+    at = workshop(built().store)
+    run_job(at, local_engine(at, 1), small_bytes=small_bytes)
+    before = sorted(rows(at), key=str)
+    key = keys(at)[0]
+    harm(at, key, how)
+    told = archive(at).harmed
+    assert list(told) == ([] if how == "flipped" else [key]), "a listing tells sizes alone"
+    assert verify_archive(at).findings
+    plan, result = repaired(at, by_bytes=how == "flipped")
+    assert [row["key"] for row in plan["repairs"]] == [key]
+    assert (result.made, result.failed, plan["refusals"]) == (1, [], [])
+    assert result.deleted == (how != "gone")
+    assert key not in keys(at)
+    check(at)
+    assert sorted(rows(at), key=str) == before, "who reads the directory meets each row once"
+    assert archive(at).harmed == {}
+    assert plan_repair(at, log_writer(at).state, by_bytes=True, jobs=1)["repairs"] == []
+
+
+def test_a_merged_file_and_a_side_file() -> None:
+    at = workshop(built().store)
+    run_job(at, local_engine(at, 1))
+    log = log_writer(at)
+    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    lanes = log_writer(at).state.lanes
+    named = {file.key for found in lanes.values() for one in found for file in one.files}
+    sides = keys(at, "_bad/")
+    assert (len(named), len(sides)) == (1, 6)
+    lost = {*named, sides[0], sides[5]}
+    old = {key: at.archive.get(key) for key in sides}
+    for key in lost:
+        harm(at, key, "gone" if key == sides[0] else "cut")
+    assert set(archive(at).harmed) == lost
+    plan, result = repaired(at)
+    assert (len(plan["repairs"]), result.made, result.rows, result.failed) == (3, 3, 12, [])
+    assert {key: at.archive.get(key) for key in sides} == old, "byte for byte"
+    check(at)
+
+
+def test_what_the_tier_has_not_any_more_is_refused_and_told() -> None:
+    tier = built()
+    at = workshop(tier.store)
+    archive(at)
+    for key in keys(at):
+        harm(at, key, "gone")
+    short = TierBuilder()
+    short.add([b"x"], roll=True)
+    emptied = workshop(short.store, at.archive)
+    plan, result = repaired(emptied)
+    assert (plan["repairs"], result.made) == ([], 0)
+    assert len(plan["refusals"]) == len(archive(at).harmed) > 0
+    assert "has not offsets [0, 3)" in plan["refusals"][0]
+    other = TierBuilder()
+    for queue in (QUEUE, SECOND):
+        for body in (b"A", b"B", b"C", b"open"):
+            other.add([body, None, body * 2], queue=queue, roll=True)
+    plan, result = repaired(workshop(other.store, at.archive))
+    assert plan["repairs"], "the log of that tier has these offsets"
+    assert not result.made
+    assert {key for key, _ in result.failed} == {row["key"] for row in plan["repairs"]}
+    assert all("is not any more what this file was made of" in why for _, why in result.failed)
+    assert keys(at) == [], "nothing was put for them"
+
+
+def test_a_file_that_another_takes_away_meanwhile_is_not_harmed() -> None:
+    class Late(WrappingStore):
+        """A listing that does not show the newest yet, once."""
+
+        hidden = True
+
+        def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+            found = [*self._inner.list(prefix, start_after=start_after)]
+            if prefix == "data/" and self.hidden:
+                self.hidden = False
+                return iter(found[1:])
+            return iter(found)
+
+    at = workshop(built().store)
+    archive(at)
+    again = workshop(at.tier, Late(at.archive))
+    assert archive(again).harmed == {}
+    assert not again.archive.hidden  # type: ignore[attr-defined]
+
+
+def test_probes_meet_no_readers_and_are_cleared() -> None:
+    now_ms = 10 * PROBE_OLD_MS
+    store = MemoryStore("archive", now_ms=lambda: now_ms)
+    for name in ("probe-00-put", "probe-01-put"):
+        store.put_if_absent(f"_probe/{name}", b"first")
+    at = workshop(built().store, store)
+    at = replace(at, clock=ManualClock(now_ms + PROBE_OLD_MS + 1))
+    assert archive(at).segments == 6
+    assert keys(at, "_probe/") == []
+    roots = {key.split("/")[0] for key in keys(at, "")}
+    assert roots == {"data", "_bad", "_log"}
+
+
+POINTS = ["archive-rewriting", "archive-rewritten", "entry-put", "archive-repaired"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed(point: str, sealed: Callable[[str], Sealed], tmp_path: Path) -> None:
+    """Whenever a repair is killed: the next one ends it, and the directory has each row once."""
+    tier, url = sealed("s04-batch-compress"), f"file://{tmp_path}/parquet"
+    here("archive", tier.url, "--to", url).good()
+    first = files(url)[0]
+    first.write_bytes(first.read_bytes()[:-9])
+    said = here("archive", tier.url, "--to", url, "--json")
+    assert said.code == 1
+    assert [row["key"] for row in said.document["harmed"]] == [
+        str(first.relative_to(tmp_path / "parquet"))
+    ]
+    assert "`tiered archive --repair` makes them again" in said.err
+    words = ("archive", tier.url, "--to", url, "--repair", "--apply", "-")
+    assert program(*words, env={VARIABLE: point}).code == EXIT_CODE
+    done = here(*words, "--json").good().document
+    assert done["applied"]["failed"] == []
+    assert not first.exists()
+    assert here("archive", tier.url, "--to", url, "--json").good().document["harmed"] == []
+    verified = here("archive", tier.url, "--to", url, "--verify", "--json").good().document
+    assert (verified["rows"], verified["findings"]) == (tier.dump.count, [])
+
+
+def test_plan_then_apply(sealed: Callable[[str], Sealed], tmp_path: Path) -> None:
+    tier, url = sealed("s04-batch-compress"), f"file://{tmp_path}/parquet"
+    words = ("archive", tier.url, "--to", url, "--repair", "--verify")
+    here("archive", tier.url, "--to", url).good()
+    assert here(*words, "--exit-code", "--json").good().document["repairs"] == []
+    first = files(url)[0]
+    data = first.read_bytes()
+    first.write_bytes(bytes([*data[:100], data[100] ^ 4, *data[101:]]))
+    plan = tmp_path / "plan.json"
+    shown = here(*words, "--plan", str(plan), "--exit-code")
+    assert (shown.code, first.exists()) == (1, True)
+    assert b"other bytes" in shown.out
+    applied = here(*words, "--apply", str(plan)).good()
+    assert b"made      1 file" in applied.out
+    assert not first.exists()
+    assert here(*words, "--json").good().document["repairs"] == []

@@ -1,0 +1,215 @@
+"""The same pass by Spark, one session for all tests: what is left, and what the plan says, are the core's."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from compaction.test_tier import ALWAYS, Here, check, mail, messages, seal
+from support.journals import PREFIX
+from support.keyed import KeyedTier, Mail
+
+from backends.registry import open_store
+from backends.s3_settings import S3Options
+from tiered.archive.spark import open_session
+from tiered.clock import ManualClock
+from tiered.compaction.retention import CAREFUL, KAFKA, ROCKETMQ
+from tiered.dispatch.settings import Compression
+from tiered.errors import DataError, InvalidError
+from tiered.keys import parse_data_key
+from tiered.model import MessageQueue
+from tiered.upkeep import compact_spark
+from tiered.upkeep.compact import Compactor, CompactSettings, Guest
+from tiered.upkeep.compact_spark import CompactOrder, SparkEngine, make_bundle
+from tiered.upkeep.workplace import Workplace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
+QUEUES = [MessageQueue("t", number) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = open_session("local[2,3]", conf)
+    yield made
+    made.stop()
+
+
+def filled(folder: Path, seed: int = 1, *, keyless: bool = True) -> KeyedTier:
+    """A tier of three queues, several segments each; keys go to any queue."""
+    rng, tier = random.Random(seed), KeyedTier(open_store(f"file://{folder}", S3Options()))
+    for queue in QUEUES:
+        for part in range(5):
+            some = [_mail(rng, keyless=keyless) for _ in range(60)]
+            tier.post(queue, some, roll=part in {2, 4})
+        seal(tier, queue)
+    return tier
+
+
+def _mail(rng: random.Random, *, keyless: bool) -> Mail:
+    keys = () if keyless and rng.random() < 0.1 else (f"k{rng.randrange(40)}",)
+    body = b"" if rng.random() < 0.1 else rng.randbytes(rng.randrange(1, 300))
+    return Mail(keys, body=body, time_ms=1_600_000_000_000 + rng.randrange(1000))
+
+
+def compact(
+    tier: KeyedTier, session: Any, plan: dict[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """A pass, by Spark if there is a session."""
+    clock = options.pop("clock", None) or ManualClock()
+    settings = CompactSettings(**{"passes": ALWAYS, "compression": None, **options})
+    at = Workplace(tier.store, tier.store, Here("c", "b"), clock, random.Random(1))
+    engine = session and SparkEngine(
+        session, CompactOrder(tier.store.url, PREFIX, S3Options()), settings
+    )
+    compactor = Compactor(at, settings, engine=engine)
+    plan = plan or compactor.plan(["t"])
+    done = compactor.apply(plan) if plan["steps"] else None
+    tier.journal.catch_up()
+    if engine:
+        engine.close()
+    return {**plan, "applied": done}
+
+
+def state(tier: KeyedTier) -> dict[MessageQueue, list[tuple[int, bytes]]]:
+    return {queue: messages(tier, queue) for queue in QUEUES}
+
+
+def told(plan: dict[str, Any]) -> dict[str, Any]:
+    """What a plan says that both engines know; how often a part was read, and where, they do not share."""
+    rows = [
+        {
+            name: value
+            for name, value in step.items()
+            if name not in {"rounds", "reads", "requests", "dollars", "gone_bytes"}
+            and name not in {"rewritten_bytes", "saved_dollars_month"}
+        }
+        for step in plan["steps"]
+    ]
+    return {"steps": rows, "left": plan["left"], "gone": plan["gone_messages"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retention": CAREFUL},
+        {"retention": KAFKA, "compression": Compression()},
+        {"retention": ROCKETMQ},
+        {"retention": ROCKETMQ, "across_queues": True},
+    ],
+    ids=["careful", "kafka packed", "rocketmq", "across"],
+)
+def test_what_is_left_is_what_the_core_leaves(
+    options: dict[str, Any], tmp_path: Path, session: Any
+):
+    mine, theirs = filled(tmp_path / "spark"), filled(tmp_path / "core")
+    before = state(mine)
+    assert before == state(theirs)
+    for turn in range(2):  # the second pass meets what the first has left, and what is new
+        one, two = compact(mine, session, **options), compact(theirs, None, **options)
+        assert told(one) == told(two)
+        assert one["applied"]["steps"] == two["applied"]["steps"] == 3
+        assert (
+            abs(one["gone_bytes"] - two["gone_bytes"]) <= 3 * 400
+        )  # the newest of a queue is counted about
+        left = state(mine)
+        assert left == state(theirs)
+        assert 0 < sum(map(len, left.values())) < sum(map(len, before.values()))
+        check(mine)
+        if not turn:
+            for tier in (mine, theirs):
+                for queue in QUEUES:
+                    tier.post(
+                        queue, [mail(f"k{n}", b"new") for n in range(queue.queue_id, 30)], roll=True
+                    )
+                    seal(tier, queue)
+
+
+def test_keys_of_several_queues_are_told(tmp_path: Path, session: Any):
+    (row,) = compact(filled(tmp_path), session)["spread"]
+    assert (row["topic"], row["keys"], row["of_keys"]) == ("t", 40, 40)
+
+
+def test_a_plan_of_another_process_is_carried_out(tmp_path: Path, session: Any):
+    mine, theirs = filled(tmp_path / "spark"), filled(tmp_path / "core")
+    plan = compact(filled(tmp_path / "plan"), session, across_queues=True)
+    plan = json.loads(json.dumps({**plan, "applied": None, "url": mine.store.url}))
+    assert compact(mine, session, plan, across_queues=True)["applied"]["steps"] == 3
+    assert compact(mine, session, plan, across_queues=True)["applied"]["was_applied"]
+    compact(theirs, None, across_queues=True)
+    assert state(mine) == state(theirs)
+
+
+def test_bundles_are_named_together_with_their_queue_and_small_queues_share_one(
+    tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
+):
+    mine = filled(tmp_path / "one")
+    done = compact(mine, session)["applied"]
+    assert (done["bundles"], done["entries"]) == (1, 1)
+    monkeypatch.setattr(compact_spark, "BUNDLES", 1)
+    monkeypatch.setattr(compact_spark, "RUN_BYTES_MAX", 4000)
+    other = filled(tmp_path / "many")
+    done = compact(other, session)["applied"]
+    assert done["entries"] == 3
+    assert done["bundles"] > 3
+    assert state(mine) == state(other)
+
+
+def test_a_task_that_is_done_twice_adopts_its_bundle_and_no_other(tmp_path: Path):
+    tier = filled(tmp_path)
+    order = CompactOrder(tier.store.url, PREFIX, S3Options())
+    settings = CompactSettings(passes=ALWAYS, compression=None, retention=CAREFUL)
+    at = Workplace(tier.store, tier.store, Here("c", "b"), ManualClock(), random.Random(1))
+    compactor = Compactor(at, settings)
+    plan = compactor.plan(["t"])
+    asked: list[tuple[str, Any]] = []
+
+    class Asked(SparkEngine):
+        def make(self, topic: str, texts: list[str], takes: Any) -> list[str]:
+            asked.extend((topic, json.loads(text)) for text in texts)
+            return ["[[], 0]"] * len(texts)
+
+    from tiered.upkeep.compact import pieces_of
+
+    guest = Guest(1, "0badcafe", iter(range(100, 200)), 1_700_000_000_000, escapes_case=False)
+    maker = Asked(None, order, settings).maker(guest)
+    for step in plan["steps"]:
+        judged = compactor.judged(step, plan, tier.journal.state)
+        assert judged
+        for piece in pieces_of(judged):
+            maker.add(piece)
+    maker.finish()
+    import pyarrow as pa
+
+    ((_, text),) = asked
+    some = pa.table({"offset": [3, 4, 70], "queue": [0, 0, 0]})
+    made = make_bundle(order, text, some, None)
+    bundles = {info.key for info in tier.store.list(PREFIX) if parse_data_key(PREFIX, info.key)}
+    assert make_bundle(order, text, some, None) == made
+    assert {i.key for i in tier.store.list(PREFIX) if parse_data_key(PREFIX, i.key)} == bundles
+    with pytest.raises(DataError, match="other bytes"):
+        make_bundle(order, text, pa.table({"offset": [3], "queue": [0]}), None)
+
+
+def test_inner_batches_are_refused_by_workers_in_the_same_words(tmp_path: Path, session: Any):
+    tier = KeyedTier(open_store(f"file://{tmp_path}", S3Options()))
+    tier.post(QUEUES[0], [mail("a"), Mail((), inner=(mail("a"), mail("b")))])
+    seal(tier, QUEUES[0])
+    before = tier.journal.number
+    with pytest.raises(InvalidError, match="inner batches"):
+        compact(tier, session)
+    assert tier.journal.number == before

@@ -1,0 +1,250 @@
+package oracle;
+
+import java.io.FileDescriptor;
+import java.io.FileOutputStream;
+import java.io.PrintStream;
+import java.lang.reflect.Method;
+import java.net.InetSocketAddress;
+import java.net.SocketAddress;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Base64;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageClientExt;
+import org.apache.rocketmq.common.message.MessageConst;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.common.namesrv.NamesrvConfig;
+import org.apache.rocketmq.namesrv.NamesrvController;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
+
+/** Clients, and a name server, of whichever RocketMQ is on the class path: one source for 4.9 and 5.x. See README.md. */
+public final class Clients {
+    private static final List<String> ADDED_BY_CLIENT =
+        List.of(MessageConst.PROPERTY_MIN_OFFSET, MessageConst.PROPERTY_MAX_OFFSET, MessageConst.PROPERTY_CONSUME_START_TIMESTAMP);
+
+    private static final PrintStream OUT = new PrintStream(new FileOutputStream(FileDescriptor.out), true, StandardCharsets.UTF_8);
+
+    private Clients() {
+    }
+
+    public static void main(String[] argv) {
+        System.setOut(System.err);  // libraries log there at times; stdout carries data
+        try {
+            String command = argv.length == 0 ? "" : argv[0];
+            Map<String, List<String>> options = options(Arrays.copyOfRange(argv, Math.min(1, argv.length), argv.length));
+            switch (command) {
+                case "namesrv":
+                    namesrv(options);
+                    return;  // its threads keep the process alive
+                case "push":
+                    push(options);
+                    break;
+                case "lite-pull":
+                    litePull(options);
+                    break;
+                case "view":
+                    view(options);
+                    break;
+                default:
+                    throw new IllegalArgumentException("no command " + command);
+            }
+        } catch (Throwable e) {
+            e.printStackTrace();
+            System.exit(1);
+        }
+        OUT.flush();
+        System.exit(0);
+    }
+
+    private static void namesrv(Map<String, List<String>> options) throws Exception {
+        NettyServerConfig netty = new NettyServerConfig();
+        netty.setListenPort(Integer.parseInt(one(options, "port", "9876")));
+        NamesrvController controller = new NamesrvController(new NamesrvConfig(), netty);
+        if (!controller.initialize()) {
+            throw new IllegalStateException("not initialized");
+        }
+        controller.start();
+        OUT.println("READY");
+    }
+
+    /** Consumes from the first offset until --seconds have passed or --max messages were seen; --refuse N refuses every N-th. */
+    private static void push(Map<String, List<String>> options) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(one(options, "group", "g"));
+        consumer.setNamesrvAddr(one(options, "namesrv", null));
+        consumer.setInstanceName("oracle-" + System.nanoTime());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeThreadMin(2);
+        consumer.setConsumeThreadMax(2);
+        if (options.containsKey("model")) {
+            setEnum(consumer, "setMessageModel", one(options, "model", "").toUpperCase());
+        }
+        if (options.containsKey("broker-rebalance")) {  // of 5.x alone: who has which queue is asked of brokers
+            consumer.getClass().getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+        }
+        consumer.subscribe(one(options, "topic", null), one(options, "tag", "*"));
+        long max = Long.parseLong(one(options, "max", "1000000000"));
+        int refuse = Integer.parseInt(one(options, "refuse", "0"));
+        AtomicLong seen = new AtomicLong();
+        CountDownLatch done = new CountDownLatch(1);
+        if (options.containsKey("orderly")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                take(messages, 0, seen, max, done);
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
+                take(messages, refuse, seen, max, done)
+                    ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER);
+        }
+        consumer.start();
+        done.await(Long.parseLong(one(options, "seconds", "30")), TimeUnit.SECONDS);
+        consumer.shutdown();
+    }
+
+    /** A message that is refused is taken when it comes again. */
+    private static boolean take(List<MessageExt> messages, int refuse, AtomicLong seen, long max, CountDownLatch done) {
+        boolean isTaken = true;
+        for (MessageExt message : messages) {
+            boolean isRefused = refuse > 0 && message.getReconsumeTimes() == 0 && message.getQueueOffset() % refuse == 0
+                && !message.getTopic().startsWith("%RETRY%");
+            Map<String, Object> fields = fields(message);
+            fields.put("consumed", !isRefused);
+            print(fields);
+            isTaken &= !isRefused;
+            if (!isRefused && seen.incrementAndGet() >= max) {
+                done.countDown();
+            }
+        }
+        return isTaken;
+    }
+
+    /** With --assign all queues from the minimum, else a subscription of the group. */
+    private static void litePull(Map<String, List<String>> options) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(one(options, "group", "g"));
+        consumer.setNamesrvAddr(one(options, "namesrv", null));
+        consumer.setInstanceName("oracle-" + System.nanoTime());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        String topic = one(options, "topic", null);
+        boolean isAssigned = options.containsKey("assign");
+        if (!isAssigned) {
+            consumer.subscribe(topic, one(options, "tag", "*"));
+        }
+        consumer.start();
+        if (isAssigned) {
+            List<MessageQueue> queues = new ArrayList<>(consumer.fetchMessageQueues(topic));
+            Collections.sort(queues);
+            consumer.assign(queues);
+            for (MessageQueue queue : queues) {
+                consumer.seekToBegin(queue);
+            }
+        }
+        long left = Long.parseLong(one(options, "max", "1000000000"));
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(Long.parseLong(one(options, "seconds", "30")));
+        while (left > 0 && System.nanoTime() < until) {
+            for (MessageExt message : consumer.poll(500)) {
+                print(fields(message));
+                left--;
+            }
+        }
+        consumer.commitSync();
+        consumer.shutdown();
+    }
+
+    private static void view(Map<String, List<String>> options) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("oracle-view");
+        consumer.setNamesrvAddr(one(options, "namesrv", null));
+        consumer.start();
+        for (String id : options.get("msgid")) {
+            print(fields(consumer.viewMessage(one(options, "topic", null), id)));
+        }
+        consumer.shutdown();
+    }
+
+    /** The enumeration has another package in each generation. */
+    @SuppressWarnings({"unchecked", "rawtypes"})
+    private static void setEnum(Object of, String setter, String value) throws Exception {
+        for (Method method : of.getClass().getMethods()) {
+            if (method.getName().equals(setter)) {
+                method.invoke(of, Enum.valueOf((Class<Enum>) method.getParameterTypes()[0], value));
+            }
+        }
+    }
+
+    private static Map<String, Object> fields(MessageExt message) {
+        Map<String, String> properties = new TreeMap<>(message.getProperties());
+        ADDED_BY_CLIENT.forEach(properties::remove);
+        Map<String, Object> out = new LinkedHashMap<>();
+        out.put("topic", message.getTopic());
+        out.put("queue_id", message.getQueueId());
+        out.put("queue_offset", message.getQueueOffset());
+        out.put("broker_name", message.getBrokerName());
+        out.put("store_timestamp_ms", message.getStoreTimestamp());
+        out.put("born_timestamp_ms", message.getBornTimestamp());
+        out.put("born_host", host(message.getBornHost()));
+        out.put("store_host", host(message.getStoreHost()));
+        out.put("tags", message.getTags());
+        out.put("keys", message.getKeys());
+        out.put("properties", properties);
+        out.put("msg_id", message.getMsgId());
+        out.put("offset_msg_id", message instanceof MessageClientExt
+            ? ((MessageClientExt) message).getOffsetMsgId() : message.getMsgId());
+        out.put("flag", message.getFlag());
+        out.put("sys_flag", message.getSysFlag());
+        out.put("body_crc", message.getBodyCRC());
+        out.put("reconsume_times", message.getReconsumeTimes());
+        out.put("prepared_transaction_offset", message.getPreparedTransactionOffset());
+        out.put("body_base64", Base64.getEncoder().encodeToString(message.getBody() == null ? new byte[0] : message.getBody()));
+        return out;
+    }
+
+    private static String host(SocketAddress address) {
+        InetSocketAddress inet = (InetSocketAddress) address;
+        String ip = inet.getAddress().getHostAddress();
+        return (ip.indexOf(':') >= 0 ? "[" + ip + "]" : ip) + ":" + inet.getPort();
+    }
+
+    private static synchronized void print(Map<String, Object> fields) {
+        OUT.println(RemotingSerializable.toJson(fields, false));
+    }
+
+    /** Each option has a value, or none when another option, or nothing, follows. */
+    private static Map<String, List<String>> options(String[] argv) {
+        Map<String, List<String>> found = new TreeMap<>();
+        for (int i = 0; i < argv.length; i++) {
+            if (!argv[i].startsWith("--")) {
+                throw new IllegalArgumentException(argv[i]);
+            }
+            List<String> values = found.computeIfAbsent(argv[i].substring(2), name -> new ArrayList<>());
+            while (i + 1 < argv.length && !argv[i + 1].startsWith("--")) {
+                values.add(argv[++i]);
+            }
+        }
+        return found;
+    }
+
+    private static String one(Map<String, List<String>> options, String name, String otherwise) {
+        List<String> values = options.get(name);
+        if (values == null && otherwise == null) {
+            throw new IllegalArgumentException("--" + name + " is required");
+        }
+        return values == null ? otherwise : values.get(0);
+    }
+}

@@ -1,0 +1,384 @@
+"""What the sources read and leave out, without Spark: bloom filters, selections, files, row groups, parts of a tier."""
+
+from __future__ import annotations
+
+import io
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+from support.merging import delete_unnamed, gather, named_bundles
+from support.tiers import QUEUE, TIME_MS, TierBuilder
+
+from backends.registry import open_store
+from backends.s3_settings import S3Options
+from tests.archive.jobs import archive, workshop
+from tests.archive.test_body import wishes
+from tests.archive.test_jobs import sealed
+from tests.e2e.harness import here
+from tests.spark.test_stream_plan import PLACE, Broker
+from tiered.archive.machine import ArchiveState
+from tiered.archive.model import ArchiveLane
+from tiered.archive.parquet import can_hold, xxh64
+from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of
+from tiered.archive.tables import choose_groups, explain, plan_files
+from tiered.errors import DataError, ExpiredError, InvalidError
+from tiered.model import MessageQueue
+from tiered.spark.frames import file_list, file_uris, report, uri_of
+from tiered.spark.options import (
+    OF_TIER,
+    READ,
+    choice,
+    kind_of,
+    open_place,
+    require_known,
+    whole,
+)
+from tiered.spark.source import ArchiveSource
+from tiered.spark.stretches import packed, plan_tier, read_stretch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.archive.conftest import Sealed
+
+ALL = Selection()
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", 0xEF46DB3751D8E999),
+        (b"a", 0xD24EC4F1A98C6E5B),
+        (b"Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1),
+    ],
+)
+def test_xxh64(data: bytes, found: int) -> None:
+    assert xxh64(data) == found
+
+
+def bloomed(values: list[str]) -> tuple[Any, bytes]:
+    sink = io.BytesIO()
+    options = {"uniq_key": {"ndv": len(values), "fpp": 0.01}}
+    columns = pa.schema([("uniq_key", pa.string())])
+    with pq.ParquetWriter(sink, columns, bloom_filter_options=options) as writer:
+        writer.write_table(pa.table({"uniq_key": values}))
+    return pq.ParquetFile(io.BytesIO(sink.getvalue())).metadata, sink.getvalue()
+
+
+def test_a_filter_knows_what_is_there() -> None:
+    values = [f"key-{n}-" * (n % 7) + str(n) for n in range(2000)]
+    metadata, data = bloomed(values)
+    column = metadata.row_group(0).column(0)
+    start = column.bloom_filter_offset
+    raw = data[start : start + column.bloom_filter_length]
+    assert all(can_hold(raw, value) for value in values)
+    assert sum(can_hold(raw, f"no-{n}") for n in range(2000)) < 60
+    assert not can_hold(raw, "no")
+    for other in (
+        b"",
+        raw[:-1],
+        raw[1:],
+        b"\x15" + b"\xff" * 100,
+        raw.replace(b"\x1c", b"\x2c", 1),
+    ):
+        assert can_hold(other, "no"), "what we do not know says nothing"
+
+
+def test_row_groups_are_left_out_by_statistics_and_filters() -> None:
+    metadata, data = bloomed(["b", "m", "z"])
+
+    def left(wanted: Selection) -> list[str]:
+        return list(
+            choose_groups(metadata, wanted, lambda start, size: data[start : start + size])[1]
+        )
+
+    assert left(ALL.among("uniq_key", ["a"])) == ["statistics of uniq_key"]
+    assert left(ALL.among("uniq_key", ["c"])) == ["bloom filter of uniq_key"]
+    assert left(ALL.among("uniq_key", ["c", "m"])) == []
+    assert left(Selection(key="c")) == [], "a file without the column of keys may hold it"
+
+
+def test_options_narrow() -> None:
+    options = {"topic": "a, b", "from": "5", "until": "7", "queue": "3", "key": "k"}
+    wanted = selection_of(options)
+    assert wanted.bounds == {"queue_id": (3, 3), "store_ts": (5000, 6999)}
+    assert (wanted.texts, wanted.key) == ({"topic": {"a", "b"}}, "k")
+    time = datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    assert micros(time) == 1_704_164_645_000_006
+    found = wanted.within("queue_id", 2, 4).among("topic", ["b", "c"])
+    assert (found.bounds["queue_id"], found.texts) == ((3, 3), {"topic": {"b"}})
+    nothing = found.within("queue_id", 4, MAX)
+    assert nothing.bounds["queue_id"] == (MAX, MIN)
+    assert not nothing.meets("queue_id", 0, 99)
+    with pytest.raises(InvalidError, match="from is no number"):
+        selection_of({"from": "yesterday"})
+
+
+def test_rows_are_chosen_exactly() -> None:
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "queue_offset": [1, 2, 3, 4],
+            "tag": ["a", None, "b", "a"],
+            "keys": [["x", "y"], None, [], ["y"]],
+            "uniq_key": ["u", "x", None, "v"],
+        },
+        pa.schema(
+            [
+                *[("queue_offset", pa.int64()), ("tag", pa.string())],
+                *[("keys", pa.list_(pa.string())), ("uniq_key", pa.string())],
+            ]
+        ),
+    )
+
+    def found(wanted: Selection) -> list[int]:
+        kept: list[int] = wanted.rows_of(rows).column("queue_offset").to_pylist()
+        return kept
+
+    assert found(ALL) == [1, 2, 3, 4]
+    assert found(ALL.within("queue_offset", 2, 3)) == [2, 3]
+    assert found(ALL.among("tag", ["a"]).within("queue_offset", 2, MAX)) == [4]
+    assert found(Selection(key="x")) == [1, 2]
+    assert found(Selection(key="y")) == [1, 4]
+    assert Selection(key="y").rows_of(rows.slice(3)).column("queue_offset").to_pylist() == [4]
+
+
+def test_an_archive_says_what_it_leaves_out() -> None:
+    tier = sealed([b"a", b"b"], [b"c"], [b"d", b"e"])
+    at = workshop(tier.store)
+    archive(at)
+    found = explain(at.archive, ALL)
+    assert (len(found.files), found.groups, found.rows, found.rows_all) == (3, 3, 5, 5)
+    found = explain(at.archive, selection_of({"from-offset": "2", "until-offset": "3"}))
+    assert (found.files_left, found.rows, found.groups) == ({"queue_offset": 2}, 1, 1)
+    found = explain(at.archive, selection_of({"from": str(TIME_MS + 3)}), footers=False)
+    assert (found.files_left, found.rows, found.groups) == ({"store_ts": 2}, 2, None)
+    found = explain(at.archive, selection_of({"queue": "9"}))
+    assert found.document() == {
+        "files": 0,
+        "files_left_out": {"queue_id": 3},
+        "row_groups": 0,
+        "row_groups_left_out": {},
+        "rows": 0,
+        "rows_all": 5,
+        "size_bytes": 0,
+    }
+    found = explain(at.archive, Selection(key="nope"))
+    assert (found.groups, sum(found.groups_left.values())) == (0, 3)
+    with pytest.raises(InvalidError, match="no topic nope"):
+        plan_files(ArchiveState(), ALL.among("topic", ["nope"]))
+
+
+def test_names_of_files_for_others(tmp_path: Path) -> None:
+    tier = sealed([b"a"])
+    at = workshop(tier.store)
+    archive(at)
+    (uri,) = file_uris(at.archive)
+    assert uri.startswith("memory://")
+    folder = open_place({"path": f"file://{tmp_path}/a[b]"})
+    assert uri_of(folder, "t=1/x*y") == f"file://{tmp_path}/a\\[b\\]/t=1/x\\*y"
+    folder.close()
+    bucket: Any = SimpleNamespace(url="s3://bucket/prefix")
+    assert uri_of(bucket, "k") == "s3a://bucket/prefix/k"
+    assert uri_of(bucket, "k", scheme="s3") == "s3://bucket/prefix/k"
+
+
+def bodies(tier: TierBuilder, wanted: Selection) -> list[bytes]:
+    plan = plan_tier({PLACE: tier.journal.state}, wanted)
+    return [
+        body
+        for stretch in plan.stretches
+        for rows in read_stretch(tier.store, stretch, wanted)
+        for body in rows.column("body").to_pylist()
+    ]
+
+
+def test_a_tier_is_read_where_something_is_wanted() -> None:
+    tier = Broker()
+    tier.add([b"a", b"b", b"c"])
+    tier.add([None, None])
+    tier.add([b"d", b"e"], roll=True)
+    tier.gap(3)
+    tier.add([b"f"])
+    states = {PLACE: tier.journal.state}
+    assert bodies(tier, ALL) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    plan = plan_tier(states, ALL)
+    assert (plan.parts_left, plan.missing) == ({"holes": 1}, 3)
+    assert [(s.task.start, s.task.end) for s in plan.stretches] == [(0, 3), (5, 7), (10, 11)]
+    assert bodies(tier, selection_of({"from-offset": "2", "until-offset": "6"})) == [b"c", b"d"]
+    wanted = selection_of({"from": str(TIME_MS + 1), "until": str(TIME_MS + 3)})
+    assert bodies(tier, wanted) == [b"b", b"c"]
+    assert plan_tier(states, wanted).parts_left == {"holes": 1, "store_ts": 2}
+    assert plan_tier(states, ALL.within("queue_id", 0, 1)).parts_left == {"queue_id": 4}
+    with pytest.raises(InvalidError, match="no topic nope"):
+        plan_tier(states, ALL.among("topic", ["nope"]))
+
+
+def test_small_stretches_share_a_partition() -> None:
+    tier = Broker()
+    for _ in range(5):
+        tier.add([b"x" * 100], roll=True)
+    stretches = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    assert [len(group) for group in packed(stretches, 2 * stretches[0].size_bytes)] == [2, 2, 1]
+    assert [len(group) for group in packed(stretches, 1)] == [1] * 5
+    assert packed([], 1) == []
+
+
+def test_what_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
+    tier = Broker()
+    tier.add([b"a", (2, b"this is no batch"), b"b"])
+    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    with pytest.raises(DataError, match=r"offset 1 cannot be unpacked.*on-bad"):
+        list(read_stretch(tier.store, stretch, ALL))
+    rows = list(read_stretch(tier.store, stretch, ALL, on_bad="skip"))
+    assert "2 messages cannot be unpacked and are left out, the first at offset 1" in caplog.text
+    assert [body for some in rows for body in some.column("body").to_pylist()] == [b"a", b"b"]
+
+
+def test_columns_that_nobody_asked_for_are_not_made() -> None:
+    tier = Broker()
+    tier.add([b"a", None, b"b"])
+    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    (every,) = read_stretch(tier.store, stretch, ALL)
+    for name in every.schema.names:
+        (some,) = read_stretch(tier.store, stretch, ALL, names=[name])
+        assert set(some.schema.names) == {name, "queue_offset"}
+        assert some.column(name).equals(every.column(name))
+    wanted = ALL.among("tag", ["nope"])
+    assert [r.num_rows for r in read_stretch(tier.store, stretch, wanted, names=["body"])] == [0]
+
+
+def test_what_happens_to_a_tier_while_it_is_read() -> None:
+    tier = Broker()
+    tier.add([b"a", b"b"])
+    tier.add([b"c"], roll=True)
+    old, last = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    (life,) = tier.journal.state.queues[QUEUE]
+    parts = life.segments[0].parts
+    for part in parts:
+        tier.store.delete(PLACE.prefix + part.log.key)
+    with pytest.raises(DataError, match="gone"):
+        list(read_stretch(tier.store, old, ALL))
+    tier.expire(2)
+    with pytest.raises(ExpiredError):
+        list(read_stretch(tier.store, old, ALL))
+    assert [some.num_rows for some in read_stretch(tier.store, last, ALL)] == [1]
+
+
+def test_what_was_taken_back_since_is_read_as_it_was_planned() -> None:
+    tier = Broker()
+    tier.add([b"a", b"b"])
+    tier.add([b"old"], roll=True)
+    (one, two) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    keys = [part.log.key for part in two.task.parts]
+    tier.take_back(2)
+    tier.add([b"new"], roll=True)
+    bodies = [
+        body
+        for stretch in (one, two)
+        for rows in read_stretch(tier.store, stretch, ALL)
+        for body in rows.column("body").to_pylist()
+    ]
+    assert bodies == [b"a", b"b", b"old"]
+    tier.expire(3, life=0)
+    tier.store.delete(PLACE.prefix + keys[0])
+    with pytest.raises(ExpiredError, match="taken back"):
+        list(read_stretch(tier.store, two, ALL))
+
+
+def test_merged_parts_are_found_again() -> None:
+    tier = Broker()
+    tier.add([b"a"])
+    tier.add([b"b"])
+    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    before = named_bundles(tier)
+    gather(tier)
+    delete_unnamed(tier, before)
+    assert len(named_bundles(tier)) == 1
+    assert not named_bundles(tier) & before
+    rows = list(read_stretch(tier.store, stretch, ALL))
+    assert [some.column("body").to_pylist() for some in rows] == [[b"a", b"b"]]
+
+
+def test_options_that_nobody_looks_at_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="no option pushdown"):
+        require_known({"pushdown": "true"}, READ | OF_TIER)
+    with pytest.raises(InvalidError, match="no option topics"):
+        require_known({"Topics": "x"}, frozenset(["topic"]))
+    with pytest.raises(InvalidError, match="on-gap is 'x'"):
+        choice({"on-gap": "x"}, "on-gap", ("fail", "skip"))
+    for wrong in ("0", "-1", "x", ""):
+        with pytest.raises(InvalidError, match="max-bytes is no number"):
+            whole({"max-bytes": wrong}, "max-bytes", None)
+    with pytest.raises(InvalidError, match="no URL"):
+        open_place({})
+    place = {"path": f"file://{tmp_path}"}
+    assert kind_of(place, None) == "tier"
+    assert kind_of({**place, "source": "archive"}, None) == "archive"
+    with pytest.raises(InvalidError, match="source is 'tier'"):
+        kind_of({**place, "source": "tier"}, "archive")
+
+
+def test_lanes_that_nothing_is_wanted_of() -> None:
+    lane = ArchiveLane("c", "b", "bad-\udcff", 1, 2)
+    assert ALL.refuses(lane) == ""
+    assert ALL.among("topic", ["bad-\ufffd"]).refuses(lane) == ""
+    assert ALL.among("broker", ["x"]).refuses(lane) == "broker"
+    assert ALL.within("incarnation", 0, 1).refuses(lane) == "incarnation"
+
+
+def test_a_report_of_what_is_left_out(sealed: Callable[[str], Sealed], archive_url: str) -> None:
+    tier = sealed("s04-batch-compress")
+    here("archive", tier.url, "--to", archive_url).good()
+    every, some = report(archive_url), report(archive_url, from_="1", until="2")
+    assert (every["source"], every["rows"]) == ("archive", tier.dump.count)
+    assert some["rows"] == 0
+    assert sum(some["files_left_out"].values()) == every["files"]
+    assert len(file_list(archive_url)) == every["files"]
+    assert file_list(archive_url, from_="1", until="2") == []
+    every, some = report(tier.url), report(tier.url, from_="1", until="2", partition_bytes="1")
+    assert (every["source"], some["parts"], some["partitions"]) == ("tier", 0, 0)
+    assert every["parts"] == some["parts_left_out"]["store_ts"]
+    assert every["offsets"] == tier.dump.count
+    with pytest.raises(InvalidError, match="no option start"):
+        report(tier.url, start="latest")
+    with pytest.raises(InvalidError, match="no archive"):
+        file_list(tier.url)
+
+
+def test_a_column_that_no_topic_has_is_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    """It would be null in every row, and the slip go unseen; but a column that other topics' files lack is one."""
+    with closing(open_store(f"file://{tmp_path}", S3Options())) as store:
+        tier = TierBuilder()
+        other = MessageQueue("plain", 0)
+        for queue in (QUEUE, other):
+            tier.add([b'{"amount": 1}'], queue=queue, roll=True)
+            tier.add([b"{}"], queue=queue, roll=True)
+        wished = wishes("json", schema=b"amount BIGINT")
+        at = replace(workshop(tier.store, store), wishes=wished)
+        archive(replace(at, takes=lambda topic: topic == QUEUE.topic))
+        archive(replace(at, wishes=wishes()))
+
+    def reads(names: str, **options: str) -> None:
+        columns = StructType([StructField(name, StringType()) for name in names.split()])
+        ArchiveSource({"path": f"file://{tmp_path}", **options}).reader(columns)
+
+    reads("topic value_amount body_error body_text record")
+    reads("value_amount", topic=f"{QUEUE.topic},{other.topic}")
+    for names, options, do in (
+        ("topic value_amout", {}, "did you mean value_amount?"),
+        ("value_x", {}, "and of bodies value_amount"),
+        ("body_err", {}, "did you mean body_error?"),
+        ("records", {}, "did you mean record?"),
+        ("value_amount", {"topic": other.topic}, "columns are topic string"),
+    ):
+        with pytest.raises(InvalidError, match="there is no column") as raised:
+            reads(names, **options)
+        assert do in (raised.value.do or "")

@@ -1,0 +1,645 @@
+"""What is wrong with the files of an archive, and how they are made again.
+
+Three looks: a listing, by which every run finds what is gone or cut; every byte, against the log's checksums; and
+``verify_archive``, which holds every row against the log, against the file's own words, and against the tier as far as it
+still has it. Looking changes nothing. What is found is listed; the rest goes on.
+
+Repair (``plan_repair``, ``apply_repair``) makes harmed files again from the tier. Rows have to prove what the log says of
+them, so what comes of it is what was lost, or nothing.
+
+Ordering of a repair: the new file, under a key of its own; the entry that puts it in the place of the harmed one; then the
+harmed one is deleted, since readers of directories would meet it. A file of holes and bad records has its old key and bytes.
+
+After a crash: a new file that no entry names, which the next repair adopts; or a harmed one that no entry names any more,
+which the next repair deletes.
+
+Memory: files of ``HELD_BYTES`` and one more and, of the tier, ``READ_BYTES``; of a repair, for each file under way, the file
+twice.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from zlib_ng import zlib_ng
+
+from backends.errors import ObjectNotFoundError
+from tiered.api.arrow import load_pyarrow
+from tiered.archive.columns import BODY_REASON, Aside, Columns, layout_of, side_table
+from tiered.archive.harm import open_log, prove
+from tiered.archive.machine import ArchiveMachine
+from tiered.archive.merging import Merged, Together, append_moves
+from tiered.archive.model import (
+    DATA,
+    DAY_MS,
+    LOG,
+    SIDE,
+    Archived,
+    ArchiveLane,
+    ParquetFile,
+    SideFile,
+    folder_key,
+)
+from tiered.archive.moves import MovedPiece, NewFile, pieces_of
+from tiered.archive.parquet import (
+    FileWriter,
+    Proof,
+    pieces_in,
+    read_columns,
+    read_metadata,
+    write_small,
+)
+from tiered.archive.task import body_metadata, by_day, publish_file
+from tiered.crashpoints import reached
+from tiered.errors import DataError, InvalidError, TieredStoreError
+from tiered.journal.replay import JournalReader
+from tiered.log.parts import Gap
+from tiered.log.reader import TierReader
+from tiered.model import QueueOffset
+from tiered.upkeep.workplace import FORMAT, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.task import Workshop
+    from tiered.journal.append import JournalWriter
+    from tiered.log.decode import TierBatch
+    from tiered.log.reader import QueueReader
+
+
+HELD_BYTES = 256 << 20
+"""Of columns, of files that are kept since another stretch may name them, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFinding:
+    """Something that is not as the log says.
+
+    Attributes:
+        lane: Whose.
+        key: Of the file; empty when it is no file's.
+        what: What is wrong.
+    """
+
+    lane: str
+    key: str
+    what: str
+
+    def row(self) -> dict[str, str]:
+        """For output."""
+        return {"lane": self.lane, "key": self.key, "what": self.what}
+
+
+@dataclass(slots=True)
+class Report:
+    """What was looked at, and what is wrong.
+
+    Attributes:
+        findings: What is wrong.
+        files: That were read.
+        rows: In them.
+        compared: Stretches that the tier still has, and that were held against it.
+    """
+
+    findings: list[ArchiveFinding] = field(default_factory=list)
+    files: int = 0
+    rows: int = 0
+    compared: int = 0
+
+
+def verify_archive(at: Workshop) -> Report:
+    """Read all that is archived of one broker.
+
+    Raises:
+        DataError: A log is damaged.
+        BackendError: A store failed.
+    """
+    reader = TierReader(at.tier, at.place.prefix)
+    reader.refresh()
+    report = Report()
+    state = read_log(at)
+    files = _Files(at, state, report)
+    for lane, stretches in sorted(state.lanes.items()):
+        mine = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
+        if not mine or not at.takes(lane.topic):
+            continue
+        source = _source(reader, lane)
+        for archived in stretches:
+            columns = Columns(lane, layout_of(state, lane.topic, archived))
+            _verify(files, columns, archived, source, report)
+    return report
+
+
+def read_log(at: Workshop) -> ArchiveState:
+    """What the archive's log says.
+
+    Raises:
+        DataError: It is damaged.
+        BackendError: It could not be read.
+    """
+    log = JournalReader(at.archive, LOG, ArchiveMachine())
+    open_log(at.archive, log)
+    return log.state
+
+
+def _source(reader: TierReader, lane: ArchiveLane) -> QueueReader | None:
+    lives = reader.state.queues.get(lane.queue, ())
+    known = any(life.incarnation == lane.incarnation for life in lives)
+    return reader.queue(lane.queue, lane.incarnation) if known else None
+
+
+def _verify(
+    files: _Files, columns: Columns, archived: Archived, source: QueueReader | None, report: Report
+) -> None:
+    def found(key: str, what: str) -> None:
+        report.findings.append(ArchiveFinding(str(columns.lane), key, what))
+
+    tables = []
+    for file in archived.files:
+        table, wrong = files.read(MovedPiece(columns.lane, file))
+        for what in wrong:
+            found(file.key, what)
+        if table is not None:
+            report.rows += table.num_rows
+            tables.append(table)
+    aside, what = _read_side(files.at, archived.side)
+    if what and archived.side:
+        found(archived.side.key, what)
+    if len(tables) < len(archived.files) or what:
+        return
+    for what in _account(archived, tables, aside):
+        found("", what)
+    is_there = source is not None and source.life.min_offset <= archived.start
+    if source is not None and is_there and archived.end <= source.life.commit_offset:
+        report.compared += 1
+        for what in _compare(columns, archived, source, tables):
+            found("", what)
+
+
+_Places = dict[tuple[ArchiveLane, int], tuple[int, Proof]]
+
+
+class _Files:
+    """The files that were read last, and what is wrong with each."""
+
+    def __init__(self, at: Workshop, state: ArchiveState, report: Report) -> None:
+        self.at = at
+        self._report = report
+        self._rows: dict[str, int] = {}
+        for piece in pieces_of(state.lanes):
+            self._rows[piece.file.key] = self._rows.get(piece.file.key, 0) + piece.file.rows
+        self._held: dict[str, tuple[pa.Table | None, _Places, list[str]]] = {}
+
+    def read(self, piece: MovedPiece) -> tuple[pa.Table | None, list[str]]:
+        """A piece's rows, and what is wrong with it and, once, with its file."""
+        file = piece.file
+        if file.key not in self._held:
+            self._report.files += 1
+            self._make_room()
+            self._held[file.key] = table, said, wrong = self._read(file)
+        else:
+            table, said, _ = self._held[file.key]
+            wrong = [] if table is not None else ["the file could not be read"]
+        if table is None:
+            return None, wrong
+        at, proof = said.get(piece.mark, (0, None))
+        if proof != Proof.of(file):
+            return None, [*wrong, "the file says something else of these rows than the log"]
+        rows = table.slice(at, file.rows)
+        return rows, [*wrong, *_wrong_with(rows, piece)]
+
+    def _make_room(self) -> None:
+        while sum(table.nbytes for table, _, _ in self._held.values() if table) > HELD_BYTES:
+            del self._held[next(iter(self._held))]
+
+    def _read(self, file: ParquetFile) -> tuple[pa.Table | None, _Places, list[str]]:
+        try:
+            data = self.at.archive.get(file.key)
+        except ObjectNotFoundError:
+            return None, {}, ["the file is gone"]
+        if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
+            return None, {}, ["the file has other bytes than the log says"]
+        try:
+            table, said = read_columns(data), pieces_in(read_metadata(data))
+        except DataError as error:
+            return None, {}, [error.what]
+        named = self._rows[file.key]
+        wrong = f"the file has {table.num_rows} rows, of which the log names {named}"
+        return table, said, [wrong] if table.num_rows != named else []
+
+
+def _wrong_with(table: pa.Table, piece: MovedPiece) -> Iterator[str]:
+    arrow, file = load_pyarrow(), piece.file
+    offsets, crcs = table["queue_offset"].to_numpy(), table["body_crc"].to_numpy()
+    days = table["store_ts"].cast(arrow.int64()).to_numpy() // (DAY_MS * 1000)
+    if len(offsets) != file.rows or not len(offsets):
+        yield f"{len(offsets)} rows, and the log says {file.rows}"
+        return
+    if (offsets[0], offsets[-1] + 1) != (file.low, file.high) or (np.diff(offsets) <= 0).any():
+        yield "queue offsets are not those that the log says, or not in order"
+    if int(crcs.sum()) != file.body_crc_sum:
+        yield "the sum of the bodies' checksums is not the one that the log says"
+    lanes = {(piece.lane.queue_id, piece.lane.incarnation)}
+    numbers = (table[name].to_numpy() for name in ("queue_id", "incarnation"))
+    if set(zip(*map(np.unique, numbers), strict=False)) != lanes:
+        yield "rows are of another queue than the log says"
+    if len(np.unique(days)) > 1 or not file.key.startswith(
+        folder_key(piece.lane.topic, int(days[0]))
+    ):
+        yield "rows are not of the topic and day that the key says"
+
+
+def _read_side(at: Workshop, side: SideFile | None) -> tuple[list[int], str]:
+    if side is None:
+        return [], ""
+    try:
+        data = at.archive.get(side.key)
+    except ObjectNotFoundError:
+        return [], "the file is gone"
+    if (len(data), zlib_ng.crc32(data)) != (side.size_bytes, side.crc):
+        return [], "the file has other bytes than the log says"
+    table = read_columns(data)
+    compute = load_pyarrow().compute
+    others = compute.invert(compute.starts_with(table["reason"], BODY_REASON))
+    return table.filter(others)["queue_offset"].to_pylist(), ""
+
+
+def _account(archived: Archived, tables: list[pa.Table], aside: list[int]) -> Iterator[str]:
+    """Whether each offset is there once."""
+    found = [table["queue_offset"].to_numpy() for table in tables]
+    offsets = np.sort(np.concatenate([*found, np.array(aside, np.int64)]))
+    if not np.array_equal(offsets, np.arange(archived.start, archived.end)):
+        yield f"offsets [{archived.start}, {archived.end}) are not there once each"
+
+
+def _compare(
+    columns: Columns, archived: Archived, source: QueueReader, tables: list[pa.Table]
+) -> Iterator[str]:
+    """Whether the rows are those that the tier has."""
+    names = columns.schema.names
+    if any(not set(names).issubset(table.column_names) for table in tables):
+        yield "columns are missing that the log says are there"
+        return
+    some = [table.select(names) for table in tables]
+    rows = load_pyarrow().concat_tables(some).sort_by("queue_offset") if some else None
+    at, aside = 0, 0
+    try:
+        for batch in _batches(source, archived.start, archived.end):
+            made, left = columns.make(batch)
+            aside += sum(not one.has_row for one in left)
+            for batch_rows in made:
+                count = batch_rows.num_rows
+                if rows is None or not _is_equal(rows.slice(at, count), batch_rows):
+                    yield f"rows differ from the tier behind offset {batch.base_offset}"
+                    return
+                at += count
+    except DataError as error:
+        yield f"the tier cannot be read for comparison: {error.what}"
+        return
+    if at != archived.rows or aside != archived.holes + archived.bad:
+        yield f"the tier has {at} rows and {aside} others"
+
+
+def _is_equal(ours: pa.Table, theirs: pa.RecordBatch) -> bool:
+    same: bool = ours.equals(load_pyarrow().Table.from_batches([theirs]))
+    return same
+
+
+def _batches(source: QueueReader, start: int, end: int) -> Iterator[TierBatch]:
+    at = QueueOffset(start)
+    while at < end:
+        found = source.read(at, count_max=end - at)
+        if found is None:
+            return
+        if not isinstance(found, Gap):
+            yield found
+        at = found.end if isinstance(found, Gap) else found.end_offset
+
+
+# -- files that are harmed -------------------------------------------------------------------------
+
+
+def harmed_files(archive: ObjectStore, state: ArchiveState) -> dict[str, str]:
+    """What is wrong with files that the log names, as far as a listing tells: by key, in order.
+
+    Raises:
+        BackendError: The store failed.
+    """
+    there = {info.key: info.size_bytes for root in (DATA, SIDE) for info in archive.list(root)}
+    return {
+        key: f"it has {there[key]} bytes, and the log says {size}" if key in there else "it is gone"
+        for key, size in sorted(named_sizes(state).items())
+        if there.get(key) != size
+    }
+
+
+def named_sizes(state: ArchiveState) -> dict[str, int]:
+    """Of each file that the log names, bytes."""
+    stretches = (one for found in state.lanes.values() for one in found)
+    return {file.key: file.size_bytes for one in stretches for file in one.objects()}
+
+
+def damaged_files(archive: ObjectStore, state: ArchiveState, jobs: int) -> dict[str, str]:
+    """The same by every byte: what is gone, has another size, or another checksum than the log says.
+
+    Args:
+        archive: Its store.
+        state: What the log says.
+        jobs: Files at once (> 0).
+
+    Raises:
+        BackendError: The store failed.
+    """
+    stretches = (one for found in state.lanes.values() for one in found)
+    files = {file.key: file for one in stretches for file in one.objects()}
+    found = harmed_files(archive, state)
+    rest = [file for key, file in sorted(files.items()) if key not in found]
+    with ThreadPoolExecutor(jobs, "tiered-prove") as pool:
+        for file, what in zip(rest, pool.map(partial(_damage, archive), rest), strict=True):
+            if what:
+                found[file.key] = what
+    return dict(sorted(found.items()))
+
+
+def _damage(archive: ObjectStore, file: ParquetFile | SideFile) -> str:
+    try:
+        prove(archive, file)
+    except DataError as error:
+        return error.what
+    return ""
+
+
+def still_harmed(
+    archive: ObjectStore, state: ArchiveState, suspects: Mapping[str, str]
+) -> dict[str, str]:
+    """Those of ``harmed_files`` that a newer state names too, after another look: others merge and clean meanwhile.
+
+    Raises:
+        BackendError: The store failed.
+    """
+    if not suspects:
+        return {}
+    sizes = named_sizes(state)
+    return {
+        key: what
+        for key, what in suspects.items()
+        if key in sizes and _size_of(archive, key) != sizes[key]
+    }
+
+
+def _size_of(archive: ObjectStore, key: str) -> int | None:
+    try:
+        return archive.head(key).size_bytes
+    except ObjectNotFoundError:
+        return None
+
+
+# -- repair ----------------------------------------------------------------------------------------
+
+REPAIR = "repair"
+
+
+@dataclass(slots=True)
+class Repaired:
+    """What a repair did.
+
+    Attributes:
+        planned: Files that were to be made again.
+        made: That are part of the archive now.
+        rows: In them.
+        deleted: Harmed files deleted.
+        failed: Keys of those that could not be made, and why.
+    """
+
+    planned: int = 0
+    made: int = 0
+    rows: int = 0
+    deleted: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        failed = [{"key": key, "why": why} for key, why in self.failed]
+        return {**asdict(self), "failed": failed}
+
+
+def plan_repair(at: Workshop, state: ArchiveState, *, by_bytes: bool, jobs: int) -> Plan:
+    """What is harmed, and of which the tier has what it was made of. Of this broker; others are named as refused.
+
+    Args:
+        at: Tier and archive.
+        state: What the archive's log says.
+        by_bytes: Read every file; else one listing tells.
+        jobs: Files at once (> 0).
+
+    Raises:
+        DataError: The tier's journal is damaged.
+        BackendError: A store failed.
+    """
+    harmed = damaged_files(at.archive, state, jobs) if by_bytes else harmed_files(at.archive, state)
+    reader = TierReader(at.tier, at.place.prefix)
+    reader.refresh()
+    repairs, refusals, sizes = [], [], named_sizes(state)
+    for key, (pieces, sides) in _pieces(state, harmed).items():
+        parts = [(one.lane, one.file.low, one.file.high) for one in pieces]
+        parts += [(lane, one.start, one.end) for lane, one in sides]
+        why = next(filter(None, (_unmakeable(at, reader, *part) for part in parts)), "")
+        if why:
+            refusals.append(f"{key}: {harmed[key]}; {why}")
+        else:
+            rows = sum(one.file.rows for one in pieces)
+            row = {"key": key, "what": harmed[key], "rows": rows, "size_bytes": sizes[key]}
+            repairs.append(row)
+    return {
+        "format": FORMAT,
+        "what": REPAIR,
+        "url": at.archive.url,
+        "cluster": at.place.cluster,
+        "broker": at.place.broker,
+        "made_ms": at.clock.now_ms(),
+        "repairs": repairs,
+        "remains": _remains(at.archive, state),
+        "refusals": refusals,
+    }
+
+
+def apply_repair(
+    at: Workshop, log: JournalWriter[ArchiveState], plan: Plan, *, jobs: int
+) -> Repaired:
+    """Carry out a plan: what of it is still named, and of which the rows prove the same.
+
+    Raises:
+        InvalidError: It is of another archive.
+        DataError: A log is damaged.
+        BackendError: A store failed. Applying again goes on.
+    """
+    if plan["url"] != at.archive.url:
+        raise InvalidError(f"this plan is of {plan['url']}", do="plan again")
+    keys = [row["key"] for row in plan["repairs"]]
+    result = Repaired(len(keys))
+    log.catch_up()
+    reader = TierReader(at.tier, at.place.prefix)
+    reader.refresh()
+    works = _pieces(log.state, keys)
+
+    def again(key: str) -> NewFile | str | None:
+        pieces, sides = works[key]
+        try:
+            if not sides:
+                return _make_file(at, log.state, reader, pieces)
+            _make_side(at, log.state, reader, *sides[0])
+        except (TieredStoreError, ObjectNotFoundError) as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(jobs, "tiered-repair") as pool:
+        for key, made in zip(works, pool.map(again, works), strict=True):
+            if isinstance(made, str):
+                result.failed.append((key, made))
+            elif made is None:
+                result.made += 1
+            else:
+                merged = Merged()
+                append_moves(log, [made], merged)
+                result.made += merged.new_files
+                result.rows += merged.rows
+    _delete_harmed(at, log, [*keys, *plan["remains"]], result)
+    log.write_checkpoint()
+    return result
+
+
+def _delete_harmed(
+    at: Workshop, log: JournalWriter[ArchiveState], keys: list[str], result: Repaired
+) -> None:
+    """What no entry names any more; ``--clean`` waits for readers, and this one nobody can read."""
+    log.catch_up()
+    named = named_sizes(log.state)
+    replaced = {one.key for one in log.state.replaced}
+    for key in keys:
+        if key in replaced and key not in named and _size_of(at.archive, key) is not None:
+            reached("archive-repaired")
+            at.archive.delete(key)
+            result.deleted += 1
+
+
+def _remains(archive: ObjectStore, state: ArchiveState) -> list[str]:
+    """Files that a killed repair has replaced, and not deleted any more: of another size than they once had."""
+    sizes, named = {one.key: one.size_bytes for one in state.replaced}, named_sizes(state)
+    found = (info for info in archive.list(DATA) if info.key in sizes and info.key not in named)
+    return sorted(info.key for info in found if info.size_bytes != sizes[info.key])
+
+
+_Side = tuple[ArchiveLane, Archived]
+
+
+def _pieces(
+    state: ArchiveState, keys: Iterable[str]
+) -> dict[str, tuple[list[MovedPiece], list[_Side]]]:
+    """What lies in each file that is named: rows, or what is no row."""
+    wanted = set(keys)
+    found: dict[str, tuple[list[MovedPiece], list[_Side]]] = {}
+    for lane, stretches in sorted(state.lanes.items()):
+        for one in stretches:
+            for file in one.files:
+                if file.key in wanted:
+                    found.setdefault(file.key, ([], []))[0].append(MovedPiece(lane, file))
+            if one.side and one.side.key in wanted:
+                found.setdefault(one.side.key, ([], []))[1].append((lane, one))
+    return found
+
+
+def _unmakeable(at: Workshop, reader: TierReader, lane: ArchiveLane, low: int, high: int) -> str:
+    """Why the tier is no source of these offsets; empty: it is one."""
+    if (lane.cluster, lane.broker) != (at.place.cluster, at.place.broker):
+        return f"it is of {lane.cluster}/{lane.broker}: repair with the tier of that broker"
+    source = _source(reader, lane)
+    if source is None or source.life.min_offset > low or source.life.commit_offset < high:
+        return f"the tier has not offsets [{low}, {high}) of {lane.queue} any more: put the file back from a copy"
+    return ""
+
+
+def _make_file(
+    at: Workshop, state: ArchiveState, reader: TierReader, pieces: list[MovedPiece]
+) -> NewFile:
+    """The file of these pieces once more.
+
+    Raises:
+        DataError: The tier has other rows there, or is damaged.
+        InternalError: The file does not say what it was told to.
+        BackendError: A store failed.
+    """
+    new, writer = Together.of(pieces), FileWriter()
+    said: dict[str, str] = {}
+    for piece in new.pieces:
+        (stretch,) = state.overlapping(piece.lane, piece.file.low, piece.file.low + 1)
+        layout = layout_of(state, piece.lane.topic, stretch)
+        said = {"tiered.source": at.place.prefix, **body_metadata(layout)}
+        source = reader.queue(piece.lane.queue, piece.lane.incarnation)
+        found = 0
+        for rows in _rows_of(source, Columns(piece.lane, layout), piece.file):
+            writer.add(rows, piece.lane, piece.file.low)
+            found += rows.num_rows
+        if found != piece.file.rows:
+            raise _differs(piece, f"it has {found} of {piece.file.rows} rows")
+    written = writer.finish(said)
+    for piece, got in zip(new.pieces, written.pieces, strict=True):
+        if got.proof != Proof.of(piece.file):
+            raise _differs(piece, "it has other rows")
+    reached("archive-rewriting")
+    size, crc = publish_file(at.archive, new.key, written)
+    reached("archive-rewritten")
+    return NewFile(new.key, size, crc, new.pieces)
+
+
+def _rows_of(source: QueueReader, columns: Columns, file: ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Rows of the file's day between its offsets, in order."""
+    for batch in _batches(source, file.low, file.high):
+        for made in columns.make(batch)[0]:
+            for day, rows in by_day(made):
+                offsets = rows.column("queue_offset").to_numpy()
+                low, high = np.searchsorted(offsets, (file.low, file.high)).tolist()
+                if day == file.store_min_ms // DAY_MS and low < high:
+                    yield rows.slice(low, high - low)
+
+
+def _differs(piece: MovedPiece, what: str) -> DataError:
+    return DataError(
+        f"the tier is not any more what this file was made of: {what}",
+        where=f"{piece.lane} [{piece.file.low}, {piece.file.high})",
+        do="put the file back from a copy",
+    )
+
+
+def _make_side(
+    at: Workshop, state: ArchiveState, reader: TierReader, lane: ArchiveLane, archived: Archived
+) -> None:
+    """The file of holes and bad records once more, byte for byte.
+
+    Raises:
+        DataError: The tier has others there, or is damaged.
+        BackendError: A store failed.
+    """
+    columns = Columns(lane, layout_of(state, lane.topic, archived))
+    source = reader.queue(lane.queue, lane.incarnation)
+    aside: list[Aside] = []
+    for batch in _batches(source, archived.start, archived.end):
+        aside += columns.make(batch)[1]
+    side = archived.side
+    assert side is not None
+    data = write_small(side_table(lane, sorted(aside, key=lambda one: one.queue_offset)))
+    if (len(data), zlib_ng.crc32(data)) != (side.size_bytes, side.crc):
+        raise DataError(
+            "the tier is not any more what this file was made of",
+            where=f"{at.archive.url}/{side.key}",
+            do="put the file back from a copy",
+        )
+    at.archive.delete(side.key)
+    at.archive.put_if_absent(side.key, data)

@@ -1,0 +1,518 @@
+"""What bodies of a topic become: columns, as the archive's log fixes them, as people write them, and as documents have them.
+
+That is fixed in the log so that jobs agree, whoever infers first (``tiered.archive.job``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tiered.api.arrow import load_pyarrow
+from tiered.errors import InvalidError
+from tiered.log.wellformed import check_ints, check_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+
+# -- columns that a file has beside those of every file --------------------------------------------
+#
+# Which columns files of a topic get beside those that every file has: decoded bodies, and the bytes of stored records.
+#
+# What bodies of a topic become is fixed in the archive's log, so that jobs agree whoever infers first; see
+# ``tiered.archive.job``. Values only, no pyarrow: the planner of a job reads them. All are immutable.
+
+FORMATS = ("json", "avro", "protobuf", "text")
+PREFIX = "value_"
+"""Of the columns that a body's fields become: no column of ours begins so."""
+ERROR = "body_error"
+TEXT = "body_text"
+RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyColumns:
+    """What bodies of a topic become.
+
+    Attributes:
+        format: One of ``FORMATS``.
+        columns: Names and types as ``tiered.archive.bodies`` writes them, without ``PREFIX``; empty for text.
+        definition: For Avro the schema, for Protocol Buffers a descriptor set in base64; else empty.
+        message: For Protocol Buffers the full name of the message; else empty.
+    """
+
+    format: str
+    columns: str = ""
+    definition: str = ""
+    message: str = ""
+
+    def continues(self, old: BodyColumns) -> bool:
+        """Whether it has all columns of another in the same order, and perhaps more behind them."""
+        more = self.columns == old.columns or self.columns.startswith(f"{old.columns}, ")
+        return self.format == old.format and more
+
+    def document(self) -> list[str]:
+        """As JSON: the fields in order."""
+        return list(astuple(self))
+
+    @classmethod
+    def of(cls, row: list[Any]) -> BodyColumns:
+        """Undo ``document``.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        check_texts(row, "columns of bodies")
+        found = cls(*row)
+        if found.format not in FORMATS:
+            raise ValueError(f"bodies of an unknown format {found.format!r:.40}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLayout:
+    """What files get beside the columns that every file has.
+
+    Attributes:
+        body: What bodies become; None when they stay bytes only.
+        number: Which of the topic's it is in the log, from 1; 0 without.
+        has_records: Whether the bytes of each stored record are a column.
+    """
+
+    body: BodyColumns | None = None
+    number: int = 0
+    has_records: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a key has to change with; nothing for files without more columns."""
+        if self == PLAIN:
+            return ()
+        raw = repr((self.body and self.body.document(), self.has_records))
+        return (hashlib.sha256(raw.encode("utf-8", "surrogateescape")).hexdigest(),)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        body = self.body.document() if self.body else []
+        return {"body": body, "number": self.number, "has_records": self.has_records}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> BodyLayout:
+        """Undo ``document``.
+
+        Raises:
+            ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+        """
+        check_ints((document["number"],), "a layout")
+        body = BodyColumns.of(document["body"]) if document["body"] else None
+        return cls(body, document["number"], document["has_records"] is True)
+
+
+PLAIN = BodyLayout()
+
+
+# -- SQL -------------------------------------------------------------------------------------------
+#
+# Columns as people write them in SQL: ``order_id BIGINT, amount DECIMAL(12,2), items ARRAY<STRUCT<sku: STRING,
+# n: INT>>``.
+#
+# Spark's words; what the log holds is what ``columns_text`` writes. Every column may be null.
+
+_SIMPLE: Final[Mapping[str, str]] = {
+    "BOOLEAN": "bool_",
+    "TINYINT": "int8",
+    "SMALLINT": "int16",
+    "INT": "int32",
+    "BIGINT": "int64",
+    "FLOAT": "float32",
+    "DOUBLE": "float64",
+    "STRING": "string",
+    "BINARY": "binary",
+    "DATE": "date32",
+}
+_ALSO: Final[Mapping[str, str]] = {
+    "BOOL": "BOOLEAN",
+    "BYTE": "TINYINT",
+    "SHORT": "SMALLINT",
+    "INTEGER": "INT",
+    "LONG": "BIGINT",
+    "REAL": "FLOAT",
+    "TEXT": "STRING",
+    "VARCHAR": "STRING",
+}
+_TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|[^\W\d][\w$]*|\d+|[<>(),:])", re.UNICODE)
+_PLAIN = re.compile(r"[^\W\d][\w$]*", re.UNICODE)
+_DEPTH_MAX = 32
+_DECIMAL_DIGITS = 38
+
+
+def parse_columns(text: str) -> list[pa.Field]:
+    """Names and types.
+
+    Raises:
+        InvalidError: It cannot be read, or two names are the same, upper and lower case aside.
+    """
+    reader = _Reader(_tokens(text))
+    columns = reader.columns("") if reader.tokens else []
+    if reader.at < len(reader.tokens):
+        raise _wrong(f"{reader.tokens[reader.at]!r} was not expected")
+    return columns
+
+
+def columns_text(columns: Sequence[pa.Field]) -> str:
+    """Undo ``parse_columns``, always in the same words."""
+    return ", ".join(f"{_quoted(column.name)} {type_text(column.type)}" for column in columns)
+
+
+def type_text(kind: Any) -> str:  # noqa: ANN401 (pyarrow has no types)
+    """A type's name.
+
+    Raises:
+        InvalidError: There is none for it.
+    """
+    arrow = load_pyarrow()
+    for name, maker in _SIMPLE.items():
+        if kind == getattr(arrow, maker)():
+            return name
+    types = arrow.types
+    if types.is_timestamp(kind):
+        return "TIMESTAMP"
+    if types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if types.is_map(kind):
+        return f"MAP<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
+    if types.is_list(kind):
+        return f"ARRAY<{type_text(kind.value_type)}>"
+    if types.is_struct(kind):
+        inner = (f"{_quoted(field.name)}: {type_text(field.type)}" for field in kind)
+        return f"STRUCT<{', '.join(inner)}>"
+    raise InvalidError(f"a column of type {kind} is not supported")
+
+
+def require_distinct(names: Sequence[str]) -> None:
+    """See that no reader takes two columns for one.
+
+    Raises:
+        InvalidError: Two differ by upper and lower case only, or not at all.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise InvalidError(f"two columns of bodies have the name {name!r:.80}")
+        seen.add(name.lower())
+
+
+def _tokens(text: str) -> list[str]:
+    found, at, text = [], 0, re.sub(r"--[^\n]*", "", text).strip()
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise _wrong(f"{text[at : at + 20]!r} cannot be read")
+        found.append(match[1])
+        at = match.end()
+    return found
+
+
+@dataclass
+class _Reader:
+    """Recursive descent."""
+
+    tokens: list[str]
+    at: int = 0
+    depth: int = 0
+
+    def columns(self, end: str) -> list[pa.Field]:
+        found = []
+        while True:
+            name = self.name()
+            if self.peek() == ":":
+                self.at += 1
+            found.append(load_pyarrow().field(name, self.type()))
+            if self.peek() != ",":
+                break
+            self.at += 1
+            if not end and self.at == len(self.tokens):
+                break  # a comma at the end of a file
+        require_distinct([field.name for field in found])
+        return found
+
+    def name(self) -> str:
+        token = self.take()
+        if token.startswith("`"):
+            return token[1:-1].replace("``", "`")
+        if not _PLAIN.fullmatch(token):
+            raise _wrong(f"{token!r} is no name")
+        return token
+
+    def type(self) -> Any:  # noqa: ANN401
+        arrow = load_pyarrow()
+        self.depth += 1
+        if self.depth > _DEPTH_MAX:
+            raise _wrong("types are nested too deeply")
+        word = self.take().upper()
+        word = _ALSO.get(word, word)
+        if word in _SIMPLE:
+            found = getattr(arrow, _SIMPLE[word])()
+        elif word == "TIMESTAMP":
+            found = arrow.timestamp("us", "UTC")
+        elif word == "DECIMAL":
+            found = self.decimal()
+        else:
+            found = self.nested(word)
+        self.depth -= 1
+        return found
+
+    def decimal(self) -> Any:  # noqa: ANN401
+        digits, scale = 10, 0
+        if self.peek() == "(":
+            self.expect("(")
+            digits = self.number()
+            if self.peek() == ",":
+                self.expect(",")
+                scale = self.number()
+            self.expect(")")
+        if not (0 < digits <= _DECIMAL_DIGITS and scale <= digits):
+            raise _wrong(f"DECIMAL({digits},{scale}) is none")
+        return load_pyarrow().decimal128(digits, scale)
+
+    def nested(self, word: str) -> Any:  # noqa: ANN401
+        arrow = load_pyarrow()
+        if word not in {"ARRAY", "MAP", "STRUCT"}:
+            raise _wrong(f"{word!r} is no type")
+        self.expect("<")
+        if word == "ARRAY":
+            found = arrow.list_(self.type())
+        elif word == "STRUCT":
+            found = arrow.struct(self.columns(">"))
+        else:
+            key = self.type()
+            self.expect(",")
+            found = arrow.map_(key, self.type())
+        self.expect(">")
+        return found
+
+    def number(self) -> int:
+        token = self.take()
+        if not token.isdecimal():
+            raise _wrong(f"{token!r} is no number")
+        return int(token)
+
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self) -> str:
+        token = self.peek()
+        if not token:
+            raise _wrong("it ends too early")
+        self.at += 1
+        return token
+
+    def expect(self, wanted: str) -> None:
+        if self.take() != wanted:
+            raise _wrong(
+                f"{wanted!r} is missing before {' '.join(self.tokens[self.at - 1 :][:3])!r}"
+            )
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+
+
+def _wrong(what: str) -> InvalidError:
+    return InvalidError(
+        f"columns of bodies cannot be read: {what}",
+        do="write them as order_id BIGINT, amount DECIMAL(12,2), items ARRAY<STRUCT<sku: STRING>>",
+    )
+
+
+# -- JSON Schema -----------------------------------------------------------------------------------
+#
+# Columns from a JSON Schema, as far as it says types; what else it demands of a document is not looked at.
+
+
+def columns_of_schema(document: Any) -> list[pa.Field]:  # noqa: ANN401 (JSON values)
+    """The columns of an object.
+
+    Raises:
+        InvalidError: It is no schema of an object, or says something that no column can be.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("properties"), dict):
+        raise InvalidError("this JSON Schema is not of an object with properties")
+    return _schema_fields(document, document, 0)
+
+
+def _schema_fields(schema: Any, root: Any, depth: int) -> list[pa.Field]:  # noqa: ANN401
+    properties = schema["properties"]
+    require_distinct(list(properties))
+    arrow = load_pyarrow()
+    return [
+        arrow.field(name, _schema_type(name, one, root, depth)) for name, one in properties.items()
+    ]
+
+
+def _schema_type(name: str, schema: Any, root: Any, depth: int) -> Any:  # noqa: ANN401
+    arrow, schema = load_pyarrow(), _resolved(schema, root)
+    if depth > _DEPTH_MAX or not isinstance(schema, dict):
+        raise _wrong_schema(name)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        rest = [one for one in kind if one != "null"]
+        kind = "number" if set(rest) == {"integer", "number"} else rest[0] if len(rest) == 1 else ""
+    match kind:
+        case "integer":
+            return arrow.int64()
+        case "number":
+            return arrow.float64()
+        case "boolean":
+            return arrow.bool_()
+        case "string":
+            return _text(schema.get("format"))
+        case "array" if "items" in schema:
+            return arrow.list_(_schema_type(name, schema["items"], root, depth + 1))
+        case "object" if isinstance(schema.get("properties"), dict):
+            return arrow.struct(_schema_fields(schema, root, depth + 1))
+    raise _wrong_schema(name)
+
+
+def _text(form: Any) -> Any:  # noqa: ANN401
+    arrow = load_pyarrow()
+    if form == "date-time":
+        return arrow.timestamp("us", "UTC")
+    return arrow.date32() if form == "date" else arrow.string()
+
+
+def _resolved(schema: Any, root: Any) -> Any:  # noqa: ANN401
+    """What a reference within the document means."""
+    if not isinstance(schema, dict) or "$ref" not in schema:
+        return schema
+    found, path = root, str(schema["$ref"])
+    for step in path.removeprefix("#/").split("/"):
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
+
+
+def _wrong_schema(name: str) -> InvalidError:
+    return InvalidError(
+        f"the JSON Schema's property {name!r:.80} can be no column",
+        do="give each property one type; objects have properties, arrays have items",
+    )
+
+
+# -- from documents --------------------------------------------------------------------------------
+#
+# Columns from some JSON documents: the first ones of a topic say what all of it becomes. Pure.
+#
+# A field that is an integer here and a fraction there is a DOUBLE. Of a field whose values do not go together
+# otherwise the first one's type holds, and documents with the other do not fit. Fields that are never more than
+# null are left out, and so is a field whose name differs from one before by upper and lower case only: readers
+# would take both for one.
+
+FIELDS_MAX = 512
+"""Columns at most, in all depths: who uses ids as names does not get a column for each."""
+_SEEN_DEPTH_MAX = 16
+_SEEN_TYPES = {"bool": "bool_", "int": "int64", "double": "float64", "text": "string"}
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+def infer_columns(bodies: Iterable[bytes]) -> list[pa.Field]:
+    """The columns that documents have together; bodies that are no JSON object are passed over."""
+    root, budget = _Seen("object"), _Budget()
+    for body in bodies:
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            _see_object(root, document, budget, 0)
+    return _seen_fields(root)
+
+
+@dataclass
+class _Budget:
+    """How many more fields there may be."""
+
+    left: int = FIELDS_MAX
+
+
+@dataclass
+class _Seen:
+    """What a place has been so far."""
+
+    kind: str = ""
+    fields: dict[str, _Seen] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    inner: _Seen | None = None
+
+
+def _see_object(seen: _Seen, document: dict[str, Any], budget: _Budget, depth: int) -> None:
+    for name, value in document.items():
+        if name not in seen.fields:
+            if value is None or not name or name.lower() in seen.names or not budget.left:
+                continue
+            budget.left -= 1
+            seen.names.add(name.lower())
+            seen.fields[name] = _Seen()
+        _see(seen.fields[name], value, budget, depth + 1)
+
+
+def _see(seen: _Seen, value: Any, budget: _Budget, depth: int) -> None:  # noqa: ANN401
+    kind = _kind(value)
+    if not kind or depth > _SEEN_DEPTH_MAX:
+        return
+    if {seen.kind, kind} == {"int", "double"}:
+        seen.kind = "double"
+    seen.kind = seen.kind or kind
+    if kind != seen.kind:
+        return
+    if kind == "object":
+        _see_object(seen, value, budget, depth)
+    elif kind == "array":
+        seen.inner = seen.inner or _Seen()
+        for one in value:
+            _see(seen.inner, one, budget, depth + 1)
+
+
+def _kind(value: Any) -> str:  # noqa: ANN401
+    match value:
+        case bool():
+            return "bool"
+        case int():
+            return "int" if value in _INT64 else "double"
+        case float():
+            return "double"
+        case str():
+            return "text"
+        case dict():
+            return "object"
+        case list():
+            return "array"
+        case _:
+            return ""
+
+
+def _seen_fields(seen: _Seen) -> list[pa.Field]:
+    arrow = load_pyarrow()
+    typed = ((name, _seen_type(one)) for name, one in seen.fields.items())
+    return [arrow.field(name, kind) for name, kind in typed if kind is not None]
+
+
+def _seen_type(seen: _Seen) -> Any:  # noqa: ANN401 (pyarrow has no types)
+    """None where nothing is known that a column could be of."""
+    arrow = load_pyarrow()
+    match seen.kind:
+        case "object":
+            inner = _seen_fields(seen)
+            return arrow.struct(inner) if inner else None
+        case "array":
+            element = _seen_type(seen.inner) if seen.inner else None
+            return None if element is None else arrow.list_(element)
+        case "":
+            return None
+        case kind:
+            return getattr(arrow, _SEEN_TYPES[kind])()

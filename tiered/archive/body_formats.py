@@ -1,0 +1,917 @@
+"""Bodies of messages to columns: what is wished, and what decodes JSON, Avro, Protocol Buffers and texts.
+
+A block that does not decode is divided where its decoder says that it broke, else halved, until what does not fit is alone,
+and the others are none the worse. One semantics: a message becomes the same whatever block it is in.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from tiered.api.arrow import load_pyarrow
+from tiered.archive.bodies import (
+    FORMATS,
+    PREFIX,
+    TEXT,
+    BodyColumns,
+    columns_of_schema,
+    columns_text,
+    parse_columns,
+    require_distinct,
+)
+from tiered.errors import InternalError, InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+    import pyarrow as pa
+
+
+# -- a block of messages at a time -----------------------------------------------------------------
+#
+# Bodies to columns, a block of messages at a time. What does not fit is set apart, and the others are none the worse.
+#
+# A block that does not decode is divided where its decoder says that it broke, else halved, until what does not
+# fit is alone. One semantics: a message becomes the same whatever block it is in.
+
+BLOCK_ROWS = 1024
+"""What one bad body can make be done again."""
+_FEW_ROWS = 16
+"""Of so few each is tried alone: halving goes over them as often."""
+NO_OBJECT = "the body is not of the topic's format"
+NO_FIT = "the body does not fit the topic's columns"
+
+
+class UnfitError(Exception):
+    """A block holds something that does not fit.
+
+    Attributes:
+        what: In few words that no library's version changes.
+        details: Whatever else is known.
+        at: Which row, if known; a guess is harmless.
+    """
+
+    def __init__(self, what: str, details: str = "", at: int = -1) -> None:
+        super().__init__(f"{what}: {details}" if details else what)
+        self.what = what
+        self.details = details
+        self.at = at
+
+
+class Decoder(Protocol):
+    """Decodes bodies of one format. For any thread."""
+
+    def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        """All of a block, a column for each of the layout's.
+
+        Args:
+            bodies: Binary, without nulls; at least one.
+
+        Raises:
+            UnfitError: Not each of them fits.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What bodies became.
+
+    Attributes:
+        columns: Null where a body did not fit.
+        unfit: By row, why it did not fit: the plain words, and the details.
+    """
+
+    columns: list[pa.Array]
+    unfit: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+
+def decode_bodies(decoder: Decoder, bodies: pa.Array, columns: list[pa.Field]) -> Decoded:
+    """Decode what can be.
+
+    Args:
+        decoder: For it.
+        bodies: Binary; null is what does not fit.
+        columns: Of the result.
+    """
+    work = _DecodeWork(decoder, bodies)
+    rows = np.flatnonzero(bodies.is_valid().to_numpy(zero_copy_only=False))
+    for start in range(0, len(rows), BLOCK_ROWS):
+        work.take(rows[start : start + BLOCK_ROWS])
+    for row in np.flatnonzero(bodies.is_null().to_numpy(zero_copy_only=False)).tolist():
+        work.unfit[row] = ("there is no body", "")
+    return Decoded(work.columns(columns), work.unfit)
+
+
+@dataclass(slots=True)
+class _DecodeWork:
+    decoder: Decoder
+    bodies: Any
+    unfit: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _pieces: list[list[Any]] = field(default_factory=list)
+    _rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> None:
+        """Decode rows that ascend."""
+        waiting = [rows]
+        while waiting:
+            some = waiting.pop()
+            if not len(some):
+                continue
+            try:
+                self._keep(some, self.decoder.decode(self._block(some)))
+            except UnfitError as error:
+                if len(some) == 1:
+                    self.unfit[int(some[0])] = (error.what, error.details)
+                    continue
+                waiting += reversed(_divided(some, error.at))
+
+    def _block(self, rows: npt.NDArray[np.int64]) -> Any:  # noqa: ANN401 (pyarrow has no types)
+        first, count = int(rows[0]), len(rows)
+        if int(rows[-1]) - first == count - 1:
+            return self.bodies.slice(first, count)
+        return self.bodies.take(load_pyarrow().array(rows))
+
+    def _keep(self, rows: npt.NDArray[np.int64], columns: list[Any]) -> None:
+        if any(len(column) != len(rows) for column in columns):
+            raise InternalError("a decoder of bodies gave another number of rows than it was given")
+        self._pieces.append(columns)
+        self._rows.append(rows)
+
+    def columns(self, wanted: list[pa.Field]) -> list[pa.Array]:
+        """All rows in order; null where one did not fit."""
+        arrow, count = load_pyarrow(), len(self.bodies)
+        if not self._pieces:
+            return [arrow.nulls(count, column.type) for column in wanted]
+        whole = [
+            arrow.concat_arrays([piece[number] for piece in self._pieces])
+            for number in range(len(wanted))
+        ]
+        rows = np.concatenate(self._rows)
+        if len(rows) == count and (np.diff(rows) == 1).all():
+            return whole
+        where = np.full(count, -1)
+        where[rows] = np.arange(len(rows))
+        places = arrow.array(where, mask=where < 0)
+        return [column.take(places) for column in whole]
+
+
+def _divided(rows: npt.NDArray[np.int64], at: int) -> list[npt.NDArray[np.int64]]:
+    if 0 <= at < len(rows):
+        return [rows[:at], rows[at : at + 1], rows[at + 1 :]]
+    if len(rows) <= _FEW_ROWS:
+        return list(np.split(rows, len(rows)))
+    middle = len(rows) // 2
+    return [rows[:middle], rows[middle:]]
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+#
+# JSON bodies: each one object, its members columns of given types. Arrow's parser takes a block of them at
+# once.
+#
+# What fits: a member that is missing or null is null; members that no column is of are passed over (the body
+# has them still); integers are taken for fractions, nothing else for something else. Dates are ``2024-01-31``,
+# times ISO 8601, UTC where they say no zone. Members that come twice do not fit.
+#
+# Why rows cannot get out of step with bodies: each body begins with ``{``, ends with ``}`` and is followed by a
+# line's end, which no text of JSON may contain. A body that is not whole therefore breaks the block, one cannot
+# be swallowed by the one before it, and two in one body are one row too many.
+
+_ROW = re.compile(r" in row (\d+)$")
+_OPEN, _CLOSE = b"{}"
+_BLANKS = " \t\r\n"
+
+
+class JsonDecoder:
+    """See ``Decoder``."""
+
+    def __init__(self, columns: Sequence[pa.Field]) -> None:
+        """Take the columns.
+
+        Raises:
+            InvalidError: One has a type that JSON has nothing for.
+        """
+        from pyarrow import json as arrow_json  # noqa: PLC0415 (heavy)
+
+        self._arrow: Any = load_pyarrow()
+        self._reading = arrow_json
+        self._wanted = [column.type for column in columns]
+        parsed = [self._arrow.field(one.name, _parsed(one.name, one.type)) for one in columns]
+        self._options = arrow_json.ParseOptions(
+            explicit_schema=self._arrow.schema(parsed), unexpected_field_behavior="ignore"
+        )
+
+    def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        """See ``Decoder``."""
+        self._require_objects(bodies)
+        arrow = self._arrow
+        try:
+            table = self._read(bodies)
+        except arrow.ArrowInvalid as error:
+            raise self._unfit(bodies, str(error)) from None
+        if table.num_rows != len(bodies):
+            raise UnfitError(NO_OBJECT, "it is not one object")
+        try:
+            return [
+                _whole(arrow, column).cast(kind)
+                for column, kind in zip(table.columns, self._wanted, strict=True)
+            ]
+        except arrow.ArrowInvalid as error:
+            raise UnfitError(NO_FIT, str(error)) from None
+
+    def _read(self, bodies: pa.Array) -> pa.Table:
+        arrow = self._arrow
+        listed = arrow.ListArray.from_arrays([0, len(bodies)], bodies)
+        (joined,) = arrow.compute.binary_join(listed, b"\n")
+        data = joined.as_buffer()
+        options = self._reading.ReadOptions(use_threads=False, block_size=data.size + 64)
+        return self._reading.read_json(arrow.BufferReader(data), options, self._options)
+
+    def _require_objects(self, bodies: pa.Array) -> None:
+        """See that nothing gets out of step, and that texts will be UTF-8, which Arrow does not look at."""
+        arrow = self._arrow
+        try:
+            texts = bodies.cast(arrow.string())
+        except arrow.ArrowInvalid:
+            raise UnfitError(NO_OBJECT, "it is no UTF-8") from None
+        _, offsets, data = bodies.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[bodies.offset :][: len(bodies) + 1]
+        raw = np.frombuffer(data or b"", np.uint8)
+        is_bare = bool((np.diff(bounds) > 1).all())
+        is_bare = is_bare and bool((raw[bounds[:-1]] == _OPEN).all())
+        if not (is_bare and (raw[bounds[1:] - 1] == _CLOSE).all()):
+            self._require_braces(texts)
+        if not raw[bounds[0] : bounds[-1]].all():
+            raise UnfitError(NO_OBJECT, "a byte of it is 0")
+
+    def _require_braces(self, texts: Any) -> None:  # noqa: ANN401
+        """The same with blanks around."""
+        compute = self._arrow.compute
+        bare = compute.ascii_trim(texts, _BLANKS)
+        good = compute.and_(compute.starts_with(bare, "{"), compute.ends_with(bare, "}"))
+        if not compute.all(good).as_py():
+            raise UnfitError(NO_OBJECT, "it is no object", compute.index(good, False).as_py())
+
+    def _unfit(self, bodies: pa.Array, said: str) -> UnfitError:
+        if len(bodies) > 1:
+            found = _ROW.search(said)
+            return UnfitError(NO_FIT, "", int(found[1]) if found else -1)
+        try:
+            json.loads(bodies[0].as_py())
+        except ValueError:
+            return UnfitError(NO_OBJECT, said)
+        except RecursionError:
+            pass  # a version of Python with more patience would have read it
+        return UnfitError(NO_FIT, said)
+
+
+def _parsed(name: str, kind: Any) -> Any:  # noqa: ANN401 (pyarrow has no types)
+    """The type that Arrow's parser is told: dates are texts to it."""
+    arrow = load_pyarrow()
+    types = arrow.types
+    if types.is_date32(kind):
+        return arrow.string()
+    if types.is_list(kind):
+        return arrow.list_(_parsed(name, kind.value_type))
+    if types.is_struct(kind):
+        return arrow.struct([field.with_type(_parsed(name, field.type)) for field in kind])
+    if types.is_map(kind) or types.is_binary(kind):
+        raise InvalidError(f"the column {name!r:.80} is a {kind}, which JSON bodies cannot become")
+    return kind
+
+
+def _whole(arrow: Any, column: Any) -> Any:  # noqa: ANN401
+    chunks = column.chunks
+    return chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)
+
+
+# -- Avro ------------------------------------------------------------------------------------------
+#
+# Avro bodies: one datum of a record each, bare or behind the header of a single object (``C3 01`` and a fingerprint).
+#
+# The fields of the record are the columns. Nullable is what has a union with null; another union is refused beforehand, as
+# is what no column can be. Uuids and enumerations are texts.
+#
+# The schema is that of the writer: Avro's bytes do not say what they are. Where there is a header it is held against it.
+
+_MARK = b"\xc3\x01"
+_HEADER_BYTES = 10
+_AVRO_SIMPLE: Final[Mapping[str, str]] = {
+    "boolean": "bool_",
+    "int": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "string": "string",
+    "bytes": "binary",
+    "fixed": "binary",
+    "enum": "string",
+}
+_BROKEN = (
+    *(EOFError, ValueError, LookupError, TypeError, ArithmeticError),
+    *(struct.error, StopIteration, AttributeError, RecursionError),
+)
+"""What fastavro raises on bytes that are something else."""
+
+
+def load_fastavro() -> Any:  # noqa: ANN401 (a foreign module)
+    """The module.
+
+    Raises:
+        InvalidError: It is not installed.
+    """
+    try:
+        import fastavro  # noqa: PLC0415 (only who uses it)
+    except ImportError as error:
+        raise InvalidError(
+            "Avro bodies need fastavro, which is not installed",
+            do="pip install 'tieredmq[bodies]'",
+        ) from error
+    return fastavro
+
+
+def avro_columns(definition: str) -> list[pa.Field]:
+    """The columns of a schema (the text of an ``.avsc`` file).
+
+    Raises:
+        InvalidError: It is no schema of a record, or something of it can be no column.
+    """
+    schema = _avro_schema(definition)
+    names = [field["name"] for field in schema["fields"]]
+    require_distinct(names)
+    known: dict[str, Any] = {}
+    return list(_avro_type(schema, known, frozenset(), "the record"))
+
+
+class AvroDecoder:
+    """See ``Decoder``."""
+
+    def __init__(self, definition: str, columns: Sequence[pa.Field]) -> None:
+        """Take the writer's schema, and the columns, some of which it may not have.
+
+        Raises:
+            InvalidError: It is no schema.
+        """
+        fastavro = load_fastavro()
+        self._schema = _avro_schema(definition)
+        self._read = fastavro.schemaless_reader
+        canonical = fastavro.schema.to_parsing_canonical_form(_raw(definition))
+        fingerprint = fastavro.schema.fingerprint(canonical, "CRC-64-AVRO")
+        self._header = _MARK + bytes.fromhex(fingerprint)
+        self._columns = list(columns)
+
+    def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        """See ``Decoder``."""
+        arrow = load_pyarrow()
+        found = [self._one(at, body) for at, body in enumerate(bodies.to_pylist())]
+        try:
+            return [
+                arrow.array([one.get(column.name) for one in found], column.type)
+                for column in self._columns
+            ]
+        except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise UnfitError(NO_FIT, str(error)) from None
+
+    def _one(self, at: int, body: bytes) -> dict[str, Any]:
+        file = io.BytesIO(body)
+        if body.startswith(_MARK) and len(body) >= _HEADER_BYTES:
+            if body.startswith(self._header):
+                file.seek(_HEADER_BYTES)
+            elif not self._is_bare(body):
+                raise UnfitError(NO_OBJECT, "its header is of another schema", at)
+        try:
+            found: dict[str, Any] = self._read(file, self._schema, None)
+        except _BROKEN as error:
+            raise UnfitError(NO_OBJECT, f"{type(error).__name__}: {error}"[:200], at) from None
+        if file.tell() != len(body):
+            raise UnfitError(NO_OBJECT, f"{len(body) - file.tell()} bytes are left over", at)
+        return found
+
+    def _is_bare(self, body: bytes) -> bool:
+        """Whether what looks like a header is a datum's first bytes."""
+        file = io.BytesIO(body)
+        try:
+            self._read(file, self._schema, None)
+        except _BROKEN:
+            return False
+        return file.tell() == len(body)
+
+
+def _raw(definition: str) -> Any:  # noqa: ANN401 (JSON values)
+    try:
+        return json.loads(definition)
+    except (ValueError, RecursionError) as error:
+        raise InvalidError(f"the Avro schema is no JSON: {error}") from None
+
+
+def _avro_schema(definition: str) -> Any:  # noqa: ANN401
+    """A schema as fastavro wants it, without logical types that Arrow has no values for."""
+    fastavro, raw = load_fastavro(), _raw(definition)
+    try:
+        found = fastavro.parse_schema(_plain(raw))
+    except (*_BROKEN, fastavro.schema.SchemaParseException) as error:
+        raise InvalidError(f"this is no Avro schema: {error}") from None
+    if not isinstance(found, dict) or found.get("type") != "record":
+        raise InvalidError("this Avro schema is not of a record")
+    return found
+
+
+def _plain(schema: Any) -> Any:  # noqa: ANN401
+    if isinstance(schema, list):
+        return [_plain(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {"decimal", "date", "timestamp-millis", "timestamp-micros"}
+    return {
+        name: _plain(value)
+        for name, value in schema.items()
+        if name != "logicalType" or value in kept
+    }
+
+
+def _avro_type(schema: Any, known: dict[str, Any], above: frozenset[str], name: str) -> Any:  # noqa: ANN401
+    arrow = load_pyarrow()
+    if isinstance(schema, list):
+        rest = [one for one in schema if one != "null"]
+        if len(rest) != 1:
+            raise _no_column(name, "a union of several types")
+        return _avro_type(rest[0], known, above, name)
+    if isinstance(schema, str):
+        if schema in _AVRO_SIMPLE:
+            return getattr(arrow, _AVRO_SIMPLE[schema])()
+        if schema in above or schema not in known:
+            raise _no_column(name, "a type within itself" if schema in above else schema)
+        return _avro_type(known[schema], known, above, name)
+    if "name" in schema:
+        known[schema["name"]] = schema
+    if "logicalType" in schema:
+        return _logical(schema)
+    match schema["type"]:
+        case "record":
+            if not schema["fields"] or schema["name"] in above:
+                raise _no_column(name, "a record without fields, or within itself")
+            inner = above | {schema["name"]}
+            return arrow.struct(
+                [
+                    arrow.field(one["name"], _avro_type(one["type"], known, inner, one["name"]))
+                    for one in schema["fields"]
+                ]
+            )
+        case "array":
+            return arrow.list_(_avro_type(schema["items"], known, above, name))
+        case "map":
+            return arrow.map_(arrow.string(), _avro_type(schema["values"], known, above, name))
+        case plain if plain in _AVRO_SIMPLE:
+            if schema.get("size") == 0:
+                raise _no_column(name, "of no size")
+            return getattr(arrow, _AVRO_SIMPLE[plain])()
+        case other:
+            raise _no_column(name, str(other))
+
+
+def _logical(schema: Any) -> Any:  # noqa: ANN401
+    arrow = load_pyarrow()
+    match schema["logicalType"]:
+        case "decimal":
+            return arrow.decimal128(schema["precision"], schema.get("scale", 0))
+        case "date":
+            return arrow.date32()
+        case _:
+            return arrow.timestamp("us", "UTC")
+
+
+def _no_column(name: str, what: str) -> InvalidError:
+    return InvalidError(f"the Avro field {name!r:.80} can be no column: it is {what}")
+
+
+# -- Protocol Buffers ------------------------------------------------------------------------------
+#
+# Bodies of Protocol Buffers: one message each, its fields the columns. What type it is a descriptor set says.
+#
+#     protoc --include_imports --descriptor_set_out=orders.desc orders.proto
+#
+# Fields that know whether they are there (messages, ``optional``, members of a ``oneof``) are null when they are not; others
+# are their default then, as in every language. Enumerations are the names of their values, or the number of one that the
+# descriptor does not know. ``google.protobuf.Timestamp`` is a time, the wrapper types are their value or null. Fields that
+# no column is of are passed over.
+
+Get = Callable[[Any], Any]
+_TIMESTAMP = "google.protobuf.Timestamp"
+_WRAPPERS: Final = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+_PROTO_SIMPLE: Final[Mapping[str, str]] = {
+    "TYPE_DOUBLE": "float64",
+    "TYPE_FLOAT": "float32",
+    "TYPE_INT64": "int64",
+    "TYPE_SINT64": "int64",
+    "TYPE_SFIXED64": "int64",
+    "TYPE_INT32": "int32",
+    "TYPE_SINT32": "int32",
+    "TYPE_SFIXED32": "int32",
+    "TYPE_UINT32": "int64",
+    "TYPE_FIXED32": "int64",
+    "TYPE_BOOL": "bool_",
+    "TYPE_STRING": "string",
+    "TYPE_BYTES": "binary",
+    "TYPE_ENUM": "string",
+}
+
+
+def proto_columns(definition: str, message: str) -> list[pa.Field]:
+    """The columns of a message.
+
+    Args:
+        definition: A descriptor set, in base64.
+        message: Full name.
+
+    Raises:
+        InvalidError: There is no such message, or something of it can be no column.
+    """
+    fields = _descriptor(definition, message).fields
+    require_distinct([field.name for field in fields])
+    if not fields:
+        raise InvalidError(f"the message {message} has no fields")
+    return [load_pyarrow().field(field.name, _proto_type(field, (message,))) for field in fields]
+
+
+class ProtoDecoder:
+    """See ``Decoder``."""
+
+    def __init__(self, definition: str, message: str, columns: Sequence[pa.Field]) -> None:
+        """Take the message, and the columns, some of which it may not have.
+
+        Raises:
+            InvalidError: There is no such message.
+        """
+        from google.protobuf import message_factory  # type: ignore[import-untyped] # noqa: PLC0415
+
+        descriptor = _descriptor(definition, message)
+        self._parse = message_factory.GetMessageClass(descriptor).FromString
+        self._columns = list(columns)
+        known = descriptor.fields_by_name
+        self._gets = [
+            _getter(known[one.name]) if one.name in known else _nothing for one in columns
+        ]
+
+    def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        """See ``Decoder``."""
+        arrow = load_pyarrow()
+        found = [self._one(at, body) for at, body in enumerate(bodies.to_pylist())]
+        try:
+            return [
+                arrow.array([get(one) for one in found], column.type)
+                for get, column in zip(self._gets, self._columns, strict=True)
+            ]
+        except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise UnfitError(NO_FIT, str(error)) from None
+
+    def _one(self, at: int, body: bytes) -> Any:  # noqa: ANN401
+        from google.protobuf.message import (  # type: ignore[import-untyped] # noqa: PLC0415
+            DecodeError,
+        )
+
+        try:
+            return self._parse(body)
+        except (DecodeError, ValueError, RecursionError) as error:
+            raise UnfitError(NO_OBJECT, f"{type(error).__name__}: {error}"[:200], at) from None
+
+
+def _descriptor(definition: str, message: str) -> Any:  # noqa: ANN401 (protobuf has no types)
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool  # noqa: PLC0415
+        from google.protobuf.message import DecodeError  # noqa: PLC0415
+    except ImportError as error:
+        raise InvalidError(
+            "bodies of Protocol Buffers need protobuf, which is not installed",
+            do="pip install 'tieredmq[bodies]'",
+        ) from error
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition))
+        for file in files.file:
+            pool.Add(file)
+        return pool.FindMessageTypeByName(message)
+    except (DecodeError, TypeError, ValueError) as error:
+        raise InvalidError(
+            f"this is no descriptor set with all that it needs: {error}",
+            do="make it by protoc --include_imports --descriptor_set_out=FILE",
+        ) from None
+    except KeyError:
+        raise InvalidError(
+            f"the descriptor set has no message {message!r:.80}",
+            do="name it in full, with its package",
+        ) from None
+
+
+def _proto_type(field: Any, above: tuple[str, ...]) -> Any:  # noqa: ANN401
+    arrow = load_pyarrow()
+    if _is_map(field):
+        key, value = field.message_type.fields
+        return arrow.map_(_type_of_one(key, above), _type_of_one(value, above))
+    kind = _type_of_one(field, above)
+    return arrow.list_(kind) if field.is_repeated else kind
+
+
+def _type_of_one(field: Any, above: tuple[str, ...]) -> Any:  # noqa: ANN401
+    arrow, inner = load_pyarrow(), field.message_type
+    if inner is None:
+        names = _names(field)
+        if names not in _PROTO_SIMPLE:
+            # Unsigned ones of 64 bits: no reader of Parquet agrees with another on them.
+            return arrow.decimal128(20, 0)
+        return getattr(arrow, _PROTO_SIMPLE[names])()
+    if inner.full_name == _TIMESTAMP:
+        return arrow.timestamp("us", "UTC")
+    if inner.full_name in _WRAPPERS:
+        return _type_of_one(inner.fields[0], above)
+    if inner.full_name in above or not inner.fields:
+        what = "empty" if not inner.fields else "within itself"
+        raise InvalidError(f"the field {field.full_name} can be no column: its message is {what}")
+    path = (*above, inner.full_name)
+    return arrow.struct([arrow.field(one.name, _proto_type(one, path)) for one in inner.fields])
+
+
+def _names(field: Any) -> str:  # noqa: ANN401
+    from google.protobuf.descriptor_pb2 import (  # type: ignore[import-untyped] # noqa: PLC0415
+        FieldDescriptorProto,
+    )
+
+    name: str = FieldDescriptorProto.Type.Name(field.type)
+    return "TYPE_MESSAGE" if name == "TYPE_GROUP" else name
+
+
+def _is_map(field: Any) -> bool:  # noqa: ANN401
+    inner = field.message_type
+    return bool(inner is not None and inner.GetOptions().map_entry)
+
+
+def _nothing(_message: Any) -> None:  # noqa: ANN401
+    return None
+
+
+def _getter(field: Any) -> Get:  # noqa: ANN401
+    """What takes a field out of a message."""
+    name = field.name
+    if _is_map(field):
+        key, value = map(_converter, field.message_type.fields)
+        return lambda message: [
+            (key(k), value(v)) for k, v in sorted(getattr(message, name).items())
+        ]
+    convert = _converter(field)
+    if field.is_repeated:
+        return lambda message: [convert(one) for one in getattr(message, name)]
+    if field.has_presence:
+        return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
+    return lambda message: convert(getattr(message, name))
+
+
+def _converter(field: Any) -> Get:  # noqa: ANN401
+    """From a value of Protocol Buffers to what Arrow takes."""
+    inner = field.message_type
+    if inner is None:
+        if _names(field) == "TYPE_ENUM":
+            texts = {value.number: value.name for value in field.enum_type.values}
+            return lambda number: texts.get(number, str(number))
+        return lambda value: value
+    if inner.full_name == _TIMESTAMP:
+        return lambda value: value.seconds * 1_000_000 + value.nanos // 1000
+    if inner.full_name in _WRAPPERS:
+        return lambda value: value.value
+    gets = [(one.name, _getter(one)) for one in inner.fields]
+    return lambda message: {name: get(message) for name, get in gets}
+
+
+# -- wishes ----------------------------------------------------------------------------------------
+#
+# What is wished of topics' bodies, by options: a format, perhaps a schema, and whether records are kept.
+
+RAW = "raw"
+DEFINITION_BYTES_MAX = 256 << 10
+"""Of a schema: it lies in the log, and goes with each task."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyWish:
+    """What bodies of a topic shall become.
+
+    Attributes:
+        format: One of ``FORMATS``, or ``raw``: bytes only.
+        body: The columns; None when they are to be inferred (JSON), or there are none (raw).
+    """
+
+    format: str
+    body: BodyColumns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BodyWishes:
+    """Of all topics.
+
+    Attributes:
+        by_topic: Patterns of topics and what is wished of them; the first that fits holds.
+        has_records: Whether the bytes of each stored record become a column.
+    """
+
+    by_topic: tuple[tuple[str, BodyWish], ...] = ()
+    has_records: bool = False
+
+    def of(self, topic: str) -> BodyWish | None:
+        """What is wished of a topic; None: as the archive's log says, else bytes only."""
+        return next((wish for glob, wish in self.by_topic if fnmatchcase(topic, glob)), None)
+
+
+NOTHING = BodyWishes()
+
+
+def read_wishes(
+    formats: Sequence[str],
+    schemas: Sequence[str],
+    messages: Sequence[str],
+    *,
+    has_records: bool,
+    read: Callable[[str], bytes],
+) -> BodyWishes:
+    """Wishes from options, each ``VALUE`` or ``TOPIC=VALUE``, where the topic may be a pattern.
+
+    Args:
+        formats: Of bodies.
+        schemas: Names of files: columns or a JSON Schema, an Avro schema, a descriptor set.
+        messages: Full names of messages of Protocol Buffers.
+        has_records: Whether stored records become a column.
+        read: Reads a file by its name.
+
+    Raises:
+        InvalidError: Something is no format or no schema, is missing, or belongs to nothing.
+    """
+    wished, files, names = _by_topic(formats), _by_topic(schemas), _by_topic(messages)
+    unused = [*(set(files) - set(wished)), *(set(names) - set(files))]
+    if unused:
+        topic = f"{unused[0]}=" if unused[0] != "*" else ""
+        raise InvalidError(
+            f"--body-schema or --body-message says something for {topic or 'all topics'},"
+            " and what it belongs to does not",
+            do=f"give --body {topic}FORMAT, and for protobuf both others in the same way",
+        )
+    found = [
+        (glob, _wish(form, read(files[glob]) if glob in files else None, names.get(glob, "")))
+        for glob, form in wished.items()
+    ]
+    # A pattern for some goes before the one for all.
+    return BodyWishes(tuple(sorted(found, key=lambda one: one[0] == "*")), has_records)
+
+
+def merged(old: BodyColumns, new: BodyColumns, topic: str) -> BodyColumns:
+    """Columns of a topic once more are wished: what was fixed stays, what is new comes behind it.
+
+    Raises:
+        InvalidError: Another format, or another type of a column.
+    """
+    if new.format != old.format:
+        raise InvalidError(
+            f"bodies of {topic} are {old.format} in this archive, not {new.format}",
+            do="a topic has one format in an archive; archive to another place for another",
+        )
+    known = {column.name: column for column in parse_columns(old.columns)}
+    more = []
+    for column in parse_columns(new.columns):
+        before = known.get(column.name)
+        if before is not None and before.type != column.type:
+            raise InvalidError(
+                f"the column {column.name} of {topic} is {columns_text([before])} in this archive",
+                do="columns are added only: give another type another name",
+            )
+        if before is None:
+            more.append(column)
+    columns = columns_text([*known.values(), *more])
+    parse_columns(columns)  # no two names that differ by case only
+    return replace(new, columns=columns)
+
+
+def _by_topic(texts: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        topic, divided, value = text.partition("=")
+        glob, value = (topic, value) if divided else ("*", text)
+        if glob in found:
+            raise InvalidError(f"two values are given for {glob}: {found[glob]!r} and {value!r}")
+        found[glob] = value
+    return found
+
+
+def _wish(form: str, schema: bytes | None, message: str) -> BodyWish:
+    if form not in (*FORMATS, RAW):
+        raise InvalidError(
+            f"{form!r:.40} is no format of bodies", do=f"choose from {', '.join((*FORMATS, RAW))}"
+        )
+    if schema is not None and len(schema) > DEFINITION_BYTES_MAX:
+        raise InvalidError(
+            f"a schema of {len(schema)} bytes; {DEFINITION_BYTES_MAX} are the most",
+            do="leave out what the message does not need",
+        )
+    match form:
+        case "avro":
+            text = _text(_needed(form, schema))
+            return BodyWish(form, BodyColumns(form, columns_text(avro_columns(text)), text))
+        case "protobuf":
+            packed = base64.b64encode(_needed(form, schema)).decode()
+            columns = columns_text(proto_columns(packed, message))
+            return BodyWish(form, BodyColumns(form, columns, packed, message))
+        case "json" if schema is not None:
+            return BodyWish(form, _json_columns(_text(schema)))
+        case "text":
+            return BodyWish(form, BodyColumns(form))
+        case _:
+            return BodyWish(form)
+
+
+def _json_columns(text: str) -> BodyColumns:
+    if text.lstrip().startswith("{"):
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidError(f"the JSON Schema is no JSON: {error}") from None
+        columns = columns_of_schema(document)
+    else:
+        columns = parse_columns(text)
+    if not columns:
+        raise InvalidError("a schema of bodies has no columns")
+    from tiered.archive.body_formats import JsonDecoder  # noqa: PLC0415 (heavy)
+
+    JsonDecoder(columns)  # refuses what JSON cannot become
+    return BodyColumns("json", columns_text(columns))
+
+
+def _needed(form: str, schema: bytes | None) -> bytes:
+    if schema is None:
+        raise InvalidError(f"--body {form} needs --body-schema FILE")
+    return schema
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidError("a schema of bodies is no UTF-8") from None
+
+
+# -- decoders --------------------------------------------------------------------------------------
+#
+# Which columns a topic's bodies become, and what decodes them.
+
+
+def body_fields(body: BodyColumns) -> list[pa.Field]:
+    """The columns of a file that bodies become, in order."""
+    arrow = load_pyarrow()
+    if body.format == "text":
+        return [arrow.field(TEXT, arrow.string())]
+    return [one.with_name(PREFIX + one.name) for one in parse_columns(body.columns)]
+
+
+def open_decoder(body: BodyColumns) -> Decoder:
+    """What decodes a topic's bodies.
+
+    Raises:
+        InvalidError: Its library is not installed, or the definition is none.
+    """
+    columns = parse_columns(body.columns)
+    match body.format:
+        case "json":
+            from tiered.archive.body_formats import JsonDecoder  # noqa: PLC0415 (heavy)
+
+            return JsonDecoder(columns)
+        case "avro":
+            from tiered.archive.body_formats import AvroDecoder  # noqa: PLC0415 (heavy)
+
+            return AvroDecoder(body.definition, columns)
+        case "protobuf":
+            from tiered.archive.body_formats import ProtoDecoder  # noqa: PLC0415 (heavy)
+
+            return ProtoDecoder(body.definition, body.message, columns)
+        case _:
+            return TextDecoder()
+
+
+class TextDecoder:
+    """Bodies that are UTF-8."""
+
+    def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        """See ``Decoder``."""
+        arrow = load_pyarrow()
+        try:
+            return [bodies.cast(arrow.string())]
+        except arrow.ArrowInvalid:
+            raise UnfitError("the body is no UTF-8") from None

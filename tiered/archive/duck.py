@@ -1,0 +1,550 @@
+"""Questions in SQL, answered by DuckDB in this process. Each topic of the archive is a table of its name.
+
+Files come through the same ``ObjectStore`` as everything else here, with its credentials and options, as a file system that
+DuckDB is handed: ranges of objects, nothing is downloaded whole. DuckDB does not look at checksums, so what it gets has been
+held against those of its blocks before (``tiered.archive.checked_ranges``), in a folder too. No extension of DuckDB is
+installed or loaded. A question may do what DuckDB can do with the rights of this process, reading and writing other files
+too: do not take questions from strangers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain, count
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from backends.local_files import MAKE_ROOM
+from tiered.api.arrow import load_pyarrow
+from tiered.archive.checked_ranges import ObjectFile
+from tiered.archive.columns import schema
+from tiered.archive.lookup import files_without, read_index
+from tiered.archive.model import SCHEMA_VERSION
+from tiered.archive.selection import MAX, MIN, Selection, micros
+from tiered.archive.tables import files_by_topic, read_archive
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from tiered.archive.checked_ranges import Sums
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import Archived, ArchiveLane, ParquetFile
+
+
+# -- which files a question needs ------------------------------------------------------------------
+#
+# Which files a question needs, as far as DuckDB itself can say before it has opened one.
+#
+# Overview: the question is explained on empty tables of the archive's columns, with two of DuckDB's optimizers:
+# one that simplifies expressions (``date_trunc('day', store_ts) = …`` becomes two bounds) and one that pushes
+# filters down to the tables. What the plan says of each table's rows is read where its form is known (tests
+# joined by AND: a column of the log against a constant, or a key), and nothing is concluded from the rest. So
+# an answer never depends on this module, only its cost; with a version of DuckDB that words its plans in
+# another way, every file is read.
+#
+# No optimizer that looks at data runs, since on empty tables it would conclude too much.
+
+COLUMNS = ("queue_id", "queue_offset", "store_ts", "incarnation")
+"""Those of which the log knows something."""
+_LISTS = re.compile(r"(?i)\b(show|desc|describe|pragma|sqlite_master|pg_\w+|duckdb_\w+)\b|_schema")
+_PLACE = "memory.main."
+_KINDS = {
+    "string": "VARCHAR",
+    "int32": "INTEGER",
+    "int64": "BIGINT",
+    "binary": "BLOB",
+    "timestamp[us, tz=UTC]": "TIMESTAMPTZ",
+    "list<item: string>": "VARCHAR[]",
+    "list<element: string>": "VARCHAR[]",
+    "map<string, string>": "MAP(VARCHAR, VARCHAR)",
+}
+_RUN = ("expression_rewriter", "filter_pushdown")
+_AMONG = re.compile(r"(\w+) IN \((-?\d+(?:, -?\d+)*)\)")
+_TEST = re.compile(r"(\w+) (=|<=|>=|<|>) (?:'(\d+)'::TIMESTAMP WITH TIME ZONE|(-?\d+))")
+EMPTY = "FROM hidden.no_rows"
+"""The archive's columns without a row, for views that only have to be listed: in a quarter of the time of ``no_rows``."""
+_KEY = re.compile(
+    r"(?:(uniq_key|msg_key) = '(\d+)'|(?:list|array)_(?:contains|has)\(keys, '(\d+)'\))"
+)
+_AND = " AND "
+_OTHER = re.compile(r"\b(OR|CASE|BETWEEN|NOT)\b")
+"""Beside these an AND may mean something else."""
+_STEP = {"<": -1, ">": 1}
+_TEXT = re.compile(r"'(?:[^']|'')*'")
+
+
+def table_names(topics: Iterable[str]) -> dict[str, str]:
+    """The table of each topic: its name, as far as SQL can tell it from the others'.
+
+    Names of tables that differ in case alone are one name to SQL, so all but the first topic have ``~2``, ``~3`` … behind
+    theirs. Bytes that are no UTF-8 are question marks.
+    """
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for topic in topics:
+        plain = topic.encode("utf-8", "replace").decode()
+        tries = (f"{plain}~{number}" for number in count(2))
+        found[topic] = next(n for n in chain([plain], tries) if n.casefold() not in taken)
+        taken.add(found[topic].casefold())
+    return found
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def is_named(table: str, question: str) -> bool:
+    """Whether a question may name a table; files of the others need not be looked at."""
+    asked, name = question.casefold(), table.casefold()
+    return any(form in asked for form in (name, *(name.replace(m, 2 * m) for m in '"`')))
+
+
+def may_list_tables(question: str) -> bool:
+    """Whether a question may be one about tables themselves, and not about what is in some of them."""
+    return _LISTS.search(question) is not None
+
+
+def make_tables(connection: Any, tables: Mapping[str, str]) -> None:  # noqa: ANN401 (duckdb)
+    """Stand-ins, from SELECTs without a row; and ``EMPTY``."""
+    connection.execute("CREATE SCHEMA hidden")
+    connection.execute(f"CREATE TABLE hidden.no_rows AS {no_rows()}")
+    for table, empty in tables.items():
+        connection.execute(f"CREATE TABLE {quoted(table)} AS {empty}")
+
+
+def make_views(connection: Any, views: Mapping[str, str]) -> None:  # noqa: ANN401 (duckdb)
+    """Views, from SELECTs, in the places of stand-ins of their names."""
+    texts = (
+        f"DROP TABLE IF EXISTS {quoted(table)}; CREATE VIEW {quoted(table)} AS {rows}"
+        for table, rows in views.items()
+    )
+    connection.execute(";".join(texts))
+
+
+def no_rows() -> str:
+    """A SELECT of the archive's columns, without a row."""
+    listed = (f"NULL::{_KINDS[str(field.type)]} AS {quoted(field.name)}" for field in schema())
+    return f"SELECT {', '.join(listed)} WHERE false"
+
+
+def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]:  # noqa: ANN401
+    """What a question wants of each table that it scans, a selection for each scan.
+
+    A table that is not there is not scanned in a way that can be seen: all of it may be wanted. Nothing is raised for a
+    question that is wrong; whoever runs it will hear of it.
+
+    Args:
+        connection: With stand-ins, in a transaction, so that ``now()`` is the same for plan and answer.
+        question: One statement.
+    """
+    import duckdb  # noqa: PLC0415 (heavy)
+
+    every = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
+    others = ",".join(name for (name,) in every if name not in _RUN)
+    connection.execute(f"SET disabled_optimizers = '{others}'")
+    try:
+        ((_, text),) = connection.execute(f"EXPLAIN (FORMAT JSON) {question}").fetchall()
+        return _read(json.loads(text), question)
+    except (duckdb.Error, ValueError):
+        connection.rollback()
+        connection.begin()
+        return {}
+    finally:
+        connection.execute("SET disabled_optimizers = ''")
+
+
+def may_hold(wanted: Selection, lane: ArchiveLane, file: ParquetFile) -> bool:
+    """Whether a file can have a row that is wanted, by what the log says of it."""
+    return (
+        wanted.meets("queue_id", lane.queue_id, lane.queue_id)
+        and wanted.meets("incarnation", lane.incarnation, lane.incarnation)
+        and wanted.meets("queue_offset", file.low, file.high - 1)
+        and wanted.meets("store_ts", file.store_min_ms * 1000, file.store_max_ms * 1000 + 999)
+    )
+
+
+def _read(plan: Any, question: str) -> dict[str, list[Selection]]:  # noqa: ANN401 (JSON)
+    found: dict[str, list[Selection]] = {}
+    for node in _nodes(plan):
+        said = node.get("extra_info", {})
+        table = said.get("Table")
+        if table is None or not node["name"].strip().endswith("SCAN"):
+            continue
+        filters = said.get("Filters", [])
+        listed = [filters] if isinstance(filters, str) else filters
+        found.setdefault(_name(table), []).append(_selection(listed, question))
+    return found
+
+
+def _nodes(plan: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    for node in plan:
+        yield node
+        yield from _nodes(node.get("children", ()))
+
+
+def _name(table: str) -> str:
+    """The name in ``memory.main."%RETRY%g"``."""
+    name = table.removeprefix(_PLACE)
+    return name[1:-1].replace('""', '"') if name[:1] == '"' else name
+
+
+def _selection(filters: Iterable[str], question: str) -> Selection:
+    found = Selection()
+    for masked, texts in map(_masked, filters):
+        for test in _joined(masked):
+            found = _narrowed(found, test, texts)
+            key = _key(test, texts)
+            if key and found.key is None and _literal(key) in question:
+                found = replace(found, key=key.split(" ")[0])
+    return found
+
+
+def _narrowed(found: Selection, test: str, texts: Sequence[str]) -> Selection:
+    """The same within what a test says of a column that the log knows."""
+    among, known = _AMONG.fullmatch(test), _TEST.fullmatch(test)
+    if among and among[1] in COLUMNS:
+        numbers = [int(number) for number in among[2].split(", ")]
+        return found.within(among[1], min(numbers), max(numbers))
+    if known is None or known[1] not in COLUMNS:
+        return found
+    column, sign, time, number = known.groups()
+    value = int(number) if number else _micros(texts[int(time)])
+    if value is None:
+        return found
+    value += _STEP.get(sign, 0)
+    low = value if sign in {"=", ">", ">="} else MIN
+    high = value if sign in {"=", "<", "<="} else MAX
+    return found.within(column, low, high)
+
+
+def _key(test: str, texts: Sequence[str]) -> str:
+    """The key that a row must have to pass a test; empty when it says nothing of one.
+
+    A whole ``msg_key`` is keys with single blanks between them; the first of them is a key as far as no blank is about it.
+    """
+    known = _KEY.fullmatch(test)
+    text = texts[int(known[2] or known[3])] if known else ""
+    is_list = known is not None and known[3] is not None
+    return "" if (is_list and " " in text) or text != text.strip() else text
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _masked(text: str) -> tuple[str, list[str]]:
+    """A filter with a number in the place of each text, since a text may look like a filter; and the texts."""
+    found: list[str] = []
+
+    def number(quoted_text: re.Match[str]) -> str:
+        found.append(quoted_text[0][1:-1].replace("''", "'"))
+        return f"'{len(found) - 1}'"
+
+    return _TEXT.sub(number, text), found
+
+
+def _joined(text: str) -> Iterator[str]:
+    """The tests that all have to hold: what AND joins, without its parentheses. Quotes have none in them."""
+    text = text.removeprefix("optional: ")
+    if text[:1] == "(" and _closes(text) == len(text) - 1:
+        yield from _joined(text[1:-1])
+        return
+    depth, start, pieces, outline = 0, 0, [], ""
+    for at, char in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        outline += char * (depth == 0)
+        if depth == 0 and text.startswith(_AND, at):
+            pieces.append(text[start:at])
+            start = at + len(_AND)
+    if not pieces:
+        yield text
+    elif not _OTHER.search(outline):
+        for piece in (*pieces, text[start:]):
+            yield from _joined(piece)
+
+
+def _closes(text: str) -> int:
+    """Where the parenthesis that a text begins with is closed."""
+    depth = 0
+    for at, char in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if depth == 0:
+            return at
+    return -1
+
+
+def _micros(time: str) -> int | None:
+    try:
+        return micros(datetime.fromisoformat(time))
+    except ValueError:
+        return None
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+SCHEME = "tieredarchive"
+_SHOWN = 20
+_SUMS = 256
+"""Files of which the checksums are kept: DuckDB opens each several times."""
+_DO_FULL = f"{MAKE_ROOM} there (TMPDIR names another place), or sort, join and group less at once"
+"""What does not fit into memory DuckDB writes there, as far as there is room."""
+_OPTIONS = (
+    *("TimeZone = 'UTC'", "autoinstall_known_extensions = false"),
+    "autoload_known_extensions = false",
+    "python_enable_replacements = false",
+)
+
+
+def load_duckdb() -> Any:  # noqa: ANN401 (a foreign module)
+    """The module.
+
+    Raises:
+        InvalidError: It is not installed.
+    """
+    try:
+        import duckdb  # noqa: PLC0415 (heavy; only who asks)
+    except ImportError as error:
+        raise InvalidError(
+            "this needs DuckDB, which is not installed", do="pip install 'tieredmq[sql]'"
+        ) from error
+    return duckdb
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """What came of a question.
+
+    Attributes:
+        rows: None for a statement that has no result.
+        files: Files of the topics that it names.
+        left_out: Those of them that the log said hold nothing that is wanted; they were not opened.
+    """
+
+    rows: pa.Table
+    files: int
+    left_out: int
+
+
+def ask(archive: ObjectStore, question: str) -> QueryAnswer:
+    """The answer to a question.
+
+    Args:
+        archive: Of which.
+        question: SQL, one statement as a rule: only then files are left out. Times are in UTC.
+
+    Raises:
+        InvalidError: There is no archive, or the statement is wrong.
+        DataError: The log, or a file that the question is about, is damaged.
+        BackendError: The store failed.
+    """
+    arrow = load_pyarrow()
+    duckdb = load_duckdb()
+    state = read_archive(archive)
+    topics = files_by_topic(state)
+    tables = table_names(topics)
+    sizes = {file.key: file.size_bytes for files in topics.values() for file in files}
+    with TemporaryDirectory(prefix="tiered-sql-") as work, duckdb.connect(":memory:") as connection:
+        for option in (*_OPTIONS, f"temp_directory = {_quoted(work)}"):
+            connection.execute(f"SET {option}")
+        files = file_system(archive, sizes)
+        connection.register_filesystem(files)
+        root = f"{SCHEME}://"
+        chosen: dict[str, list[str]] = {}
+        named = {t: table for t, table in tables.items() if is_named(table, question)}
+        try:
+            stand_ins = {table: _stand_in(state, topic, root) for topic, table in named.items()}
+            make_tables(connection, stand_ins)
+            connection.begin()
+            is_one = len(connection.extract_statements(question)) == 1
+            wanted = wanted_of(connection, question) if is_one else {}
+            without = _without(archive, [one for found in wanted.values() for one in found])
+            chosen = {
+                topic: _chosen(state, topic, wanted.get(table), without)
+                for topic, table in named.items()
+            }
+            views = dict.fromkeys(tables.values() if may_list_tables(question) else (), EMPTY)
+            for topic, table in named.items():
+                views[table] = _view(state, topic, root, chosen[topic])
+            make_views(connection, views)
+            found = connection.sql(question)
+            answer = arrow.table({}) if found is None else found.to_arrow_table()
+        except duckdb.Error as error:
+            if files.failed:  # DuckDB makes text of it
+                raise files.failed[0] from error
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise InvalidError(_said(error), where=work, do=_DO_FULL) from error
+            raise InvalidError(_said(error), do=tables_there(tables.values())) from error
+    every = {file.key for topic in named for file in topics[topic]}
+    read = {key for keys in chosen.values() for key in keys}
+    return QueryAnswer(answer, len(every), len(every - read))
+
+
+def _without(archive: ObjectStore, wanted: Sequence[Selection]) -> dict[str | None, set[str]]:
+    """For each key that is asked for, the files that do not have it, as far as there is an index of keys."""
+    keys = {one.key for one in wanted if one.key is not None}
+    index = read_index(archive) if keys else []
+    return {key: files_without(archive, index, key) for key in keys}
+
+
+def _chosen(
+    state: ArchiveState,
+    topic: str,
+    wanted: Sequence[Selection] | None,
+    without: Mapping[str | None, set[str]],
+) -> list[str]:
+    """Keys of the files of a topic that a question may need; None wants all. Each once, in order."""
+
+    def is_needed(lane: ArchiveLane, file: ParquetFile) -> bool:
+        return wanted is None or any(
+            may_hold(each, lane, file) and file.key not in without.get(each.key, ())
+            for each in wanted
+        )
+
+    files = (
+        file.key
+        for lane, stretches in sorted(state.lanes.items())
+        if lane.topic == topic
+        for one in stretches
+        for file in one.files
+        if is_needed(lane, file)
+    )
+    return list(dict.fromkeys(files))
+
+
+def local_root(archive: ObjectStore) -> str | None:
+    """The folder that an archive is, ending in a slash; None when it is none."""
+    if not archive.url.startswith("file://"):
+        return None
+    return unquote(archive.url.removeprefix("file://")).rstrip("/") + "/"
+
+
+def _view(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
+    """A SELECT of the rows of some files of a topic, with the columns of all of them."""
+    empty = _stand_in(state, topic, root)
+    if not keys:
+        return empty
+    rows = _rows_of(state, topic, root, keys)
+    return f"{rows} UNION ALL BY NAME {empty}" if _has_more(state, topic) else rows
+
+
+def _stand_in(state: ArchiveState, topic: str, root: str) -> str:
+    """A SELECT without a row; a file of each kind is opened, and only when some have more columns than all have."""
+    stretches = [one for lane, found in state.lanes.items() if lane.topic == topic for one in found]
+    kinds = {_kind(one): one.files[0].key for one in stretches if one.files}
+    if not (kinds and _has_more(state, topic)):
+        return no_rows()
+    return f"{_rows_of(state, topic, root, list(kinds.values()))} WHERE false"
+
+
+def _rows_of(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
+    """A SELECT of the rows of files; all are opened for their columns only where these may differ."""
+    listed = ", ".join("'" + f"{root}{key}".replace("'", "''") + "'" for key in keys)
+    differ = str(_has_more(state, topic)).lower()
+    options = f"hive_partitioning = false, union_by_name = {differ}"
+    return f"SELECT * FROM read_parquet([{listed}], {options})"  # noqa: S608 (quoted)
+
+
+def _kind(one: Archived) -> tuple[int, bool, int]:
+    """Files of stretches of one kind have the same columns."""
+    return one.columns, one.has_records, one.schema
+
+
+def _has_more(state: ArchiveState, topic: str) -> bool:
+    """Whether files of a topic may differ in their columns."""
+    stretches = [one for lane, found in state.lanes.items() if lane.topic == topic for one in found]
+    kinds = set(map(_kind, stretches))
+    return topic in state.bodies or not kinds <= {(0, False, SCHEMA_VERSION)}
+
+
+class _Watched(ObjectFile):
+    """Remembers what went wrong, for whoever asks a reader that does not hand on exceptions."""
+
+    def __init__(self, *file: Any, failed: list[Exception]) -> None:  # noqa: ANN401
+        self._failed = failed
+        with self._watched():
+            super().__init__(*file)
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 (a buffer)
+        with self._watched():
+            return super().readinto(buffer)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._failed.append(error)
+            raise
+
+
+def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa: ANN401
+    """The archive's files for whoever takes fsspec's interface."""
+    from fsspec import AbstractFileSystem  # noqa: PLC0415 (heavy)
+
+    class ArchiveFiles(AbstractFileSystem):  # type: ignore[misc] # it has no types
+        """Read-only; names are keys."""
+
+        protocol = SCHEME
+        cachable = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.failed: list[Exception] = []
+            self._sums: dict[str, Sums] = {}
+
+        def info(self, path: str, **_more: Any) -> dict[str, Any]:  # noqa: ANN401
+            """Size and kind."""
+            key = self._strip_protocol(path)
+            if key not in sizes:
+                raise FileNotFoundError(path)
+            return {"name": key, "size": sizes[key], "type": "file"}
+
+        def glob(self, path: str, **_more: Any) -> list[str]:  # noqa: ANN401
+            """A file's own name."""
+            key = self._strip_protocol(path)
+            return [key] if key in sizes else []
+
+        def _open(self, path: str, mode: str = "rb", **_more: Any) -> _Watched:  # noqa: ANN401, ARG002
+            key = self._strip_protocol(path)
+            sums = self._sums.get(key)
+            file = _Watched(archive, key, sizes[key], sums, failed=self.failed)
+            if sums is None:
+                while len(self._sums) >= _SUMS:
+                    self._sums.pop(next(iter(self._sums)), None)
+                self._sums[key] = file.sums
+            return file
+
+        def modified(self, path: str) -> Any:  # noqa: ANN401, ARG002
+            """Files never change."""
+            from datetime import UTC, datetime  # noqa: PLC0415
+
+            return datetime.fromtimestamp(0, UTC)
+
+    return ArchiveFiles()
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _said(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    is_python_s = lines[0].startswith("Traceback")  # of a store, when a file could not be read
+    return lines[-1 if is_python_s else 0]
+
+
+def tables_there(tables: Collection[str], mark: str = '"') -> str:
+    """Which tables there are, for whoever named another; quoted with the engine's mark."""
+    shown = [mark + name.replace(mark, 2 * mark) + mark for name in sorted(tables)[:_SHOWN]]
+    more = f" and {len(tables) - _SHOWN} more; SHOW TABLES" if len(tables) > _SHOWN else ""
+    return f"tables are {', '.join(shown)}{more}" if shown else "the archive has no topic yet"

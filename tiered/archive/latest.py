@@ -1,0 +1,444 @@
+"""The newest row of each key of a topic, as a table of its own beside the history in an archive.
+
+Overview: ``update_latest`` reads the keys of all rows that count (no body), finds of each key the newest row, as key
+compaction does (``tiered.upkeep.compact``), reads those rows whole, and writes them into files below ``_latest/``. A
+*version* names them: a small object, created and never replaced; the one with the greatest number counts. The history stays
+as it is.
+
+What is in it: of each queue's last incarnation the newest row of each ``msg_key``, or across queues by store time; not those
+whose body is empty, which delete their key; rows without a key have no place in it.
+
+Ordering: files, then their version. Readers see one version or another, never a mix.
+
+Retries and crashes: a run that was killed leaves files that no version names; a run that comes too late (another has made a
+version of the same log, or of a newer one) takes its own away. Files of older versions, and those of killed runs, go when
+they are older than a grace. Nothing is done when the rows of the history are those of the last version.
+
+Memory: 36 bytes of each key and of ``_ROWS`` rows, a row group, and one file of the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from zlib_ng import zlib_ng
+
+from backends.errors import AlreadyExistsError
+from tiered.api.arrow import load_pyarrow
+from tiered.archive.checked_ranges import ObjectFile, with_sums
+from tiered.archive.harm import reading
+from tiered.archive.machine import ArchiveMachine
+from tiered.archive.model import LOG, partition_value
+from tiered.archive.parquet import open_writer
+from tiered.archive.selection import Selection, shown
+from tiered.archive.tables import open_parquet, plan_files, read_archive
+from tiered.compaction.md5 import digest_many
+from tiered.crashpoints import reached
+from tiered.errors import DataError
+from tiered.journal.replay import JournalReader
+from tiered.upkeep.compact import PLACE, is_among, newest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
+    from tiered.archive.model import ArchiveLane
+    from tiered.archive.tables import Chosen
+    from tiered.clock import Clock
+
+ROOT: Final = "_latest/"
+"""Readers of directories pass over it; no file below it ends in ``.parquet``, for the sake of those who go by names."""
+GRACE_MS: Final = 86_400_000
+_FILE_BYTES: Final = 128 << 20
+"""Of rows as Arrow has them, about, of one file."""
+_GROUP_ROWS: Final = 32_768
+_ROWS: Final = 1 << 20
+_NARROW: Final = ("broker", "queue_id", "incarnation", "queue_offset", "store_ts", "msg_key")
+
+
+@dataclass(frozen=True, slots=True)
+class LatestVersion:
+    """A version of the table of one topic.
+
+    Attributes:
+        number: Of the version; the greatest counts.
+        log_number: Of the last entry of the archive's log that it knows.
+        source: Of which rows it was made: a digest of files, stretches and the rule.
+        made_ms: When, UTC.
+        rows: In all files.
+        files: Key, rows, bytes and CRC-32 of each.
+    """
+
+    number: int
+    log_number: int
+    source: str
+    made_ms: int
+    rows: int
+    files: tuple[tuple[str, int, int, int], ...]
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        names = ("number", "log_number", "source", "made_ms", "rows")
+        return {
+            "format": 1,
+            **{name: getattr(self, name) for name in names},
+            "files": [list(file) for file in self.files],
+        }
+
+    @classmethod
+    def of(cls, text: bytes, where: str) -> LatestVersion:
+        """Undo ``document``.
+
+        Raises:
+            DataError: It is none.
+        """
+        try:
+            said = json.loads(text)
+            numbers = [int(said[name]) for name in ("number", "log_number", "made_ms", "rows")]
+            files = tuple(
+                (str(k), int(n), int(size), int(crc)) for k, n, size, crc in said["files"]
+            )
+            number, log_number, made_ms, rows = numbers
+            return cls(number, log_number, str(said["source"]), made_ms, rows, files)
+        except (ValueError, LookupError, TypeError) as error:
+            raise DataError(
+                f"this is no version of a table: {error!r:.80}",
+                where=where,
+                do="delete it: the next run makes another",
+            ) from error
+
+
+def latest_version(archive: ObjectStore, place: Place, topic: str) -> LatestVersion | None:
+    """The version that counts; None: there is none yet.
+
+    Raises:
+        DataError: It is damaged.
+        BackendError: The store could not be read.
+    """
+    keys = [info.key for info in archive.list(_versions(place, topic))]
+    return LatestVersion.of(archive.get(max(keys)), max(keys)) if keys else None
+
+
+@dataclass(frozen=True, slots=True)
+class LatestPlan:
+    """What there is to do for one topic.
+
+    Attributes:
+        place: Which broker's rows: an archive may hold those of several, each with a table of its own.
+        topic: Whose.
+        log_number: Of the archive's log.
+        files: That hold rows which may be the newest.
+        source: See ``LatestVersion``.
+        before: The version that counts now.
+        across_queues: The newest of a key in all queues.
+    """
+
+    place: Place
+    topic: str
+    log_number: int
+    files: tuple[Chosen, ...]
+    source: str
+    before: LatestVersion | None
+    across_queues: bool
+
+    @property
+    def has_work(self) -> bool:
+        """The history has other rows than when the last version was made."""
+        return self.before is None or self.before.source != self.source
+
+    def document(self) -> dict[str, Any]:
+        """For people and programs."""
+        return {
+            "topic": self.topic,
+            "has_work": self.has_work,
+            "files": len(self.files),
+            "rows": sum(file.rows for file in self.files),
+            "size_bytes": sum(file.size_bytes for file in self.files),
+            "latest_rows": self.before.rows if self.before else None,
+            "latest_files": [key for key, *_ in self.before.files] if self.before else [],
+        }
+
+
+def plan_latest(
+    archive: ObjectStore, place: Place, topic: str, *, across_queues: bool
+) -> LatestPlan:
+    """What there is to do. Reads the log; changes nothing.
+
+    Raises:
+        InvalidError: There is no archive, or it has no such topic.
+        DataError: The log, or the last version, is damaged.
+        BackendError: The store could not be read.
+    """
+    log = JournalReader(archive, LOG, ArchiveMachine())
+    state = read_archive(archive, log)
+    wanted = Selection().among("topic", [shown(topic)]).among("broker", [shown(place.broker)])
+    newest: dict[int, int] = {}
+    files = plan_files(state, wanted).files
+    every = [piece.lane for file in files for piece in file.pieces]
+    for lane in every:
+        newest[lane.queue_id] = max(lane.incarnation, newest.get(lane.queue_id, 0))
+    for file in files:
+        file.pieces = [
+            piece
+            for piece in file.pieces
+            if piece.lane.cluster == place.cluster
+            and piece.lane.incarnation == newest[piece.lane.queue_id]
+        ]
+    files = [file for file in files if file.pieces]
+    said = [
+        (file.key, [(piece.lane.row(), piece.low, piece.high) for piece in file.pieces])
+        for file in files
+    ]
+    digest = hashlib.sha256(repr((across_queues, said)).encode("utf-8", "surrogateescape"))
+    before = latest_version(archive, place, topic)
+    return LatestPlan(
+        place, topic, log.number, tuple(files), digest.hexdigest(), before, across_queues
+    )
+
+
+def update_latest(
+    archive: ObjectStore, plan: LatestPlan, clock: Clock, new_id: str, *, grace_ms: int = GRACE_MS
+) -> LatestVersion:
+    """Carry out a plan; the version that counts then, ours or one that another made of as much or more.
+
+    Args:
+        archive: With retries.
+        plan: Of now.
+        clock: For what is old.
+        new_id: Of this run, which no other has.
+        grace_ms: Files that no version names any more, or never did, stay so long.
+
+    Raises:
+        DataError: A file of the archive is damaged. The last version counts on.
+        BackendError: A store failed; likewise.
+    """
+    if plan.before is not None and not plan.has_work:
+        return plan.before
+    winners = _winners(archive, plan)
+    folder = f"{_folder(plan.place, plan.topic)}{new_id}/"
+    files = tuple(_write(archive, folder, _rows(archive, plan, winners)))
+    reached("latest-written")
+    number = plan.before.number + 1 if plan.before else 1
+    while True:
+        rows = sum(file[1] for file in files)
+        made = LatestVersion(number, plan.log_number, plan.source, clock.now_ms(), rows, files)
+        try:
+            text = json.dumps(made.document()).encode()
+            archive.put_if_absent(f"{_versions(plan.place, plan.topic)}{number:020d}.json", text)
+        except AlreadyExistsError:
+            found = latest_version(archive, plan.place, plan.topic)
+            if found is not None and found.files == files:
+                break  # our own, whose answer was lost
+            if found is not None and found.log_number >= plan.log_number:
+                for key, *_ in files:
+                    archive.delete(key)
+                return found
+            number = found.number + 1 if found else number + 1
+            continue
+        break
+    reached("latest-named")
+    _clean(archive, plan.place, plan.topic, clock.now_ms() - grace_ms)
+    return made
+
+
+def _folder(place: Place, topic: str) -> str:
+    names = f"{partition_value(place.cluster)}/{partition_value(place.broker)}"
+    return f"{ROOT}{names}/topic_dir={partition_value(topic)}/"
+
+
+def _versions(place: Place, topic: str) -> str:
+    return f"{_folder(place, topic)}versions/"
+
+
+def _clean(archive: ObjectStore, place: Place, topic: str, before_ms: int) -> None:
+    """Delete versions that another took the place of before a time, and files that none names and are as old."""
+    versions = [
+        LatestVersion.of(archive.get(info.key), info.key)
+        for info in sorted(archive.list(_versions(place, topic)), key=lambda info: info.key)
+    ]
+    gone = [one for one, after in pairwise(versions) if after.made_ms < before_ms]
+    replaced = {key for one in gone for key, *_ in one.files}
+    named = {key for one in versions if one not in gone for key, *_ in one.files}
+    for info in list(archive.list(_folder(place, topic))):
+        is_file = not info.key.startswith(_versions(place, topic))
+        is_old = info.key in replaced or 0 <= info.modified_ms < before_ms
+        if is_file and is_old and info.key not in named:
+            archive.delete(info.key)
+    for one in gone:
+        archive.delete(f"{_versions(place, topic)}{one.number:020d}.json")
+
+
+# -- which rows --------------------------------------------------------------------------------------
+
+
+def _lanes(plan: LatestPlan) -> list[ArchiveLane]:
+    return sorted({piece.lane for file in plan.files for piece in file.pieces})
+
+
+def _winners(archive: ObjectStore, plan: LatestPlan) -> list[npt.NDArray[np.int64]]:
+    """Of each lane the queue offsets of rows that are the newest of their key, ascending."""
+    lanes = _lanes(plan)
+    at = {lane: number for number, lane in enumerate(lanes)}
+    known = [np.empty(0, PLACE) for _ in lanes]
+    held: list[list[npt.NDArray[np.void]]] = [[] for _ in lanes]
+    count = 0
+
+    def narrow() -> None:
+        for number, rows in enumerate(held):
+            known[number] = newest_of(np.concatenate([known[number], *rows]))
+            rows.clear()
+
+    for file in plan.files:
+        for _, _, batch in _groups(archive, file, _NARROW):
+            for lane, mask in _masks(file, batch):
+                rows = _places(batch, mask, at[lane], is_timed=plan.across_queues)
+                held[at[lane]].append(rows)
+                count += len(rows)
+            if count >= _ROWS:
+                narrow()
+                count = 0
+    narrow()
+    if plan.across_queues and known:
+        every = newest_of(np.concatenate(known))
+        known = [every[every["queue"] == number] for number in range(len(lanes))]
+    return [np.sort(rows["offset"]) for rows in known]
+
+
+def _groups(
+    archive: ObjectStore, file: Chosen, columns: Sequence[str] | None
+) -> Iterator[tuple[Any, int, pa.RecordBatch]]:
+    """The open file, number and rows of each row group."""
+    with reading(archive, file.key):
+        opened = open_parquet(ObjectFile(archive, file.key, file.size_bytes))
+        for number in range(opened.metadata.num_row_groups):
+            table = opened.read_row_group(number, None if columns is None else list(columns))
+            for batch in table.combine_chunks().to_batches():
+                yield opened, number, batch
+
+
+def _masks(
+    file: Chosen, batch: pa.RecordBatch
+) -> Iterator[tuple[ArchiveLane, npt.NDArray[np.bool_]]]:
+    """Which rows are those of each lane, as far as they count."""
+    offsets, queues, lives = (
+        batch.column(name).to_numpy(zero_copy_only=False)
+        for name in ("queue_offset", "queue_id", "incarnation")
+    )
+    compute = load_pyarrow().compute
+    for lane in dict.fromkeys(piece.lane for piece in file.pieces):
+        mine = compute.equal(batch.column("broker"), shown(lane.broker))
+        mask = mine.to_numpy(zero_copy_only=False).astype(np.bool_)
+        mask &= (queues == lane.queue_id) & (lives == lane.incarnation)
+        counts = np.zeros(len(mask), np.bool_)
+        for piece in file.pieces:
+            if piece.lane == lane:
+                counts |= (offsets >= piece.low) & (offsets < piece.high)
+        if (mask := mask & counts).any():
+            yield lane, mask
+
+
+def _places(
+    batch: pa.RecordBatch, mask: npt.NDArray[np.bool_], number: int, *, is_timed: bool
+) -> npt.NDArray[np.void]:
+    """Rows of ``PLACE`` of those rows that have a key."""
+    arrow = load_pyarrow()
+    some = batch.filter(arrow.array(mask))
+    keys = some.column("msg_key").cast(arrow.binary()).fill_null(b"")
+    _, bounds, data = keys.buffers()
+    ends = np.frombuffer(bounds, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    starts, sizes = ends[:-1].astype(np.int64), np.diff(ends).astype(np.int64)
+    real = np.flatnonzero(sizes > 0)
+    rows = np.empty(len(real), PLACE)
+    if len(real):
+        digests = digest_many(memoryview(data), starts[real], sizes[real])
+        rows["high"], rows["low"] = digests[:, 0], digests[:, 1]
+    rows["offset"] = some.column("queue_offset").to_numpy(zero_copy_only=False)[real]
+    times = some.column("store_ts").cast(arrow.int64()).to_numpy(zero_copy_only=False)[real]
+    rows["time_ms"], rows["queue"] = times if is_timed else 0, number
+    return rows
+
+
+# -- files of the table ------------------------------------------------------------------------------
+
+
+def _rows(
+    archive: ObjectStore, plan: LatestPlan, winners: list[npt.NDArray[np.int64]]
+) -> Iterator[pa.Table]:
+    """The newest rows with all their columns, without those that delete their key."""
+    arrow, at = load_pyarrow(), {lane: number for number, lane in enumerate(_lanes(plan))}
+    for file in plan.files:
+        for opened, number, batch in _groups(archive, file, _NARROW):
+            kept = np.zeros(batch.num_rows, np.bool_)
+            offsets = batch.column("queue_offset").to_numpy(zero_copy_only=False)
+            for lane, mask in _masks(file, batch):
+                kept |= mask & is_among(winners[at[lane]], offsets)
+            if kept.any():
+                with reading(archive, file.key):
+                    table = opened.read_row_group(number).filter(arrow.array(kept))
+                sizes = arrow.compute.binary_length(table.column("body"))
+                yield table.filter(arrow.compute.greater(sizes.fill_null(0), 0))
+
+
+def _write(
+    archive: ObjectStore, folder: str, tables: Iterator[pa.Table]
+) -> Iterator[tuple[str, int, int, int]]:
+    """Put rows into files; key, rows, bytes and checksum of each."""
+    held: list[pa.Table] = []
+    number = 0
+    for table in tables:
+        held.append(table)
+        if sum(one.nbytes for one in held) >= _FILE_BYTES:
+            yield _put(archive, f"{folder}{number:06d}", held)
+            held, number = [], number + 1
+    if sum(one.num_rows for one in held):
+        yield _put(archive, f"{folder}{number:06d}", held)
+
+
+def _put(archive: ObjectStore, key: str, tables: list[pa.Table]) -> tuple[str, int, int, int]:
+    arrow = load_pyarrow()
+    # Files from before a topic's bodies got columns have none: there they are null, as for all who begin with the log.
+    table = arrow.concat_tables(tables, promote_options="default").replace_schema_metadata(None)
+    sink = arrow.BufferOutputStream()
+    with open_writer(sink, table.schema, min(_GROUP_ROWS, max(1, table.num_rows))) as writer:
+        writer.write_table(table, row_group_size=_GROUP_ROWS)
+    data = with_sums(sink.getvalue())
+    try:
+        archive.put_if_absent(key, data)
+    except AlreadyExistsError:  # ours: nobody else has this run's id, and its first answer was lost
+        if archive.get(key) != data:
+            raise
+    return key, table.num_rows, len(data), zlib_ng.crc32(data)
+
+
+def read_latest(archive: ObjectStore, place: Place, topic: str) -> pa.Table | None:
+    """The table, if it fits into memory; None: there is none yet.
+
+    Raises:
+        DataError: It is damaged.
+        BackendError: The store could not be read; also when its files went since (ask again).
+    """
+    from tiered.archive.parquet import read_columns  # noqa: PLC0415 (only who reads all of it)
+
+    version = latest_version(archive, place, topic)
+    if version is None:
+        return None
+    arrow, tables = load_pyarrow(), []
+    for key, *_, crc in version.files:
+        data = archive.get(key)
+        if zlib_ng.crc32(data) != crc:
+            raise DataError(
+                "a file of the table of newest rows has other bytes than its version says",
+                where=f"{archive.url}/{key}",
+                do="delete the newest of its versions: the next run makes another",
+            )
+        tables.append(read_columns(data))
+    return arrow.concat_tables(tables, promote_options="default") if tables else None

@@ -1,0 +1,135 @@
+"""When a pass pays, and over which files: lags and the dirty ratio. Pure.
+
+A log is a row of files. What was compacted lies before what was not; the active file is never touched, nor one that holds
+a message younger than the minimum lag, nor anything behind such a one. A pass rewrites the compacted files too, so it is
+made only when what is new is more than ``dirty_ratio`` of both (a byte is rewritten ``1 / dirty_ratio`` times at most, as
+long as the compacted log does not grow), or when something in it has waited for the maximum lag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NEVER_MS: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One file (segment) of a log.
+
+    Attributes:
+        start: First queue offset.
+        end: One past the last.
+        size_bytes: Of its records.
+        oldest_ms: Smallest store time; -1: it has no record.
+        newest_ms: Greatest store time; -1 likewise.
+        is_active: It is still written to.
+    """
+
+    start: int
+    end: int
+    size_bytes: int
+    oldest_ms: int
+    newest_ms: int
+    is_active: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassSettings:
+    """When a pass is made.
+
+    Attributes:
+        dirty_ratio: What is new must be more than this share of what is compacted and new; 0: anything new is enough.
+        lag_ms_min: Younger messages are not touched.
+        lag_ms_max: What has waited so long is compacted whatever the ratio.
+        files_min: New files that a pass needs.
+    """
+
+    dirty_ratio: float = 0.5
+    lag_ms_min: int = 0
+    lag_ms_max: int = NEVER_MS
+    files_min: int = 1
+
+
+class Due(StrEnum):
+    """Why a pass is made, or not."""
+
+    RATIO = "dirty ratio"
+    LAG = "maximum lag"
+    NOT_YET = "not dirty enough"
+    NOTHING = "nothing new"
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """What a pass would be over.
+
+    Attributes:
+        due: Why, or why not.
+        start: First queue offset.
+        dirty_from: First that was not compacted.
+        end: One past the last that may be touched.
+        clean_bytes: Of records that were compacted.
+        dirty_bytes: Of those that were not, and may be.
+    """
+
+    due: Due
+    start: int
+    dirty_from: int
+    end: int
+    clean_bytes: int
+    dirty_bytes: int
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is made."""
+        return self.due in {Due.RATIO, Due.LAG}
+
+    @property
+    def dirty_ratio(self) -> float:
+        """0 to 1."""
+        return self.dirty_bytes / max(1, self.clean_bytes + self.dirty_bytes)
+
+
+def plan_pass(
+    files: Sequence[LogFile], compacted_to: int, settings: PassSettings, now_ms: int
+) -> PassPlan:
+    """What a pass would be over, and whether it is due.
+
+    Args:
+        files: Of one log, in order.
+        compacted_to: One past the last queue offset that a pass has looked at.
+        settings: When it pays.
+        now_ms: UTC.
+    """
+    youngest_ms = now_ms - settings.lag_ms_min if settings.lag_ms_min else NEVER_MS
+    able = list(_cleanable(files, youngest_ms))
+    start = able[0].start if able else 0
+    end = able[-1].end if able else start
+    new = [file for file in able if file.end > compacted_to]
+    dirty_bytes = sum(file.size_bytes for file in new)
+    clean_bytes = sum(file.size_bytes for file in able) - dirty_bytes
+    dirty_from = max(start, min(compacted_to, end))
+
+    def plan(due: Due) -> PassPlan:
+        return PassPlan(due, start, dirty_from, end, clean_bytes, dirty_bytes)
+
+    if not new or len(new) < settings.files_min:
+        return plan(Due.NOTHING)
+    oldest_ms = min((file.oldest_ms for file in new if file.oldest_ms >= 0), default=now_ms)
+    if oldest_ms <= now_ms - settings.lag_ms_max:
+        return plan(Due.LAG)
+    is_enough = dirty_bytes > settings.dirty_ratio * (clean_bytes + dirty_bytes)
+    return plan(Due.RATIO if is_enough else Due.NOT_YET)
+
+
+def _cleanable(files: Sequence[LogFile], youngest_ms: int) -> Iterator[LogFile]:
+    for file in files:
+        if file.is_active or file.newest_ms > youngest_ms:
+            return
+        yield file

@@ -1,0 +1,394 @@
+"""Appending to a journal: put-if-absent of the next number is the one atomic point of the whole tier.
+
+How to use it: make one, ``take_reign`` once, then ``append``. From any thread; one waits for the other. Others than the
+writer (expiry, compaction) take no reign; they ``catch_up`` and ``append`` with a check of what they presume.
+
+Ordering: entry ``n + 1`` is sent only after the outcome of ``n`` is known.
+
+Retries and errors:
+    * *exists*: read it. Our own bytes: done. Otherwise it is history: apply it; a newer reign in it, or an entry of our
+      own generation that we did not send (a cloned process), means that we are fenced. Else the next number is tried.
+    * *unknown*: the same bytes go again under the same number, so that a late landing is harmless; *exists* then tells.
+      An entry is never re-cut while its outcome is unknown.
+    * *won*: list behind the number. All that lies there must follow from our entry: entries number by number, each naming
+      the one before, and no checkpoint but of one of them. Else our number had been used and deleted long ago, or the
+      journal was rebuilt behind it. That, or a newer reign among them: fenced.
+    Whatever can be tried again is tried again, with pauses, until ``stop`` is set or ``give_up_s`` have passed. No safety
+    rests on a clock or on the lease.
+
+After an error, unless it came from the caller's check, this writer is done: every later ``append`` raises
+``ClosedError``, since it may be unknown what became of the last entry.
+
+After a crash: the entry is there or it is not; nothing else has to be cleaned up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from backends.errors import (
+    AlreadyExistsError,
+    BackendError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from tiered.crashpoints import reached
+from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
+from tiered.journal.entry import REIGN, Action, Entry, checksum, encode_entry
+from tiered.journal.lease import NOTHING_KNOWN, JournalEnd
+from tiered.journal.replay import JournalReader, Machine
+from tiered.keys import checkpoint_key, entry_key
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping, Sequence
+
+    from backends.base import ObjectStore
+    from tiered.clock import Clock
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+CHECKPOINT_ENTRIES = 12
+"""A checkpoint is due after so many entries, so that opening a tier costs at most that many reads and a few more."""
+_CHECKPOINT_REST = 20
+"""After a checkpoint that took a second none is written for 20: in a hurry they cost at most a twentieth of the time."""
+_READ_TRIES = 10
+_PAUSE_S_MIN = 0.05
+_PAUSE_S_MAX = 5.0
+
+
+class JournalWriter(Generic[S]):
+    """The writing end of a journal.
+
+    Attributes:
+        writer: Our 8-hex-digit id.
+        generation: Our reign; 0 before ``take_reign`` and for those who do not reign.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        machine: Machine[S],
+        *,
+        writer: str,
+        clock: Clock,
+        rng: random.Random,
+        stop: threading.Event,
+        give_up_s: float = math.inf,
+    ) -> None:
+        """Prepare to write; nothing is read or written yet.
+
+        Args:
+            store: Where the journal lies. Must be able to put if absent, and must not retry by itself: an answer that
+                was lost is our business here.
+            prefix: Of the broker (or archive), ending in a slash.
+            machine: The state machine.
+            writer: Random id of this process, 8 hex digits.
+            clock: For the time stamps and the pauses between tries.
+            rng: For the jitter of the pauses.
+            stop: When set, tries end with ``StoreUnavailableError`` instead of going on.
+            give_up_s: They end so, too, when the store has not taken an entry for so long.
+        """
+        self._reader = JournalReader(store, prefix, machine)
+        self._store = store
+        self._prefix = prefix
+        self._machine = machine
+        self._clock = clock
+        self._rng = rng
+        self._stop = stop
+        self._lock = threading.RLock()
+        self._in_flight = 0
+        self.writer = writer
+        self.generation = 0
+        self._checkpoint_not_before_s = 0.0
+        self._give_up_s = give_up_s
+        self._give_up_at_s = math.inf
+
+    @property
+    def state(self) -> S:
+        """The state after the last entry that we know."""
+        return self._reader.state
+
+    @property
+    def number(self) -> int:
+        """The last entry that we know."""
+        return self._reader.number
+
+    @property
+    def end(self) -> JournalEnd:
+        """How far we know the journal to reach: every entry of it is durable and history. From any thread."""
+        return self._reader.end
+
+    def catch_up(self) -> None:
+        """Replay to the head. A store that answers is asked again a few times, one that cannot be reached is not.
+
+        Raises:
+            DataError: The journal is damaged.
+            BackendError: The store could not be read.
+        """
+        with self._lock:
+            pause_s = _PAUSE_S_MIN
+            for tries_left in reversed(range(_READ_TRIES)):
+                try:
+                    self._reader.catch_up()
+                except BackendError as error:
+                    is_down = isinstance(error, UnreachableError) or not error.retriable
+                    if is_down or not tries_left:
+                        raise
+                    pause_s = self._pause(pause_s, "the journal is not read", error)
+                else:
+                    return
+
+    def take_reign(
+        self, holder: Mapping[str, Any], *, remembered: JournalEnd = NOTHING_KNOWN
+    ) -> None:
+        """Begin to reign: whatever an earlier writer has in flight will be named by no entry.
+
+        Args:
+            holder: Who we are, for people (host, process, store).
+            remembered: What the lease told of the journal when we took it.
+
+        Raises:
+            JournalLostError: The journal ends before that.
+            FencedError: Another writer took a reign at the same moment.
+            BackendError: The journal could not be read.
+        """
+        with self._lock:
+            self.catch_up()
+            self._reader.require_reached(remembered)
+            generation = self._machine.generation(self.state) + 1
+            self.generation = generation
+            self.append([{"do": REIGN, "generation": generation, "holder": dict(holder)}])
+            reached("reign-taken")
+
+    def take_reign_anew(self, number: int, state: S, holder: Mapping[str, Any]) -> None:
+        """Begin to reign over a journal that cannot be read, at a number beyond all that may have been used.
+
+        Whoever has won a smaller number and looks behind it from now on is fenced. What lies before counts until a
+        checkpoint of this entry is there (``require_checkpoint``).
+
+        Args:
+            number: Of our entry.
+            state: The state after which the journal is to go on.
+            holder: See ``take_reign``.
+
+        Raises:
+            FencedError: Another was faster, or something lies behind ``number``.
+            StoreUnavailableError: See ``append``.
+        """
+        with self._lock:
+            self._reader.place(state, number - 1)
+            self.generation = self._machine.generation(state) + 1
+            self.append([{"do": REIGN, "generation": self.generation, "holder": dict(holder)}])
+            reached("reign-taken")
+
+    def require_checkpoint(self) -> None:
+        """Write a checkpoint of the state after the last entry, which is to count without the entries before it.
+
+        Raises:
+            StoreUnavailableError: We were told to stop, and the store refused or the outcome is unknown.
+        """
+        with self._lock:
+            key, data = checkpoint_key(self._prefix, self.number), self._reader.checkpoint_bytes()
+
+            def put() -> None:
+                with contextlib.suppress(AlreadyExistsError):  # an earlier try of ours
+                    self._store.put_if_absent(key, data)
+
+            self._give_up_at_s = self._clock.monotonic_s() + self._give_up_s
+            self._patiently(put, "the checkpoint is not written")
+            reached("checkpoint-stored")
+            self._reader.since_checkpoint = 0
+
+    def append(
+        self, actions: Sequence[Action], *, check: Callable[[S], None] | None = None
+    ) -> Entry:
+        """Make one entry durable and apply it.
+
+        Args:
+            actions: What happened.
+            check: Called with the state before the first try, and again whenever another's entry came between; raises
+                what it likes when the actions presume something that does not hold (any more).
+
+        Raises:
+            FencedError: A newer reign exists. ``actions`` may have become history just before it, else never will.
+            StoreUnavailableError: We were told to stop, and the store refused or the outcome is unknown; the entry may
+                be or become history.
+            ClosedError: An earlier call ended by an error.
+        """
+        with self._lock:
+            return self._append(actions, check)
+
+    def _append(self, actions: Sequence[Action], check: Callable[[S], None] | None) -> Entry:
+        if self._in_flight:
+            raise ClosedError(f"this journal writer has ended with entry {self._in_flight}")
+        while True:
+            if check:
+                check(self.state)
+            entry = Entry(
+                self.number + 1,
+                self.generation,
+                self.writer,
+                self._clock.now_ms(),
+                actions,
+                self._reader.last,
+            )
+            self._in_flight = entry.number  # stays when anything is raised
+            won = self._make_history(entry)
+            self._in_flight = 0
+            if won:
+                return entry
+
+    def write_checkpoint(self, *, force: bool = False) -> bool:
+        """Write a checkpoint if one is due (or, with ``force``, if anything happened since the last).
+
+        Returns:
+            Whether one was written. A failure is no error: a checkpoint only makes opening faster.
+        """
+        with self._lock:
+            return self._write_checkpoint(1 if force else CHECKPOINT_ENTRIES, force=force)
+
+    def _write_checkpoint(self, due: int, *, force: bool) -> bool:
+        if self._in_flight or self._reader.since_checkpoint < due:
+            return False
+        begin_s = self._clock.monotonic_s()
+        if begin_s < self._checkpoint_not_before_s and not force:
+            return False
+        key = checkpoint_key(self._prefix, self.number)
+        try:
+            self._store.put_if_absent(key, self._reader.checkpoint_bytes())
+        except AlreadyExistsError:
+            pass
+        except BackendError:
+            self._checkpoint_not_before_s = self._clock.monotonic_s() + _PAUSE_S_MAX
+            return False
+        reached("checkpoint-stored")
+        now_s = self._clock.monotonic_s()
+        self._checkpoint_not_before_s = now_s + _CHECKPOINT_REST * (now_s - begin_s)
+        self._reader.since_checkpoint = 0
+        return True
+
+    def _make_history(self, entry: Entry) -> bool:
+        """Whether the entry is history now; else another's is, under its number."""
+        data = encode_entry(entry)
+        self._give_up_at_s = self._clock.monotonic_s() + self._give_up_s
+        reached("entry-begun")
+        if not self._settle(entry, data):
+            return False
+        reached("entry-put")
+        self._patiently(
+            lambda: self._refuse_used_number(entry.number, data),
+            "the last journal entry is written, but may have come too late",
+        )
+        self._reader.apply(entry, data)
+        return True
+
+    def _settle(self, entry: Entry, data: bytes) -> bool:
+        """Put the entry until its outcome is known: True when it is there, False when its number was taken."""
+        key = entry_key(self._prefix, entry.number)
+        pause_s, unknown = _PAUSE_S_MIN, False
+        while True:
+            try:
+                self._store.put_if_absent(key, data)
+            except AlreadyExistsError:
+                return self._patiently(
+                    lambda: self._is_ours(entry, data),
+                    "the last journal entry may or may not be written",
+                )
+            except BackendError as error:
+                unknown = unknown or isinstance(error, UnknownOutcomeError)
+                what = "may or may not be written" if unknown else "is not written"
+                pause_s = self._pause(pause_s, f"the last journal entry {what}", error)
+            else:
+                return True
+
+    def _is_ours(self, entry: Entry, data: bytes) -> bool:
+        found = self._reader.read_entry(entry.number)
+        if found is None:  # deleted between the two requests: only a number used long ago is
+            raise self._fenced("the journal has moved on far behind our back")
+        other, present = found
+        if present == data:
+            return True
+        self._refuse(other)
+        self._apply(other, present)
+        return False
+
+    def _apply(self, other: Entry, data: bytes) -> None:
+        try:
+            self._reader.apply(other, data)
+        except DataError as error:  # an entry that follows another history than ours
+            raise self._fenced(f"{error.what} that we know") from error
+
+    def _refuse(self, other: Entry) -> None:
+        """Stop when an entry of another hand shows that we no longer reign."""
+        if not self.generation:
+            return
+        for action in other.actions:
+            if action.get("do") == REIGN and action["generation"] >= self.generation:
+                raise self._fenced(f"{other.writer} took over with journal entry {other.number}")
+        if other.generation >= self.generation:
+            raise self._fenced(
+                f"journal entry {other.number} is of generation {other.generation} and is not ours; "
+                "this process was cloned, or another has taken over"
+            )
+
+    def _refuse_used_number(self, number: int, data: bytes) -> None:
+        """Hold what lies behind the entry that we put against it."""
+        entries, checkpoints = self._reader.behind(number)
+        used = f"journal entry {number} had been written before and deleted, or the journal was rebuilt"
+        row = {number: checksum(data)}
+        for later in sorted(entries):
+            found = self._reader.read_entry(later)
+            if found is not None:
+                self._refuse(found[0])
+            if found is None or found[0].previous != row.get(later - 1):
+                raise self._fenced(used)
+            row[later] = checksum(found[1])
+        for covered in checkpoints:
+            if covered not in row or not self._is_of(covered, row[covered]):
+                raise self._fenced(used)
+
+    def _is_of(self, number: int, last: int) -> bool:
+        """Whether a checkpoint is of the entry with this checksum; one that nobody believes may be of any."""
+        try:
+            known = self._reader.read_checkpoint(number)
+        except DataError:
+            return True
+        return known is None or known[1] == last
+
+    def _patiently(self, request: Callable[[], T], what: str) -> T:
+        """Make a request that changes nothing until it is answered."""
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                return request()
+            except BackendError as error:
+                pause_s = self._pause(pause_s, what, error)
+
+    def _pause(self, pause_s: float, what: str, error: BackendError) -> float:
+        """Wait before another try; the next pause.
+
+        Raises:
+            StoreUnavailableError: There is to be no other try.
+        """
+        wait_s = pause_s * self._rng.uniform(0.5, 1.0)
+        has_given_up = self._clock.monotonic_s() + wait_s > self._give_up_at_s
+        if not error.retriable or has_given_up or self._clock.wait(self._stop, wait_s):
+            raise StoreUnavailableError(
+                f"{what}: {error}",
+                where=self._store.url,
+                do="nothing is lost; try again when the store answers",
+            ) from error
+        return min(pause_s * 2, _PAUSE_S_MAX)
+
+    def _fenced(self, why: str) -> FencedError:
+        return FencedError(
+            f"another writer has taken over this tier: {why}",
+            where=f"{self._store.url}/{self._prefix}",
+            do="find out which broker may write; `tiered lease` shows the holder",
+        )

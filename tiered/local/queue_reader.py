@@ -1,0 +1,702 @@
+"""Queue-ordered reading: batches straight from a consume queue, whatever the state of the log.
+
+Used for compensation and verification, and by the follower for the queue offsets that the log's own order does not
+give (damaged records, stale entries). Every queue offset asked for comes back, as a message or as a hole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.format.block import (
+    RecordBlock,
+    check_records,
+    distinct,
+    inner_counts,
+    parse_records,
+    tag_guesses,
+    tag_hashes,
+    topic_bytes,
+    topics_equal,
+)
+from tiered.format.record import (
+    HEADER,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    RecordFault,
+)
+from tiered.format.sysflag import INNER_BATCH
+from tiered.local.catalog import SCHEDULE_TOPIC
+from tiered.local.consumequeues import Entries
+from tiered.local.face import HoleReason, Quarantined, RecordBatch
+from tiered.local.pieces import RECORD_BYTES_MAX
+from tiered.local.verdicts import Pair, TagFacts, judge, judge_tags
+from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Buffer
+
+    from tiered.local.consumequeues import Flags, Ints, Longs, QueueIndex
+    from tiered.local.rows import FileRow
+
+    Lists = Callable[[MessageQueue, int, int], bool]
+    """(queue, queue offset, local physical offset) -> whether the queue lists that record."""
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tiered.local.matching import Match
+    from tiered.local.verdicts import Sightings
+
+    Search = Callable[[Entries, "Fetched"], bool]
+    """(entries of one queue, what became of them) -> whether to read them again."""
+    from tiered.local.catalog import QueueState
+
+
+# -- fetch -------------------------------------------------------------------------------------------
+#
+# Fetching the records that consume-queue entries name, in few reads, and judging each of them.
+#
+# A plan first (which bytes to read in one go), then the reads, then one vectorised check of all records. For any thread;
+# nothing is kept between calls.
+
+GAP_BYTES_MAX: Final = 64 << 10
+GAP_BYTES_MIN: Final = 512
+GAP_PER_BYTE: Final = 2
+"""Bytes between two wanted records are read rather than skipped by a second read when they are at most
+``GAP_BYTES_MIN``, or at most ``GAP_PER_BYTE`` times the record before and ``GAP_BYTES_MAX``: a batch never costs more
+than about seven times its bytes."""
+_NO_HOLE: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which part of the log may be read.
+
+    Attributes:
+        log_min: First local physical offset.
+        log_end: One past the last.
+    """
+
+    log_min: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Records and what became of each entry.
+
+    Attributes:
+        block: The records that could be asked for, in entry order, each once.
+        record_of: int64[n], index in ``block`` of each entry's record; -1 where there was nothing to ask for.
+        verdicts: int8[n], 0 for a sound record of this queue and offset, else a ``HoleReason``.
+        is_whole: Every byte that was asked for could be read. If not, a file may have expired meanwhile.
+    """
+
+    block: RecordBlock
+    record_of: Longs
+    verdicts: npt.NDArray[np.int8]
+    is_whole: bool
+
+
+def plan_reads(
+    physical_offsets: Longs, sizes: Ints, within: Longs
+) -> list[tuple[int, int, int, int]]:
+    """Join neighbouring records into reads.
+
+    Args:
+        physical_offsets: int64[n], where each record lies, n > 0.
+        sizes: int32[n].
+        within: int64[n], how far into its file each lies. A read never spans files.
+
+    Returns:
+        ``(first record, one past the last record, from byte, to byte)`` of each read, in record order.
+    """
+    ends = physical_offsets + sizes
+    gaps = physical_offsets[1:] - ends[:-1]
+    bases = physical_offsets - within
+    same_file = bases[1:] == bases[:-1]
+    bridged = np.clip(sizes[:-1].astype(np.int64) * GAP_PER_BYTE, GAP_BYTES_MIN, GAP_BYTES_MAX)
+    breaks = np.flatnonzero((gaps < 0) | (gaps > bridged) | ~same_file) + 1
+    firsts = [0, *breaks.tolist()]
+    lasts = [*breaks.tolist(), len(ends)]
+    return [
+        (first, last, int(physical_offsets[first]), int(ends[last - 1]))
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+
+
+def readable(entries: Entries, bounds: Bounds, log: FileRow) -> Flags:
+    """bool[n]: whether each entry names bytes that lie in the log and in one file."""
+    physical, sizes = entries.physical_offsets, entries.sizes.astype(np.int64)
+    good = entries.is_written & (physical >= bounds.log_min) & (physical < bounds.log_end)
+    room = np.minimum(bounds.log_end - physical, log.file_bytes - log.within(physical))
+    return good & (sizes <= np.minimum(room, RECORD_BYTES_MAX))
+
+
+def distinct_records(entries: Entries, wanted: Flags) -> tuple[Longs, Longs]:
+    """The first entry of each record, and for each entry the number of its record (-1 if not wanted).
+
+    Entries of an inner batch follow each other and name the same place.
+    """
+    chosen = np.flatnonzero(wanted)
+    record_of = np.full(len(entries), -1, np.int64)
+    if not len(chosen):
+        return chosen, record_of
+    physical = entries.physical_offsets[chosen]
+    is_first = np.concatenate(([True], physical[1:] != physical[:-1]))
+    record_of[chosen] = np.cumsum(is_first) - 1
+    return chosen[is_first], record_of
+
+
+def fetch(
+    log: FileRow,
+    queue: MessageQueue,
+    entries: Entries,
+    bounds: Bounds,
+    *,
+    is_batch: bool,
+    lists: Lists = lambda _queue, _offset, _place: True,
+) -> Fetched:
+    """Read and judge the records that ``entries`` of ``queue`` name.
+
+    An entry whose size alone is wrong gets the size that its record has, in ``entries`` too; but only if a record of that
+    size passes its checks there, since the record's size may as well be what is damaged.
+
+    Args:
+        log: The commit log.
+        queue: Whose entries.
+        entries: Of queue offsets that follow each other.
+        bounds: Which part of the log counts.
+        is_batch: The queue is a batch queue.
+        lists: Whether another queue lists a record. If what a record says of itself is listed nowhere, the record is
+            damaged, not the entry.
+
+    Raises:
+        InvalidError: A file may not be read.
+    """
+    found = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
+    if not found.verdicts.any():
+        return found
+    sizes = entries.sizes.copy()
+    if not _mend_sizes(log, entries, found.verdicts, bounds):
+        return found
+    again = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
+    is_sound = np.append(again.block.faults == RecordFault.OK, False)[again.record_of]
+    wrong = (entries.sizes != sizes) & ~is_sound
+    if not wrong.any():
+        return again
+    entries.sizes[wrong] = sizes[wrong]
+    return _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
+
+
+def held_end(log: FileRow, queue: MessageQueue, index: QueueIndex, end: int, bounds: Bounds) -> int:
+    """Where a queue ends that says ``end``, its last batch held against its record.
+
+    No checksum covers how many queue offsets a batch takes, in the consume queue or in the record; nor where it begins, when
+    the batch before does not lead there. Where the two differ the lesser end is taken: what is beyond may never have been.
+    """
+    unit, is_bound = index.closing_unit(end)
+    if not len(unit):
+        return end
+    base = int(unit["base_offset"][0])
+    places, sizes = unit["physical_offset"].astype(np.int64), unit["size"].astype(np.int32)
+    entry = Entries(base, places, sizes, np.zeros(1, np.int64))
+    block = fetch(log, queue, entry, bounds, is_batch=True).block
+    if not len(block) or block.faults[0] != RecordFault.OK or not _is_of_queue(block, queue)[0]:
+        return end
+    first = int(block.queue_offsets[0])
+    if first != base and is_bound:
+        return end
+    return min(end, first + int(inner_counts(block)[0]))
+
+
+def _mend_sizes(
+    log: FileRow, entries: Entries, verdicts: npt.NDArray[np.int8], bounds: Bounds
+) -> bool:
+    """Give entries that name the place of a record, whosever it is, the size that it says; whether any had another."""
+    inside = (entries.physical_offsets >= bounds.log_min) & (
+        entries.physical_offsets < bounds.log_end
+    )
+    inside &= (entries.physical_offsets > 0) | (entries.sizes != 0)  # zeros name no record
+    changed = False
+    for at in np.flatnonzero((verdicts != 0) & inside & (verdicts != HoleReason.FOREIGN)).tolist():
+        place = int(entries.physical_offsets[at])
+        head = log.read(place, HEADER.size)
+        if len(head) < HEADER.size:
+            continue
+        size, magic, _, _, _, _, physical, *_ = HEADER.unpack(head)
+        if (
+            magic in {MAGIC_V1, MAGIC_V2}
+            and physical == place
+            and RECORD_BYTES_MIN <= size != entries.sizes[at]
+        ):
+            entries.sizes[at] = size
+            changed = True
+    return changed
+
+
+def _fetch(
+    log: FileRow,
+    queue: MessageQueue,
+    entries: Entries,
+    bounds: Bounds,
+    *,
+    is_batch: bool,
+    lists: Lists,
+) -> Fetched:
+    wanted = readable(entries, bounds, log)
+    firsts, record_of = distinct_records(entries, wanted)
+    physical, sizes = entries.physical_offsets[firsts], entries.sizes[firsts]
+    buffer, positions, is_whole = _read(log, physical, sizes)
+    block = parse_records(buffer, positions, sizes)
+    check_records(block, expected_physical=physical)
+    at = np.flatnonzero(wanted)
+    numbers = record_of[at]
+    offsets = entries.start + at - block.queue_offsets[numbers]
+    counts = inner_counts(block)[numbers] if is_batch else 1
+    agrees = np.zeros(len(entries), np.bool_)
+    agrees[at] = _is_of_queue(block, queue)[numbers] & (offsets >= 0) & (offsets < counts)
+    sound, traces = np.zeros(len(entries), np.bool_), np.zeros(len(entries), np.bool_)
+    sound[at] = block.faults[numbers] == RecordFault.OK
+    if not sound[at].all():
+        traces[at] = _has_traces(block, physical)[numbers]
+    others = np.zeros(len(entries), np.bool_)
+    for odd in np.flatnonzero(sound & ~agrees).tolist():
+        owner, offset = _named(block, int(record_of[odd]))
+        others[odd] = not _is_one_unit(entries, odd, owner == queue, offset) and lists(
+            owner, offset, int(entries.physical_offsets[odd])
+        )
+    verdicts = judge(
+        Pair(
+            is_written=entries.is_written,
+            is_within=wanted,
+            is_sound=sound,
+            is_trace=traces,
+            agrees=agrees,
+            is_other_listed=others,
+        )
+    )
+    return Fetched(block, record_of, verdicts, is_whole)
+
+
+def _named(block: RecordBlock, number: int) -> tuple[MessageQueue, int]:
+    """The queue and queue offset that a record says are its own."""
+    topic = topic_bytes(block, number).decode("utf-8", "surrogateescape")
+    return MessageQueue(topic, int(block.queue_ids[number])), int(block.queue_offsets[number])
+
+
+def _is_one_unit(entries: Entries, at: int, is_own: bool, offset: int) -> bool:
+    """Whether an entry, and the one that its record names, are of one unit of a batch queue: its count is damaged."""
+    first = offset - entries.start
+    if not is_own or not 0 <= first < at:
+        return False
+    return bool((entries.physical_offsets[first:at] == entries.physical_offsets[at]).all())
+
+
+def _read(log: FileRow, physical: Longs, sizes: Ints) -> tuple[bytearray, Longs, bool]:
+    """All records in one new buffer, where each begins in it, and whether every read was full."""
+    reads = plan_reads(physical, sizes, log.within(physical)) if len(physical) else []
+    buffer = bytearray(sum(end - start for *_, start, end in reads))
+    positions, done = np.zeros(len(physical), np.int64), 0
+    for first, last, start, end in reads:
+        positions[first:last] = physical[first:last] + (done - start)
+        done += end - start
+    is_whole = log.read_pieces([(start, end) for *_, start, end in reads], memoryview(buffer))
+    return buffer, positions, is_whole
+
+
+def _is_of_queue(block: RecordBlock, queue: MessageQueue) -> Flags:
+    everything = np.arange(len(block))
+    same: Flags = topics_equal(block, everything, queue.topic)
+    same &= block.queue_ids == queue.queue_id
+    return same
+
+
+def _has_traces(block: RecordBlock, physical: Longs) -> Flags:
+    """Whether something says that a record of this size or place once stood there.
+
+    If not, the entry points at nothing: zeros, or the middle of another record.
+    """
+    known = block.faults >= RecordFault.LENGTHS
+    view = memoryview(block.buffer)
+    for number in np.flatnonzero(~known).tolist():
+        start, size = int(block.positions[number]), int(block.sizes[number])
+        says_size = int.from_bytes(view[start : start + 4], "big") == size
+        says_place = int.from_bytes(view[start + 28 : start + 36], "big") == physical[number]
+        known[number] = says_size or (says_place and physical[number] > 0)
+    return known
+
+
+# -- batches -----------------------------------------------------------------------------------------
+#
+# Cutting records out of a buffer into a batch that owns its bytes, with the tag codes that are theirs.
+
+
+def cut_records(block: RecordBlock, indices: Longs) -> tuple[Buffer, Longs]:
+    """The bytes of the records at ``indices``, one after another, and where each begins in them.
+
+    One copy. Records that lie side by side are copied in one piece; otherwise one slice a record and one join.
+    """
+    positions, sizes = block.positions[indices], block.sizes[indices].astype(np.int64)
+    ends = sizes.cumsum()
+    starts = ends - sizes
+    if not len(indices):
+        return b"", starts
+    view = memoryview(block.buffer)
+    first, last = int(positions[0]), int(positions[-1] + sizes[-1])
+    if last - first == ends[-1]:
+        return bytes(view[first:last]), starts
+    slices = map(slice, positions.tolist(), (positions + sizes).tolist())
+    return b"".join(map(view.__getitem__, slices)), starts
+
+
+@dataclass(frozen=True, slots=True)
+class TagRule:
+    """Lets records rule over the tag codes of the entries that name them.
+
+    Attributes:
+        sightings: Where wrong ones are counted.
+        has_ext: See ``TagFacts``.
+        is_live: See ``TagFacts``.
+    """
+
+    sightings: Sightings
+    has_ext: bool
+    is_live: bool
+
+    def apply_all(
+        self, block: RecordBlock, found: Sequence[tuple[MessageQueue, Match]], guesses: Longs
+    ) -> None:
+        """Set the tag codes of entries whose records are all listed; one comparison for all queues."""
+        if not found:
+            return
+        own = [match.owns() for _, match in found]
+        codes = np.concatenate([match.all_entries.tag_codes for _, match in found])
+        unlike = np.flatnonzero(codes != guesses[np.concatenate(own)])
+        ends = np.cumsum([len(some) for some in own])
+        for number in distinct(np.searchsorted(ends, unlike, side="right")).tolist():
+            queue, match = found[number]
+            self.apply(queue, match.all_entries, block, own[number], guesses)
+
+    def apply(
+        self, queue: MessageQueue, entries: Entries, block: RecordBlock, owns: Longs, guesses: Longs
+    ) -> None:
+        """Set the tag codes of entries to those of their records.
+
+        Args:
+            queue: Whose entries.
+            entries: ``tag_codes`` is changed.
+            block: Holds their records.
+            owns: Index in ``block`` of each entry's own sound record; -1: it has none, and stays as it is.
+            guesses: ``tag_guesses`` of the block.
+        """
+        if not len(guesses) or queue.topic == SCHEDULE_TOPIC:
+            return  # (there the tag code is the time of delivery)
+        unlike = np.flatnonzero((entries.tag_codes != guesses[owns]) & (owns >= 0))
+        if not len(unlike):
+            return
+        codes = entries.tag_codes[unlike]
+        hashes = tag_hashes(only(block, owns[unlike]))
+        is_last = self.is_live and unlike[-1] == len(entries) - 1
+        facts = TagFacts(codes=codes, hashes=hashes, has_ext=self.has_ext, is_live=is_last)
+        for at in unlike[judge_tags(facts)].tolist():
+            self.sightings.wrong_tag_code(queue, entries.start + at)
+        entries.tag_codes[unlike] = hashes
+
+
+def only(block: RecordBlock, indices: Longs) -> RecordBlock:
+    """A block of some records of another one."""
+    columns = {name: getattr(block, name)[indices] for name in block.__slots__ if name != "buffer"}
+    return RecordBlock(buffer=block.buffer, **columns)
+
+
+def sound_batches(
+    block: RecordBlock, found: Sequence[tuple[MessageQueue, Match]]
+) -> list[RecordBatch]:
+    """Batches without holes, one a queue, of records that are all listed, in order and without a gap.
+
+    Each owns its bytes: it lives as long as its queue needs it, and keeps nothing else in memory.
+    """
+    if not found:
+        return []
+    indices = np.concatenate([match.indices for _, match in found])
+    sizes, times = block.sizes[indices], block.store_timestamps_ms[indices]
+    positions, physical = block.positions[indices], block.physical_offsets[indices]
+    properties = block.properties_sizes[indices]
+    is_plain = not (block.sys_flags[indices] & INNER_BATCH).any()
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    highs = np.cumsum([len(match.indices) for _, match in found]).tolist()
+    data = _copies(block, positions, positions + sizes, [0, *highs[:-1]])
+    batches, low = [], 0
+    for (queue, match), high, copied in zip(found, highs, data, strict=True):
+        # Copies: a view of what all queues share would keep the whole piece's columns as long as one batch lives.
+        columns = (
+            starts[low:high] - starts[low],
+            sizes[low:high].copy(),
+            times[low:high].copy(),
+            physical[low:high].copy(),
+        )
+        its_properties = properties[low:high].copy() if is_plain else None
+        batches.append(_batch(queue, match, copied, columns, its_properties))
+        low = high
+    return batches
+
+
+def _copies(
+    block: RecordBlock, positions: Longs, ends: Longs, firsts: list[int]
+) -> Iterator[bytes]:
+    """The bytes of each queue's records. What lies side by side is copied in one piece."""
+    is_apart = np.ones(len(positions), np.bool_)
+    is_apart[1:] = positions[1:] != ends[:-1]
+    is_apart[firsts] = True
+    runs = np.flatnonzero(is_apart)
+    lasts = np.append(runs[1:], len(positions)) - 1
+    pieces = map(slice, positions[runs].tolist(), ends[lasts].tolist())
+    views = map(memoryview(block.buffer).__getitem__, pieces)
+    for low, high in pairwise([*np.searchsorted(runs, firsts).tolist(), len(runs)]):
+        yield b"".join(islice(views, high - low))  # few at a time: else the collector looks at each
+
+
+def _batch(
+    queue: MessageQueue,
+    match: Match,
+    data: bytes,
+    columns: tuple[Longs, Ints, Longs, Longs],
+    properties_sizes: Ints | None,
+) -> RecordBatch:
+    starts, sizes, times, physical = columns
+    if match.counts is not None:
+        starts, sizes = np.repeat(starts, match.counts), np.repeat(sizes, match.counts)
+        times, physical = np.repeat(times, match.counts), np.repeat(physical, match.counts)
+    return RecordBatch(
+        queue=queue,
+        base_offset=QueueOffset(match.all_entries.start),
+        data=data,
+        positions=starts,
+        sizes=sizes,
+        tag_codes=match.all_entries.tag_codes.copy(),
+        store_timestamps_ms=times,
+        physical_offsets=physical,
+        properties_sizes=None if match.counts is not None else properties_sizes,
+    )
+
+
+def fill_times(times: Longs, known: Flags) -> Longs:
+    """Give each unknown time that of the known one before it, or of the first behind it, or -1."""
+    if known.all():
+        return times
+    if not known.any():
+        return np.full(len(times), -1, np.int64)
+    at = np.where(known, np.arange(len(times)), -1)
+    last_known = np.maximum.accumulate(at)
+    last_known[last_known < 0] = int(np.argmax(known))
+    filled: Longs = times[last_known]
+    return filled
+
+
+# -- reader ------------------------------------------------------------------------------------------
+
+
+BATCH_COUNT_MAX: Final = 0x7FFF
+"""Messages of one inner batch at most."""
+HOLES_MAX: Final = 4096
+"""Queue offsets in a row of which nothing is listed: so many are holes, item by item; more are a gap, which is a range."""
+_SILENCE_READ: Final = 1 << 16
+
+
+def read_batch(
+    log: FileRow,
+    tags: TagRule,
+    queue: MessageQueue,
+    index: QueueIndex,
+    lists: Lists,
+    *,
+    search: Search,
+    start: int,
+    end: int,
+    bounds: Bounds,
+    bytes_max: int,
+    count_max: int,
+) -> RecordBatch | None:
+    """Read queue offsets from ``start``, at most to ``end``.
+
+    Args:
+        log: The commit log.
+        tags: What becomes of tag codes; where holes are counted.
+        queue: Whose.
+        index: Its consume queue.
+        lists: Whether another queue lists a record.
+        search: Asked when some entries name no record of their own; it says whether that has changed.
+        start: First queue offset, inclusive.
+        end: Exclusive, above ``start``.
+        bounds: Which part of the log counts.
+        bytes_max: Stop before exceeding it, but take at least one record.
+        count_max: Items at most, but an inner batch is not divided.
+
+    Returns:
+        A batch ends before more than ``HOLES_MAX`` queue offsets of which nothing is listed (``first_said``). None when
+        ``search`` said so, or bytes that should be there could not be read: look whether the log's minimum has moved,
+        and ask again (``bounds.log_min`` must then be the new one).
+
+    Raises:
+        InvalidError: A file may not be read.
+    """
+    slack = BATCH_COUNT_MAX if index.is_batch else 0
+    entries = index.entries(start, min(end, start + count_max + slack))
+    entries = entries.head(whole_records(entries, count_max))
+    entries = entries.head(before_silence(entries))
+    entries = entries.head(plan_count(entries, bounds, log, bytes_max))
+    found = fetch(log, queue, entries, bounds, is_batch=index.is_batch, lists=lists)
+    if not found.is_whole:
+        log.rescan()
+        if log.bases and log.bases[0] > bounds.log_min:
+            return None
+    if found.verdicts.any() and search(entries, found):
+        return None
+    return _compose(queue, entries, found, tags)
+
+
+def first_said(index: QueueIndex, start: int, end: int) -> int:
+    """Where to begin: at ``start``, or behind a long run of queue offsets of which nothing is listed, at most at ``end``."""
+    at, count = start, 1
+    while at < end:
+        stop = min(end, at + count)
+        written = index.entries(at, stop).is_written
+        if written.any():
+            at += int(np.argmax(written))
+            break
+        at, count = index.next_written_file(stop, end), _SILENCE_READ
+    return at if at - start > HOLES_MAX else start
+
+
+def before_silence(entries: Entries) -> int:
+    """How many entries stand before the first long run of those that say nothing; all of them when they begin with it."""
+    written = np.flatnonzero(np.concatenate(([True], entries.is_written, [True])))
+    long = np.flatnonzero(np.diff(written) - 1 > HOLES_MAX)
+    return int(written[long[0]]) or len(entries) if len(long) else len(entries)
+
+
+def whole_records(entries: Entries, count_max: int) -> int:
+    """How many entries to take: ``count_max``, and the rest of the record that the last of them names."""
+    if len(entries) <= count_max:
+        return len(entries)
+    physical = entries.physical_offsets
+    is_other = (physical[count_max:] != physical[count_max - 1]) | (entries.sizes[count_max:] <= 0)
+    return count_max + int(np.argmax(is_other)) if is_other.any() else len(entries)
+
+
+def plan_count(entries: Entries, bounds: Bounds, log: FileRow, bytes_max: int) -> int:
+    """How many entries to take so that their records have at most ``bytes_max`` bytes; at least one record's."""
+    wanted = readable(entries, bounds, log)
+    firsts, _ = distinct_records(entries, wanted)
+    costs = np.zeros(len(entries), np.int64)
+    costs[firsts] = entries.sizes[firsts]
+    total = np.cumsum(costs)
+    over = np.flatnonzero(total > bytes_max)
+    if not len(over):
+        return len(entries)
+    count = int(over[0])
+    if count and total[count - 1]:
+        return count
+    return int(firsts[1]) if len(firsts) > 1 else len(entries)
+
+
+def _compose(queue: MessageQueue, entries: Entries, found: Fetched, rule: TagRule) -> RecordBatch:
+    good = found.verdicts == 0
+    numbers = found.record_of[good]
+    used = distinct(numbers)
+    data, positions = cut_records(found.block, used)
+    sizes = np.zeros(len(entries), np.int32)
+    starts = np.zeros(len(entries), np.int64)
+    times = np.full(len(entries), -1, np.int64)
+    physical = np.where(found.verdicts == HoleReason.MISSING, -1, entries.physical_offsets)
+    sizes[good] = entries.sizes[good]
+    starts[good] = positions[np.searchsorted(used, numbers)]
+    times[good] = found.block.store_timestamps_ms[numbers]
+    owns = np.where(good, found.record_of, -1)
+    rule.apply(queue, entries, found.block, owns, tag_guesses(found.block))
+    return RecordBatch(
+        queue=queue,
+        base_offset=QueueOffset(entries.start),
+        data=data,
+        positions=starts,
+        sizes=sizes,
+        tag_codes=np.where(good, entries.tag_codes, found.verdicts.astype(np.int64)),
+        store_timestamps_ms=fill_times(times, good),
+        physical_offsets=physical,
+        quarantined=() if good.all() else _holes(queue, entries, found, rule.sightings),
+    )
+
+
+def _holes(
+    queue: MessageQueue, entries: Entries, found: Fetched, sightings: Sightings
+) -> tuple[Quarantined, ...]:
+    """Count the holes; the bytes of those whose record is there and damaged go to quarantine."""
+    kept = []
+    for at in np.flatnonzero(found.verdicts).tolist():
+        reason = HoleReason(int(found.verdicts[at]))
+        sightings.hole(queue, entries.start + at, reason)
+        if reason is HoleReason.DAMAGED:
+            kept.append(_quarantine(entries, found, at))
+    return tuple(kept)
+
+
+def _quarantine(entries: Entries, found: Fetched, at: int) -> Quarantined:
+    number = int(found.record_of[at])
+    begin = int(found.block.positions[number])
+    fault = RecordFault(int(found.block.faults[number]))
+    detail = "names another queue or offset" if fault is RecordFault.OK else fault.name.lower()
+    raw = bytes(memoryview(found.block.buffer)[begin : begin + int(entries.sizes[at])])
+    return Quarantined(
+        queue_offset=QueueOffset(entries.start + at),
+        physical_offset=PhysicalOffset(int(entries.physical_offsets[at])),
+        reason=HoleReason.DAMAGED,
+        detail=detail,
+        raw=raw,
+    )
+
+
+# -- times -------------------------------------------------------------------------------------------
+#
+# Finding a queue offset by store time.
+
+_LOOKED_AT: Final = 32
+
+
+def first_at_or_after(log: FileRow, state: QueueState, bounds: Bounds, timestamp_ms: int) -> int:
+    """First queue offset whose store time is at or after ``timestamp_ms``, by bisection; the end when there is none.
+
+    Holes have no time: they go with the message behind them.
+    """
+    low, high = min(state.min, state.end), state.end
+    while low < high:
+        middle = (low + high) // 2
+        at, time_ms = _next_time(log, state, bounds, middle, high)
+        if at is None or time_ms >= timestamp_ms:
+            high = middle
+        else:
+            low = at + 1
+    return low
+
+
+def _next_time(
+    log: FileRow, state: QueueState, bounds: Bounds, start: int, end: int
+) -> tuple[int | None, int]:
+    """The first message of ``[start, end)`` and its store time; None without one."""
+    count = 1
+    while start < end:
+        entries = state.index.entries(start, min(end, start + count))
+        found = fetch(log, state.queue, entries, bounds, is_batch=state.index.is_batch)
+        good = np.flatnonzero(found.verdicts == 0)
+        if len(good):
+            at = int(good[0])
+            return start + at, int(found.block.store_timestamps_ms[found.record_of[at]])
+        start, count = start + len(entries), _LOOKED_AT
+    return None, 0

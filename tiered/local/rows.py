@@ -1,0 +1,461 @@
+"""Reading rows of equally long files that another process writes, moves and deletes.
+
+A local store is made of rows: files of one size, each named by the byte of the row at which it begins (20 digits).
+
+**Contract.** Files are opened for reading only and read with ``pread``; nothing is mapped, so that a file that is
+truncated under us gives a short read, never a signal, and memory stays bounded. A file that has vanished (expiry)
+gives no bytes. What was read is never kept; descriptors are, at most ``open_max`` of them between reads, least
+recently used first out; fewer from then on where the process may have no more. A descriptor whose file has been unlinked
+still reads: call ``FileCache.drop_deleted`` when a directory changed, so that a new file of the same name is seen. For any
+thread. A crash leaves nothing behind: nothing
+is locked or written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tiered.errors import ClosedError, InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+_Positions = TypeVar("_Positions", int, "npt.NDArray[np.int64]")
+_NOT_A_FILE: Final = (errno.ENXIO, errno.ENODEV, errno.EISDIR)
+_TOO_MANY: Final = (errno.EMFILE, errno.ENFILE)
+_NOATIME: Final = getattr(os, "O_NOATIME", 0)
+_OPEN_MIN: Final = 16
+_OPEN_MAX: Final = 32_768
+_LEFT_TO_OTHERS: Final = 4096
+_MARKED_FILES: Final = 3
+"""What a crash loses was written last; behind it there is at most one file, of zeros."""
+NAME_DIGITS: Final = 20
+"""Digits of a file name in a row."""
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """Open a file of a store, which is a regular one: whoever opens a FIFO waits for its other end, perhaps for ever.
+
+    Raises:
+        InvalidError: Something else is in its place.
+        OSError: As ``os.open``.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise _not_regular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def open_read_only(path: str) -> int:
+    """Open a regular file for reading, without touching the access time where the system lets us.
+
+    Raises:
+        InvalidError: As ``open_regular``.
+        OSError: As ``os.open``.
+    """
+    if _NOATIME:
+        try:
+            return open_regular(path, _NOATIME)
+        except PermissionError:
+            pass  # only the owner may leave the access time alone
+    return open_regular(path)
+
+
+def _not_regular(path: str) -> InvalidError:
+    return InvalidError(
+        "not a regular file, but a FIFO, a socket, a device or a directory",
+        where=path,
+        do="put the store's file back, or name the right directory",
+    )
+
+
+def unreadable(path: str, error: OSError) -> InvalidError:
+    """The error to raise when ``path`` cannot be read for another reason than its absence."""
+    return InvalidError(
+        f"cannot read the store: {error.strerror or error}",
+        where=path,
+        do="give this user the right to read it, or look at the disk",
+    )
+
+
+def default_open_max() -> int:
+    """Half of the descriptors that this process may have, or all but 4,096; at most 32,768.
+
+    With fewer than there are queues, each look at all of them opens every file anew.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _OPEN_MAX
+    return max(_OPEN_MIN, min(_OPEN_MAX, max(soft // 2, soft - _LEFT_TO_OTHERS)))
+
+
+class _Open:
+    """One open file, and how many reads are under way on it."""
+
+    __slots__ = ("descriptor", "is_dropped", "users")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.users = 0
+        self.is_dropped = False
+
+
+class FileCache:
+    """Open files of one store. For any thread."""
+
+    def __init__(self, open_max: int | None = None) -> None:
+        self._open_max = open_max or default_open_max()
+        self._lock = threading.Lock()
+        self.scan_lock = threading.Lock()
+        """Held while a row lists its directory."""
+        self._files: OrderedDict[str, _Open] = OrderedDict()
+        self._is_closed = False
+        self.stop: Callable[[], bool] = lambda: False
+        """Asked before each read: once it says so, reads end with ``ClosedError``."""
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; fewer at the end of the file, none when it does not exist.
+
+        Raises:
+            InvalidError: The file may not be read, or the device fails.
+        """
+        file = self._take(path)
+        if file is None:
+            return b""
+        try:
+            return os.pread(file.descriptor, size, offset)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            self._give_back(file)
+
+    def next_data(self, path: str, offset: int) -> int | None:
+        """Where the first byte at or behind ``offset`` lies that may not be zero; None when a hole goes on to the end.
+
+        Files have their whole length from the beginning, most of it a hole that would be read as zeros. Where the file
+        system doesn't tell holes, or the file does not exist, it is ``offset`` itself.
+        """
+        file = self._take(path)
+        if file is None:
+            return offset
+        try:
+            # The descriptor's own place is of no interest: who shares it says where to read.
+            return os.lseek(file.descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            return None if error.errno == errno.ENXIO else offset
+        finally:
+            self._give_back(file)
+
+    def read_into(self, path: str, offset: int, view: memoryview) -> int:
+        """Fill ``view`` from ``offset``; the number of bytes read, 0 when the file does not exist.
+
+        Raises:
+            InvalidError: As ``read``.
+        """
+        file = self._take(path)
+        if file is None:
+            return 0
+        done = 0
+        try:
+            while done < len(view):
+                count = os.preadv(file.descriptor, [view[done:]], offset + done)
+                if not count:
+                    break
+                done += count
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            self._give_back(file)
+        return done
+
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]], view: memoryview) -> int:
+        """Fill ``view`` with pieces of one file, one after another.
+
+        Args:
+            path: The file.
+            pieces: (offset, size) of each.
+            view: As large as all of them.
+
+        Returns:
+            The number of bytes read; what was not read is left as it was.
+
+        Raises:
+            InvalidError: As ``read``.
+        """
+        file = self._take(path)
+        if file is None:
+            return 0
+        at = total = 0
+        descriptor, preadv = file.descriptor, os.preadv
+        try:
+            for offset, size in pieces:
+                total += preadv(descriptor, [view[at : at + size]], offset)
+                at += size
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            self._give_back(file)
+        return total
+
+    def drop_deleted(self, paths: Iterable[str] | None = None) -> None:
+        """Close the descriptors whose files have been unlinked: of these paths, or of all."""
+        with self._lock:
+            for path in list(self._files) if paths is None else paths:
+                file = self._files.get(path)
+                if file is not None and not os.fstat(file.descriptor).st_nlink:
+                    self._drop(path)
+
+    def drop_all(self) -> None:
+        """Close every descriptor; the next read opens anew."""
+        with self._lock:
+            for path in list(self._files):
+                self._drop(path)
+
+    def close(self) -> None:
+        """Close everything for good. Reads under way end well; later ones raise ``ClosedError``."""
+        self._is_closed = True
+        self.drop_all()
+
+    @property
+    def open_count(self) -> int:
+        """Files open now."""
+        return len(self._files)
+
+    def _take(self, path: str) -> _Open | None:
+        if self.stop():
+            raise ClosedError("told to stop, while the store was looked at", where=path)
+        with self._lock:
+            file = self._files.get(path)
+            if file is None:
+                file = self._open(path)
+                if file is None:
+                    return None
+                self._files[path] = file
+                if len(self._files) > self._open_max:
+                    self._drop(next(iter(self._files)))
+            else:
+                self._files.move_to_end(path)
+            file.users += 1
+            return file
+
+    def _open(self, path: str) -> _Open | None:
+        if self._is_closed:
+            raise ClosedError("the local store has been closed", where=path)
+        while True:
+            try:
+                return _Open(open_read_only(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except OSError as error:
+                if error.errno not in _TOO_MANY or not self._files:
+                    raise unreadable(path, error) from error
+            for oldest in list(self._files)[: len(self._files) // 2 + 1]:  # others need them more
+                self._drop(oldest)
+            self._open_max = max(len(self._files), 1)
+
+    def _give_back(self, file: _Open) -> None:
+        with self._lock:
+            file.users -= 1
+            if file.is_dropped and not file.users:
+                os.close(file.descriptor)
+
+    def _drop(self, path: str) -> None:
+        """Forget a file; close it now, or when the last read on it ends. The lock is held."""
+        file = self._files.pop(path)
+        file.is_dropped = True
+        if not file.users:
+            os.close(file.descriptor)
+
+
+class FileRow:
+    """The files of one directory that are named by 20 digits, seen as one stretch of bytes. For any thread.
+
+    Attributes:
+        directory: Where they are.
+        file_bytes: Size of each file in bytes; 0: not known yet, and the row shows no files.
+        end: One past the last file, whether or not that has been written; 0 without files. As of the last scan.
+    """
+
+    __slots__ = ("_bases", "_cache", "_stamp", "directory", "end", "file_bytes")
+
+    def __init__(
+        self, cache: FileCache, directory: str, file_bytes: int, listed: Listed | None = None
+    ) -> None:
+        self._cache = cache
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._stamp: tuple[int, int] | None = None
+        self._bases: tuple[int, ...] = ()
+        self.end = 0
+        if listed is None or not file_bytes:
+            self.rescan()
+        else:
+            self._see(*listed)
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """Where the files begin, in order, as of the last scan."""
+        return self._bases
+
+    def rescan(self) -> bool:
+        """List the directory again if it changed; whether it did. One system call when it did not."""
+        if not self.file_bytes:
+            return False
+        stamp = directory_stamp(self.directory)
+        if stamp is not None and stamp == self._stamp:
+            return False
+        with self._cache.scan_lock:  # an older listing must not take the place of a newer one
+            self._see(*list_row(self.directory))
+        return True
+
+    def _see(self, stamp: tuple[int, int] | None, bases: tuple[int, ...]) -> None:
+        # Not all that are open: they are as many as there are queues, and each of these has its turn here.
+        self._cache.drop_deleted(map(self.path, {*self._bases, *bases}))
+        self._bases = bases
+        self.end = bases[-1] + self.file_bytes if bases else 0
+        self._stamp = stamp
+
+    def mark(self) -> tuple[tuple[int, int], ...]:
+        """Changes when somebody writes into one of the last files, or makes it anew; mapped pages show late."""
+        return tuple(_file_stamp(self.path(base)) for base in self._bases[-_MARKED_FILES:])
+
+    def base_of(self, position: int) -> int | None:
+        """Where the file that holds ``position`` begins; None when there is no such file."""
+        bases = self._bases
+        at = bisect_right(bases, position) - 1
+        if at < 0 or position >= bases[at] + self.file_bytes:
+            return None
+        return bases[at]
+
+    def within(self, positions: _Positions) -> _Positions:
+        """How far behind the beginning of its file each position lies, whether or not there is such a file.
+
+        Files begin at multiples of their size; not so the only one, when it was cut short.
+        """
+        return (positions - (self._bases[0] if self._bases else 0)) % self.file_bytes
+
+    def next_base(self, position: int) -> int | None:
+        """Where the first file that begins behind ``position`` begins."""
+        bases = self._bases
+        at = bisect_right(bases, position)
+        return bases[at] if at < len(bases) else None
+
+    def path(self, base: int) -> str:
+        """The file that begins at ``base``."""
+        return f"{self.directory}/{base:0{NAME_DIGITS}d}"
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes from ``position`` on, from one file only; fewer at its end or when it is gone."""
+        base = self.base_of(position)
+        if base is None:
+            return b""
+        size = min(size, base + self.file_bytes - position)
+        return self._cache.read(self.path(base), position - base, size)
+
+    def next_data(self, position: int) -> int | None:
+        """The first position in the file of ``position`` from which on a byte may not be zero; None without one."""
+        base = self.base_of(position)
+        if base is None:
+            return None
+        found = self._cache.next_data(self.path(base), position - base)
+        return None if found is None or found >= self.file_bytes else base + found
+
+    def read_into(self, position: int, view: memoryview) -> int:
+        """As ``read``, into ``view``; the number of bytes."""
+        base = self.base_of(position)
+        if base is None:
+            return 0
+        size = min(len(view), base + self.file_bytes - position)
+        return self._cache.read_into(self.path(base), position - base, view[:size])
+
+    def read_pieces(self, pieces: Sequence[tuple[int, int]], view: memoryview) -> bool:
+        """Fill ``view`` with pieces of the row, one after another, and say whether every byte could be read.
+
+        Args:
+            pieces: ``[from, to)`` of each, none across files.
+            view: As large as all of them; zeros, which stay where nothing could be read.
+        """
+        done, total, at = 0, 0, 0
+        while at < len(pieces):
+            base = self.base_of(pieces[at][0])
+            end = at + 1
+            limit = 0 if base is None else base + self.file_bytes
+            while end < len(pieces) and (base or 0) <= pieces[end][0] < limit:
+                end += 1
+            size = sum(piece[1] - piece[0] for piece in pieces[at:end])
+            if base is not None:
+                places = [(start - base, stop - start) for start, stop in pieces[at:end]]
+                part = view[done : done + size]
+                total += self._cache.read_pieces(self.path(base), places, part)
+            done, at = done + size, end
+        return total == done
+
+
+def _file_stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)  # noqa: PTH116 (asked again and again; Path costs three times as much)
+    except OSError:
+        return 0, 0  # gone; whoever reads it says so
+    return found.st_ino, found.st_mtime_ns
+
+
+def directory_stamp(directory: str) -> tuple[int, int] | None:
+    """Changes whenever a file comes or goes in ``directory``; None when it does not exist."""
+    try:
+        found = os.stat(directory)  # noqa: PTH116 (asked with every look; Path costs three times as much)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(directory, error) from error
+    return found.st_ino, found.st_mtime_ns
+
+
+def list_names(directory: str) -> list[str]:
+    """Names in ``directory``, sorted; empty when it does not exist.
+
+    Raises:
+        InvalidError: It may not be read.
+    """
+    try:
+        return sorted(os.listdir(directory))  # noqa: PTH208 (names only)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unreadable(directory, error) from error
+
+
+def list_bases(directory: str) -> tuple[int, ...]:
+    """Where the files of a row begin."""
+    names = list_names(directory)
+    return tuple(int(name) for name in names if is_row_name(name))
+
+
+Listed = tuple["tuple[int, int] | None", tuple[int, ...]]
+"""What a directory's stamp was, and then where the files of its row began."""
+
+
+def list_row(directory: str) -> Listed:
+    """Look at the row of a directory. The stamp comes first: what comes later is seen with the next look."""
+    stamp = directory_stamp(directory)
+    return stamp, list_bases(directory)
+
+
+def is_row_name(name: str) -> bool:
+    """Whether a file of this name belongs to a row."""
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()

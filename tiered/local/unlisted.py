@@ -1,0 +1,354 @@
+"""Records that no entry lists: which of them count, and the entries that are made of those in memory.
+
+**Contract.** ``tiered.local.verdicts`` decides; here are the facts gathered: what lies around a record in the log and in its
+queue, what its entry names instead, who else lists it. A view says which records may count at all (``asked``): a stopped
+store's those that a broker's start would look at, a running one's those whose entry is damaged. They are met where the
+log is walked, or looked for (``search``) where an entry that is read names no record of its own. Under the store's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.format.block import RecordBlock, tag_hashes, topics_equal
+from tiered.format.record import RecordFault
+from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
+from tiered.local.matching import Match, match
+from tiered.local.pieces import LogPieces, Next, Piece, Resync
+from tiered.local.queue_reader import Bounds, fetch, only
+from tiered.local.verdicts import Around, Chain, Pair, Verdict, judge, place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.local.catalog import Catalog, QueueState
+    from tiered.local.consumequeues import Entries, Flags, Longs
+    from tiered.local.queue_reader import Fetched
+    from tiered.local.rows import FileRow
+    from tiered.local.verdicts import Sightings
+    from tiered.model import MessageQueue
+
+Verdicts = npt.NDArray[np.int8]
+
+_PIECE_BYTES: Final = 8 << 20
+_NEAR: Final = 8
+"""Entries of a queue that are looked at to know what lies before or behind a record; one of them may be damaged."""
+_LOST_MAX: Final = 100_000
+"""Lost places that are remembered; those behind them count as sound, so that less is believed."""
+SEARCH_BYTES_MAX: Final = 1 << 30
+"""So much of the log is searched for records of the damaged entries of one batch, at most."""
+_SEARCHED_MAX: Final = 100_000
+"""Queue offsets that are remembered as searched for; beyond it they are searched for at each sight."""
+
+
+class Searched(Protocol):
+    """What a search wants to know of a view."""
+
+    log_end: int
+
+    @property
+    def undecided_end(self) -> int:
+        """Of the log from here on it has been decided what counts, entry or not."""
+        ...
+
+    def asked(self, state: QueueState, block: RecordBlock, found: Match) -> Flags:
+        """Which of some records count if they stand where they belong; those that are listed do not matter."""
+        ...
+
+
+class Claims:
+    """See the module."""
+
+    def __init__(
+        self, log: FileRow, catalog: Catalog, sightings: Sightings, *, is_growing: bool = False
+    ) -> None:
+        """Know nothing yet.
+
+        Args:
+            log: The commit log.
+            catalog: The queues.
+            sightings: Where misplaced records and rebuilt entries are counted.
+            is_growing: A broker runs: what other queues list is looked up anew each time.
+        """
+        self._log = log
+        self._catalog = catalog
+        self._sightings = sightings
+        self._is_growing = is_growing
+        self._resync = Resync(log, catalog)
+        self._lost: dict[int, int] = {}
+        """Where the log cannot be read, from and to, as far as it was walked."""
+        self._searched: set[tuple[MessageQueue, int]] = set()
+
+    @property
+    def _bounds(self) -> Bounds:
+        return Bounds(self._log.bases[0] if self._log.bases else 0, self._log.end)
+
+    # -- deciding --------------------------------------------------------------------------------
+
+    def claim(
+        self, state: QueueState, block: RecordBlock, found: Match, asked: Flags, walked_from: int
+    ) -> Verdicts:
+        """Decide on records that their queue does not list; those that count are listed from now on.
+
+        Args:
+            state: Their queue.
+            block: Holds the records.
+            found: ``is_listed`` is brought up to date.
+            asked: bool[n], which of them may count.
+            walked_from: The log was walked from here to the records, and what was not listed on the way was claimed.
+
+        Returns:
+            The verdict on each record.
+        """
+        verdicts, offsets = self.judge(state, block, found, asked, walked_from)
+        claims, misplaced = verdicts == Verdict.CLAIMS, verdicts == Verdict.MISPLACED
+        self._sightings.count("misplaced_records", int(misplaced.sum()))
+        if (wanted := claims | misplaced).any():
+            self._rebuild(state, block, found, wanted, offsets[wanted])
+        if claims.any():
+            found.is_listed |= claims
+            found.is_all_listed = bool(found.is_listed.all())
+            found.entries = None
+        return verdicts
+
+    def judge(
+        self, state: QueueState, block: RecordBlock, found: Match, asked: Flags, walked_from: int
+    ) -> tuple[Verdicts, Longs]:
+        """The verdict on each record, and the queue offset at which it belongs (of claims and misplaced ones)."""
+        places = block.physical_offsets[found.indices]
+        messages = is_message(block, found.indices)
+        asked = asked & ~found.is_listed & messages
+        elsewhere, taken = np.zeros(len(asked), np.bool_), np.zeros(len(asked), np.bool_)
+        if asked.any():
+            if self._is_growing:
+                self._resync = Resync(self._log, self._catalog)
+            elsewhere[asked] = self._resync.lists(places[asked])
+        if (contested := asked & ~elsewhere & (found.listed_at >= 0)).any():
+            taken = self._is_taken(state, found, contested)
+        offsets = np.full(len(asked), -1, np.int64)
+        chain = found.is_listed | (asked & ~elsewhere)
+        if (asked & chain).any():
+            offsets[chain] = self._places(state, block, found, chain, walked_from)
+        taken &= offsets == found.offsets  # else its offset is damaged, and it belongs elsewhere
+        taken |= ~found.is_listed & (~asked | (offsets < 0))
+        verdicts = judge(
+            Pair(
+                is_named=found.is_listed,
+                agrees=found.is_listed,
+                is_message=messages,
+                is_other_listed=elsewhere,
+                is_taken=taken,
+                fits=offsets == found.offsets,
+            )
+        )
+        if (lost := (verdicts == Verdict.MISPLACED)).any():  # what is listed where it belongs stays
+            entries = [state.index.entries(int(at), int(at) + 1) for at in offsets[lost].tolist()]
+            verdicts[np.flatnonzero(lost)[[bool(one.is_written[0]) for one in entries]]] = (
+                Verdict.DROPPED
+            )
+        return verdicts, offsets
+
+    # -- what surrounds them ---------------------------------------------------------------------
+
+    def _is_taken(self, state: QueueState, found: Match, contested: Flags) -> Flags:
+        """Whether what their entries name instead are records that say so themselves."""
+        taken = np.zeros(len(contested), np.bool_)
+        bounds = self._bounds
+        for at in np.flatnonzero(contested).tolist():
+            entry = state.index.entries(int(found.offsets[at]), int(found.offsets[at]) + 1)
+            there = fetch(self._log, state.queue, entry, bounds, is_batch=state.index.is_batch)
+            taken[at] = there.verdicts[0] == Verdict.LISTED
+        return taken
+
+    def _places(
+        self,
+        state: QueueState,
+        block: RecordBlock,
+        found: Match,
+        chain: Flags,
+        walked_from: int,
+    ) -> Longs:
+        """Where the records of a chain belong, by their neighbours in the log."""
+        places = block.physical_offsets[found.indices[chain]]
+        counts = np.ones(len(places), np.int64) if found.counts is None else found.counts[chain]
+        for at in np.flatnonzero(block.faults != RecordFault.OK).tolist():
+            start = int(places[0] - block.positions[found.indices[chain][0]] + block.positions[at])
+            self.note_lost(start, start + int(block.sizes[at]))
+        first, last = int(places[0]), int(places[-1])
+        low, high = self._listed_before(state, first), self._listed_behind(state, last)
+        nearest = max((low, state.index.rebuilt.before(first)), key=lambda one: one or (-1, -1))
+        around = Around(nearest and nearest[0], low and low[0], high)
+        lost = self._lost_between(np.concatenate(([nearest[1] if nearest else first], places)))
+        if nearest and nearest[1] < walked_from:
+            lost[0] = first - nearest[1]  # what lies between was not looked at, or is gone
+        return place(Chain(found.offsets[chain], counts, found.is_listed[chain], lost), around)
+
+    def _listed_before(self, state: QueueState, at: int) -> tuple[int, int] | None:
+        """One past the last queue offset that is listed before a place in the log, and where its record begins.
+
+        By entries that their records bear out; of expired ones nothing can be read, and they are believed.
+        """
+        end = state.index.written_end(at)
+        entries, is_listed = self._borne_out(state, max(0, end - _NEAR), end)
+        expired = entries.is_written & (entries.physical_offsets < self._bounds.log_min)
+        good = np.flatnonzero((is_listed | expired) & (entries.physical_offsets < at))
+        if not len(good):
+            return None
+        return entries.start + int(good[-1]) + 1, int(entries.physical_offsets[good[-1]])
+
+    def _listed_behind(self, state: QueueState, at: int) -> int | None:
+        """The first queue offset that is listed behind a place in the log, by an entry that its record bears out."""
+        end = state.index.written_end(at + 1)
+        entries, is_listed = self._borne_out(state, end, end + _NEAR)
+        good = np.flatnonzero(is_listed & (entries.physical_offsets > at))
+        return entries.start + int(good[0]) if len(good) else None
+
+    def _borne_out(self, state: QueueState, start: int, end: int) -> tuple[Entries, Flags]:
+        """Some entries, and which of them name a record of their own."""
+        index = state.index
+        entries = index.entries(start, end)
+        bounds = self._bounds
+        found = fetch(self._log, state.queue, entries, bounds, is_batch=index.is_batch)
+        return entries, found.verdicts == Verdict.LISTED
+
+    def _lost_between(self, places: Longs) -> Longs:
+        """Bytes that are known to be lost between each place and the next."""
+        if not self._lost:
+            return np.zeros(len(places) - 1, np.int64)
+        starts = np.array(sorted(self._lost), np.int64)
+        sizes = np.array([self._lost[start] for start in starts.tolist()], np.int64) - starts
+        total = np.concatenate(([0], np.cumsum(sizes)))
+        return np.diff(total[np.searchsorted(starts, places)])
+
+    def _rebuild(
+        self, state: QueueState, block: RecordBlock, found: Match, wanted: Flags, offsets: Longs
+    ) -> None:
+        indices = found.indices[wanted]
+        physical = block.physical_offsets[indices]
+        sizes, tags = block.sizes[indices], tag_hashes(only(block, indices))
+        if found.counts is not None:
+            counts = found.counts[wanted]
+            within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+            offsets = np.repeat(offsets, counts) + within
+            physical, tags = np.repeat(physical, counts), np.repeat(tags, counts)
+            sizes = np.repeat(sizes, counts)
+        state.index.rebuilt.add(offsets, physical, sizes, tags)
+        state.end = max(state.end, int(offsets.max()) + 1)
+        self._sightings.count("rebuilt_entries", len(offsets))
+
+    # -- searching -------------------------------------------------------------------------------
+
+    def note_lost(self, start: int, end: int) -> None:
+        """Part of the log cannot be read: so many records may be missing between their neighbours."""
+        if start < end and len(self._lost) < _LOST_MAX:
+            self._lost[start] = end
+
+    def walk(self, start: int, end: int) -> Iterator[Piece]:
+        """The pieces of a part of the log, over damage to where a consume queue says that a record begins."""
+        pieces = LogPieces(self._log)
+        while start < end:
+            piece = pieces.read(start, end, _PIECE_BYTES, check_crc=False)
+            yield piece
+            start = piece.end
+            if piece.follows is Next.FILE:
+                start = piece.next_file if piece.next_file is not None else end
+            elif piece.follows in {Next.NOTHING, Next.BROKEN}:
+                start = self._resync.behind(start, end)
+                self.note_lost(piece.end, start)
+
+    def search(self, view: Searched, state: QueueState, entries: Entries, found: Fetched) -> bool:
+        """Look for the records of entries that name none of their own, between those of their neighbours in the log.
+
+        Each is looked for once. Not those whose entry names a damaged record that lies between its neighbours.
+
+        Args:
+            view: Says what counts.
+            state: Whose entries.
+            entries: Of queue offsets that follow each other.
+            found: What became of them.
+
+        Returns:
+            Whether any was found, which is listed from now on.
+        """
+        holes = self._not_searched(state.queue, entries, found.verdicts != Verdict.LISTED)
+        left, is_found = SEARCH_BYTES_MAX, False
+        for first, last in _runs(holes):
+            start, end = self._between(view, state, entries.start + first, entries.start + last)
+            at = slice(first, last)
+            is_there = _has_faults(found)[at] & (found.verdicts[at] == Verdict.DAMAGED)
+            is_there &= (entries.physical_offsets[at] >= start) & (
+                entries.physical_offsets[at] < end
+            )
+            if is_there.all() or start >= end:
+                continue
+            if end - start > left:
+                self._note_unsearched(state.queue, entries.start + first, end - start)
+                continue
+            left -= end - start
+            for piece in self.walk(start, end):
+                is_found |= self._claim_of(view, state, piece.block, start)
+        return is_found
+
+    def _not_searched(self, queue: MessageQueue, entries: Entries, holes: Flags) -> Flags:
+        keys = [(queue, entries.start + at) for at in np.flatnonzero(holes).tolist()]
+        fresh = holes.copy()
+        fresh[holes] = [key not in self._searched for key in keys]
+        if len(self._searched) < _SEARCHED_MAX:
+            self._searched.update(keys)
+        return fresh
+
+    def _note_unsearched(self, queue: MessageQueue, offset: int, size: int) -> None:
+        self._sightings.note(
+            f"{queue}: the entry of {offset} is damaged, and its record was not searched for:"
+            f" its neighbours in the log are {size:,} bytes apart"
+        )
+
+    def _between(self, view: Searched, state: QueueState, start: int, end: int) -> tuple[int, int]:
+        """Where in the log the records of queue offsets ``[start, end)`` may lie, by those of their neighbours."""
+        low, high = self._bounds.log_min, view.log_end
+        entries, is_listed = self._borne_out(state, max(0, start - _NEAR), start)
+        if is_listed.any():
+            last = int(np.flatnonzero(is_listed)[-1])
+            low = int(entries.physical_offsets[last] + entries.sizes[last])
+        entries, is_listed = self._borne_out(state, end, end + _NEAR)
+        if is_listed.any():
+            high = int(entries.physical_offsets[int(is_listed.argmax())])
+        return low, min(high, view.undecided_end)
+
+    def _claim_of(
+        self, view: Searched, state: QueueState, block: RecordBlock, walked_from: int
+    ) -> bool:
+        """Claim what a piece holds of one queue; whether there was anything."""
+        own = topics_equal(block, np.arange(len(block)), state.queue.topic)
+        own &= (block.queue_ids == state.queue.queue_id) & (block.faults == RecordFault.OK)
+        indices = np.flatnonzero(own)
+        if not len(indices):
+            return False
+        found = match(state.index, block, indices)
+        if found.is_all_listed:
+            return False
+        asked = view.asked(state, block, found)
+        verdicts = self.claim(state, block, found, asked, walked_from)
+        return bool(((verdicts == Verdict.CLAIMS) | (verdicts == Verdict.MISPLACED)).any())
+
+
+def is_message(block: RecordBlock, indices: Longs) -> Flags:
+    """Which records get an entry at all: those of a prepared or rolled-back transaction do not."""
+    state = block.sys_flags[indices] & TRANSACTION_MASK
+    found: Flags = (state == TRANSACTION_NONE) | (state == TRANSACTION_COMMIT)
+    return found
+
+
+def _has_faults(found: Fetched) -> Flags:
+    """Whether the record that each entry names fails its checks."""
+    faults = np.append(found.block.faults != RecordFault.OK, False)
+    return faults[found.record_of]
+
+
+def _runs(chosen: Flags) -> list[tuple[int, int]]:
+    """``[first, last)`` of each run of what is chosen."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False])).astype(np.int8)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

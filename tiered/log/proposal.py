@@ -1,0 +1,692 @@
+"""Proposes a tier's state again from what its bundles say of their sections. Pure.
+
+``propose`` takes each section for a candidate, and chooses, life by life, the candidates that make a chain. Where they
+overlap, the newest wins, by generation and then by the sequence in which its writer made the bundle (``ObjectId.age``):
+
+* a newer writer knew the history when it began, so what an older one made and it made again was not history;
+* a merged section is made after those that it replaces, and says the same (but for one that came too late, of what was
+  taken back meanwhile: ``_LatePart``);
+* a section made again because nobody knew what became of the first try is made after it.
+
+What is not chosen is unused, and a bundle with nothing else an orphan. Where queue offsets go on and log offsets do not, or
+both jump, bytes are lost: a ``Loss``. Where queue offsets jump and log offsets go on, a gap was recorded, or items without a
+message are lost: a gap. What a merge found taken back becomes a life that has ended, as it was.
+
+``known`` is what the readable beginning of the journal says. It settles what objects can't tell: which parts an older reign
+had made in vain, what had expired or been taken back, reasons of gaps, times, and the local store's identity.
+
+Not told by bundles, so lost with the journal: the reason of a gap, gaps before the first and behind the last message, lives
+and queues without a message, why a life ended, whether the last segment was sealed, tails that were taken back and not
+written again (history again, unless they had been merged), when a segment was made (the time at which the store got its
+first bundle stands for it).
+
+The key index is given up: without the journal nobody can tell whether a tail that it covers was taken back and written
+anew. The next writer, or ``tiered rebuild --index``, makes it again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from typing_extensions import Buffer
+
+from backends.errors import BackendError
+from tiered.errors import DataError
+from tiered.format.items import ITEM_BYTES
+from tiered.keys import maker_of
+from tiered.log.flat_file import ITEM
+from tiered.log.history import named_bundles
+from tiered.log.marks import mark_of
+from tiered.log.parts import Gap, Part, Parts, QueueLife, SectionRange, Segment, TierState
+from tiered.log.takeback import Head, head_of, is_tail
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from tiered.log.bundle_tables import Tabled
+
+EPOCH = 10**12
+"""A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""
+UNKNOWN_END = "unknown: the journal was rebuilt"
+SKIPPED_MAX = 1000
+"""So many lives of a queue may have left nothing; a number beyond is no life but garbage."""
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What a rebuilt journal would say.
+
+    Attributes:
+        state: The tier's state; its generation is the highest that any object shows.
+        orphans: Keys of bundles that it does not name.
+        losses: Where objects are missing; in ``state`` each is a gap.
+        notes: What a person should know, a sentence each.
+    """
+
+    state: TierState
+    orphans: list[str] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def parts(self) -> Iterator[Part]:
+        """All parts that it names."""
+        for lives in self.state.queues.values():
+            for life in lives:
+                yield from life.parts()
+
+
+def propose(
+    tabled: Sequence[Tabled],
+    known: TierState,
+    *,
+    sizes: Mapping[str, int],
+    quarantined: Mapping[LifeKey, int],
+    read: Read,
+    generations: Iterable[int] = (),
+) -> Proposal:
+    """Make the state that the bundles allow.
+
+    Args:
+        tabled: Every bundle whose table, or some of whose sections, could be read.
+        known: What the readable beginning of the journal says; the initial state when nothing of it is readable.
+        sizes: Of every bundle, by its key.
+        quarantined: Offsets in quarantine, by queue and life.
+        read: See ``choose``.
+        generations: Of other objects that writers have made.
+    """
+    candidates, present = Candidates(tabled), Present(tabled, sizes)
+    tails, of_tails = _tails(known, present)
+    made = [one.said.object_id.generation for one in tabled]
+    proposal = Proposal(replace(known, generation=max([known.generation, *generations, *made])))
+    queues: dict[MessageQueue, list[QueueLife]] = defaultdict(list)
+    lives = {(queue, life.incarnation) for queue, all_of in known.queues.items() for life in all_of}
+    for queue, incarnation in sorted(candidates.lives() | lives):
+        key = (queue, incarnation)
+        some = [
+            one._replace(taken_back=True) if _section(one.part) in of_tails else one
+            for one in candidates.of(key)
+        ]
+        some += known_candidates(known, key, present)
+        chain = choose(some, queue, incarnation, known, read)
+        built = build_life(chain, queue, incarnation, known_life(known, queue, incarnation))
+        proposal.losses += built.losses
+        proposal.notes += built.notes
+        if built.life is not None and _skip(queues[queue], incarnation):
+            count = max(quarantined.get(key, 0), built.life.quarantined)
+            mine = tails[key]
+            told = choose_tail(some, [part for tail in mine for part in tail.parts()])
+            queues[queue] += [*mine, *build_tails(told, incarnation, UNKNOWN_END)]
+            queues[queue].append(replace(built.life, quarantined=count))
+    proposal.state = replace(
+        proposal.state,
+        queues={queue: _ended(lives) for queue, lives in queues.items() if lives},
+        indexes=(),
+    )
+    proposal.orphans = sorted(sizes.keys() - named_bundles(proposal.state).keys())
+    return proposal
+
+
+def _section(part: Part) -> tuple[str, int]:
+    return part.bundle.key, part.section.start
+
+
+def _tails(
+    known: TierState, present: Present
+) -> tuple[dict[LifeKey, list[QueueLife]], set[tuple[str, int]]]:
+    """What brokers took back, and the sections that only such tails name."""
+    tails: dict[LifeKey, list[QueueLife]] = defaultdict(list)
+    mine: set[tuple[str, int]] = set()
+    others: set[tuple[str, int]] = set()
+    for queue, lives in known.queues.items():
+        for number, life in enumerate(lives):
+            is_over = is_tail(lives, number)
+            (mine if is_over else others).update(map(_section, life.parts()))
+            if is_over and all(map(present.has, life.parts())):
+                tails[queue, life.incarnation].append(life)
+    return tails, mine - others
+
+
+def _skip(lives: list[QueueLife], incarnation: int) -> bool:
+    """Add empty lives where no object is left, so that numbers stay what they are; False when it is nonsense."""
+    following = lives[-1].incarnation + 1 if lives else 0
+    if incarnation - following > SKIPPED_MAX:
+        return False
+    zero = QueueOffset(0)
+    lives += [QueueLife(number, zero, zero) for number in range(following, incarnation)]
+    return True
+
+
+def _ended(lives: Sequence[QueueLife]) -> tuple[QueueLife, ...]:
+    """All but the last have ended, and all but the last segment of each is sealed."""
+    before = [replace(life, ended=life.ended or UNKNOWN_END, indexed=()) for life in lives[:-1]]
+    return (*before, replace(lives[-1], ended="", indexed=()))
+
+
+# --------------------------------------------------------------------------------------------------
+# Candidates for the parts of a rebuilt tier, and the choice among them. Pure.
+# --------------------------------------------------------------------------------------------------
+
+LifeKey = tuple[MessageQueue, int]
+"""A queue and the number of one of its lives."""
+Read = Callable[[SectionRange], Buffer]
+"""Reads a range of a section; a ``DataError`` or ``BackendError`` when it can not be read."""
+
+
+class RebuildCandidate(NamedTuple):
+    """A part that a section could be, and its age.
+
+    Attributes:
+        rank: Generation, the rest of ``ObjectId.age``, and whether the readable journal names it: the greater is the newer.
+        part: The part.
+        segment: Base log offset of its segment.
+        is_merged: It was made by a merge or a repair.
+        taken_back: A merge found it in what the broker had taken back.
+        modified_ms: When the store got its bundle; -1 when it does not say.
+    """
+
+    rank: tuple[int, int, int, bool]
+    part: Part
+    segment: int
+    is_merged: bool
+    taken_back: bool
+    modified_ms: int
+
+
+# -- candidates ---------------------------------------------------------------------------------
+
+
+class Candidates:
+    """All sections of all bundles, in columns; those of one life become objects when it is looked at."""
+
+    def __init__(self, tabled: Sequence[Tabled]) -> None:
+        """Sort sections by life."""
+        self._tabled = tabled
+        self._parts = Parts.joined(one.named.parts for one in tabled)
+        counts = [len(one.named.parts) for one in tabled]
+        self._of = np.repeat(np.arange(len(tabled)), counts)
+        self._segments = [segment for one in tabled for segment in one.named.segments]
+        self._taken_back = [is_tail for one in tabled for is_tail in one.named.taken_back]
+        self._rows: dict[LifeKey, list[int]] = {}
+        row = 0
+        for one in tabled:
+            for life in zip(one.named.queues, one.named.incarnations, strict=True):
+                self._rows.setdefault(life, []).append(row)
+                row += 1
+
+    def lives(self) -> set[LifeKey]:
+        """Those that any section is of."""
+        return set(self._rows)
+
+    def of(self, life: LifeKey) -> Iterator[RebuildCandidate]:
+        """The sections of one life."""
+        for row in self._rows.get(life, ()):
+            one = self._tabled[self._of[row]]
+            made = one.said.object_id
+            yield RebuildCandidate(
+                (*made.age, False),
+                self._parts[row],
+                self._segments[row],
+                one.bundle.level > 0,
+                self._taken_back[row],
+                one.modified_ms,
+            )
+
+
+class Present:
+    """Whether parts that the readable journal names are there."""
+
+    def __init__(self, tabled: Sequence[Tabled], sizes: Mapping[str, int]) -> None:
+        """Take in what was listed, and what the tables say."""
+        self._tabled = {one.bundle.key: one.named.parts.rows for one in tabled if not one.salvaged}
+        self._sizes = sizes
+
+    def has(self, part: Part) -> bool:
+        """Whether a part's bundle is there, and says nothing else of the section.
+
+        Where its table is damaged, what the journal says is enough to read it.
+        """
+        if self._sizes.get(part.bundle.key) != part.bundle.size_bytes:
+            return False
+        rows = self._tabled.get(part.bundle.key)
+        if rows is None:
+            return True
+        at = int(np.searchsorted(rows["start"], part.section.start))
+        same = ("start", "records_bytes", "stored_bytes", "items", "size_bytes", "crc")
+        s = part.section
+        mine = (s.start, s.records_bytes, s.stored_bytes, s.count, s.size_bytes, s.crc)
+        return at < len(rows) and tuple(int(rows[name][at]) for name in same) == mine
+
+
+def known_candidates(
+    known: TierState, life: LifeKey, present: Present
+) -> Iterator[RebuildCandidate]:
+    """The parts that the readable journal names, perhaps of cut sections, if their bundles are there."""
+    queue, incarnation = life
+    lives = known.queues.get(queue, ())
+    for number, one in enumerate(lives):
+        if one.incarnation != incarnation or is_tail(lives, number):
+            continue
+        for segment in one.segments:
+            for part in segment.parts:
+                made = maker_of(part.bundle.key)
+                if made is not None and present.has(part):
+                    rank = (*made.age, True)
+                    is_merged = part.bundle.level > 0
+                    base = segment.base_offset
+                    yield RebuildCandidate(rank, part, base, is_merged, False, -1)
+
+
+# -- choice -------------------------------------------------------------------------------------
+
+
+def choose(
+    candidates: Sequence[RebuildCandidate],
+    queue: MessageQueue,
+    incarnation: int,
+    known: TierState,
+    read: Read,
+) -> list[RebuildCandidate]:
+    """The newest that do not overlap, in the order of their queue offsets.
+
+    Args:
+        candidates: Of one life.
+        queue: Whose.
+        incarnation: Which life.
+        known: What the readable beginning of the journal says.
+        read: Reads items and records, where a part has to be cut or two histories told apart; asked for nothing else.
+    """
+    able = [one for one in candidates if _may_be_history(one, queue, incarnation, known)]
+    reigns = _Reigns(able)
+    late = _LatePart(candidates, read)
+    chosen = _Chosen(read)
+    for one in sorted(able, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
+        if one.taken_back or (not one.is_merged and reigns.take_back(one)):
+            continue
+        if not (one.is_merged and not one.rank[-1] and late.is_late(one)):
+            chosen.take(one)
+    return chosen.row
+
+
+def choose_tail(
+    candidates: Sequence[RebuildCandidate], without: Sequence[Part]
+) -> list[RebuildCandidate]:
+    """Of what merges found taken back the newest that do not overlap, nor any of ``without``."""
+    chosen = _Chosen(None)
+    for one in sorted(candidates, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
+        part = one.part
+        is_known = any(
+            part.queue_offset < tail.queue_end and tail.queue_offset < part.queue_end
+            for tail in without
+        )
+        if one.taken_back and not is_known:
+            chosen.take(one)
+    return chosen.row
+
+
+class _Chosen:
+    """A row of parts, none overlapping another."""
+
+    def __init__(self, read: Read | None) -> None:
+        self.row: list[RebuildCandidate] = []
+        self._starts: list[int] = []
+        self._read = read
+
+    def take(self, one: RebuildCandidate) -> None:
+        """Take it, or what of it lies before a newer one that begins in its midst, if it fits."""
+        at = bisect_right(self._starts, one.part.queue_offset)
+        for fitting in self._whole_or_head(one, self.row[at : at + 1]):
+            if _fits(fitting.part, self.row[at - 1 : at] if at else [], self.row[at : at + 1]):
+                self._starts.insert(at, fitting.part.queue_offset)
+                self.row.insert(at, fitting)
+                return
+
+    def _whole_or_head(
+        self, one: RebuildCandidate, behind: Sequence[RebuildCandidate]
+    ) -> Iterator[RebuildCandidate]:
+        yield one
+        part = one.part
+        newer = behind[0].part if behind else None
+        if newer is None or self._read is None:
+            return
+        if part.queue_offset < newer.queue_offset < part.queue_end:
+            head = cut_head(part, newer.queue_offset, newer.log_offset, self._read)
+            if head is not None:
+                yield one._replace(part=head)
+
+
+class _Reigns:
+    """Where each reign began to write, so that what an older one had made behind that is known to be no history."""
+
+    def __init__(self, able: Sequence[RebuildCandidate]) -> None:
+        lows: dict[int, int] = {}
+        for one in able:
+            if not one.is_merged:  # merging is no going on
+                generation, low = one.rank[0], one.part.queue_offset
+                lows[generation] = min(low, lows.get(generation, low))
+        self._generations = sorted(lows)
+        latest_first = [lows[generation] for generation in reversed(self._generations)]
+        self._lows = list(accumulate(latest_first, min))[
+            ::-1
+        ]  # of this generation and all later ones
+
+    def take_back(self, one: RebuildCandidate) -> bool:
+        """Whether a later reign began to write at or below its first offset."""
+        at = bisect_right(self._generations, one.rank[0])
+        return at < len(self._lows) and self._lows[at] <= one.part.queue_offset
+
+
+class _LatePart:
+    """Merges that came too late: of parts that the broker took back while they were gathered, so never named.
+
+    Such a one is newer than what was written in the place of these, and would win. It is known by two histories at the
+    same offsets: an older one, or one that a merge found taken back, that says what the merge says; and a newer one, older
+    than the merge, that says something else.
+    """
+
+    def __init__(self, candidates: Sequence[RebuildCandidate], read: Read) -> None:
+        plain = [one for one in candidates if not one.is_merged or one.taken_back]
+        plain.sort(key=lambda one: one.part.queue_offset)
+        self._pairs = list(_overlapping(plain))
+        self._read = read
+
+    def is_late(self, merged: RebuildCandidate) -> bool:
+        """Whether a merged section is no history."""
+        return any(
+            self._agree(old, merged) is True and self._agree(new, merged) is False
+            for one, two in self._pairs
+            for old, new in (_by_age(one, two),)
+            if not new.taken_back and new.rank < merged.rank
+        )
+
+    def _agree(self, one: RebuildCandidate, merged: RebuildCandidate) -> bool | None:
+        """Whether both say the same of the last queue offset that both have; None: that can't be told."""
+        low = max(one.part.queue_offset, merged.part.queue_offset)
+        at = min(one.part.queue_end, merged.part.queue_end) - 1
+        if at < low:
+            return None
+        try:
+            return _mark_at(one.part, at, self._read) == _mark_at(merged.part, at, self._read)
+        except (DataError, BackendError):
+            return None
+
+
+def _overlapping(
+    row: Sequence[RebuildCandidate],
+) -> Iterator[tuple[RebuildCandidate, RebuildCandidate]]:
+    """Pairs of different parts that overlap; the row is in the order of where they begin."""
+    open_ones: list[RebuildCandidate] = []
+    for one in row:
+        open_ones = [o for o in open_ones if o.part.queue_end > one.part.queue_offset]
+        for other in open_ones:
+            if other.part != one.part:
+                yield other, one
+        open_ones.append(one)
+
+
+def _by_age(
+    one: RebuildCandidate, two: RebuildCandidate
+) -> tuple[RebuildCandidate, RebuildCandidate]:
+    """The older history first: what was taken back, else by rank."""
+    if one.taken_back != two.taken_back:
+        return (one, two) if one.taken_back else (two, one)
+    return (one, two) if one.rank < two.rank else (two, one)
+
+
+def _mark_at(part: Part, at: int, read: Read) -> tuple[int, int, int]:
+    """Where the record of a queue offset lies, how large it is, and its mark."""
+    begin = (at - part.queue_offset) * ITEM_BYTES
+    item = np.frombuffer(memoryview(read(part.index.part_of(begin, begin + ITEM_BYTES))), ITEM)[0]
+    start, size = int(item["log_offset"]), int(item["size"])
+    low = start - part.log_offset
+    if size <= 0 or not 0 <= low <= low + size <= part.log_bytes:
+        return start, size, 0
+    return start, size, mark_of(read(part.log.part_of(low, low + size)))
+
+
+def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Part | None:
+    """A part's items before ``end``, by reference; None unless exactly their records end at ``log_end``."""
+    count = end - part.queue_offset
+    try:
+        found = np.frombuffer(memoryview(read(part.index.part_of(0, count * ITEM_BYTES))), ITEM)
+    except (DataError, BackendError):
+        return None
+    sizes, ends = found["size"], found["log_offset"] + found["size"]
+    real = sizes > 0
+    if int(ends[real].max(initial=part.log_offset)) != log_end:
+        return None
+    holes = count - int(np.count_nonzero(real))
+    log_bytes = log_end - part.log_offset
+    return head_of(part, end, Head(part.queue_offset, part.log_offset, log_bytes, holes, 0))
+
+
+def _fits(
+    part: Part, before: Sequence[RebuildCandidate], behind: Sequence[RebuildCandidate]
+) -> bool:
+    """Whether it overlaps neither neighbour, in queue offsets and in log offsets, and meets them in both or in none."""
+    row = [one.part for one in before] + [part] + [one.part for one in behind]
+    return all(
+        one.queue_end <= two.queue_offset
+        and one.log_end <= two.log_offset
+        and (one.queue_end < two.queue_offset or one.log_end == two.log_offset)
+        for one, two in pairwise(row)
+    )
+
+
+def _may_be_history(
+    one: RebuildCandidate, queue: MessageQueue, incarnation: int, known: TierState
+) -> bool:
+    """Whether the readable journal leaves it open that a later entry named this."""
+    generation, *_, is_named = one.rank
+    lives = known.queues.get(queue, ())
+    life = known_life(known, queue, incarnation)
+    if is_named:
+        return True
+    if life is None:  # it had not begun, or was deleted, when the readable journal ends
+        later = not lives or incarnation > lives[-1].incarnation
+        return later and generation >= known.generation
+    if one.part.queue_end <= life.min_offset:
+        return False  # expired
+    if one.part.queue_end <= life.commit_offset:
+        return True  # merged since, or what had been merged
+    return generation >= known.generation and not life.ended
+
+
+def known_life(known: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:
+    """A life that the readable journal knows; of those with this number the one that went on."""
+    lives = known.queues.get(queue, ())
+    return next((life for life in lives[::-1] if life.incarnation == incarnation), None)
+
+
+# --------------------------------------------------------------------------------------------------
+# One life of a queue, made of a chain of parts, and what the broker took back of it. Pure.
+# --------------------------------------------------------------------------------------------------
+
+UNKNOWN_GAP = "unknown: the journal was rebuilt"
+LOST_GAP = "lost: the journal was rebuilt without these"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Queue offsets ``[start, end)`` whose objects are not there, and bytes of the queue's commit log."""
+
+    queue: MessageQueue
+    incarnation: int
+    start: QueueOffset
+    end: QueueOffset
+    log_bytes: int
+
+
+@dataclass(slots=True)
+class BuiltLife:
+    """A life, and what is to be said of it.
+
+    Attributes:
+        life: None when there is nothing of it.
+        losses: Where objects are missing, between parts.
+        notes: What a person should know.
+    """
+
+    life: QueueLife | None = None
+    losses: list[Loss] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def build_life(
+    chain: Sequence[RebuildCandidate],
+    queue: MessageQueue,
+    incarnation: int,
+    known: QueueLife | None,
+) -> BuiltLife:
+    """Make a life.
+
+    Args:
+        chain: Its parts, in order, none overlapping another.
+        queue: Whose.
+        incarnation: Which life.
+        known: What the readable beginning of the journal says of it.
+    """
+    built = BuiltLife()
+    name = f"{queue} incarnation {incarnation}"
+    if not chain:
+        if known is None or known.parts():
+            built.notes.append(f"{name}: no part of it is left, so it is left out")
+        else:
+            built.life = known  # it never had a message
+        return built
+    gaps = _gaps(chain, known)
+    built.losses = [
+        Loss(queue, incarnation, one.queue_end, two.queue_offset, two.log_offset - one.log_end)
+        for one, two in pairwise(step.part for step in chain)
+        if one.log_end != two.log_offset
+    ]
+    last = chain[-1].part
+    tail = _known_tail(last, known)
+    life = QueueLife(
+        incarnation,
+        chain[0].part.queue_offset,
+        QueueOffset(tail[-1].end if tail else last.queue_end),
+        last.log_end,
+        _segments(chain, known),
+        (*gaps, *tail),
+    )
+    if known is not None:
+        life = replace(life, quarantined=known.quarantined, ended=known.ended)
+    built.life = life
+    built.notes = [f"{name}: {note}" for note in _notes(life, known)]
+    return built
+
+
+def _notes(life: QueueLife, known: QueueLife | None) -> list[str]:
+    notes = []
+    begin = life.segments[0].parts[0].log_offset
+    if begin and (known is None or known.min_offset < life.min_offset):
+        notes.append(
+            f"it begins at queue offset {life.min_offset};"
+            f" {begin} bytes of records before it have expired or are lost"
+        )
+    if known is not None and known.commit_offset > life.commit_offset:
+        notes.append(
+            f"queue offsets [{life.commit_offset}, {known.commit_offset}) are lost at its end;"
+            " the next writer goes on before them"
+        )
+    return notes
+
+
+def _gaps(chain: Sequence[RebuildCandidate], known: QueueLife | None) -> list[Gap]:
+    """Those before the first part (only a journal tells) and those between parts."""
+    recorded = () if known is None else known.gaps
+    first = chain[0].part.queue_offset
+    gaps = [gap for gap in recorded if gap.end <= first]
+    for one, two in pairwise(step.part for step in chain):
+        start, end = one.queue_end, two.queue_offset
+        if start == end:
+            continue
+        same = [gap for gap in recorded if start <= gap.start and gap.end <= end]
+        reason = UNKNOWN_GAP if one.log_end == two.log_offset else LOST_GAP
+        is_whole = sum(gap.end - gap.start for gap in same) == end - start
+        gaps += same if is_whole else [Gap(start, end, reason)]
+    return gaps
+
+
+def _known_tail(last: Part, known: QueueLife | None) -> list[Gap]:
+    """Gaps behind the last part, if they lead to where the readable journal ends."""
+    if known is None:
+        return []
+    tail = [gap for gap in known.gaps if gap.start >= last.queue_end]
+    is_whole = sum(gap.end - gap.start for gap in tail) == known.commit_offset - last.queue_end
+    return tail if is_whole else []
+
+
+def build_tails(
+    chain: Sequence[RebuildCandidate], incarnation: int, reason: str
+) -> list[QueueLife]:
+    """Lives that are over, of what merges found taken back: one of each run without a hole."""
+    rows: list[list[RebuildCandidate]] = []
+    for one in chain:
+        if rows and _continues(rows[-1][-1].part, one.part):
+            rows[-1].append(one)
+        else:
+            rows.append([one])
+    return [_tail(row, incarnation, reason) for row in rows]
+
+
+def _tail(row: Sequence[RebuildCandidate], incarnation: int, reason: str) -> QueueLife:
+    first, last = row[0].part, row[-1].part
+    return QueueLife(
+        incarnation,
+        first.queue_offset,
+        QueueOffset(last.queue_end),
+        last.log_end,
+        tuple(replace(segment, sealed=True) for segment in _segments(row, None)),
+        ended=reason,
+        cut_at=first.queue_offset,
+    )
+
+
+def _segments(chain: Sequence[RebuildCandidate], known: QueueLife | None) -> tuple[Segment, ...]:
+    """Where a part does not begin its segment, it is of the segment of the part before it.
+
+    So says where its segment begins: before itself. It need not be where that part's segment begins, since a merge may have
+    made one segment of two, and leaves what it does not gather as it was.
+    """
+    rows: list[list[RebuildCandidate]] = []
+    for one in chain:
+        last = rows[-1][-1] if rows else None
+        is_same = last is not None and _continues(last.part, one.part)
+        if is_same and last and (one.segment != one.part.log_offset or one.segment == last.segment):
+            rows[-1].append(one)
+        else:
+            rows.append([one])
+    return tuple(_segment(row, known, is_last=row is rows[-1]) for row in rows)
+
+
+def _continues(one: Part, two: Part) -> bool:
+    return (one.queue_end, one.log_end) == (two.queue_offset, two.log_offset)
+
+
+def _segment(row: Sequence[RebuildCandidate], known: QueueLife | None, *, is_last: bool) -> Segment:
+    first = row[0].part
+    base = (first.log_offset, first.queue_offset)
+    same = next(
+        (
+            s
+            for s in (known.segments if known else ())
+            if (s.base_offset, s.base_queue_offset) == base
+        ),
+        None,
+    )
+    created_ms = row[0].modified_ms if row[0].modified_ms >= 0 else first.store_max_ms
+    return Segment(
+        LogOffset(first.log_offset),
+        QueueOffset(first.queue_offset),
+        same.created_ms if same else max(0, created_ms),
+        sealed=not is_last or bool(same and same.sealed),
+        parts=Parts.of(one.part for one in row),
+    )

@@ -1,0 +1,497 @@
+"""Names: a mount tells name servers of itself as a broker does, with permission read-only.
+
+Overview: one connection for each name server, held, since a name server forgets a broker with its connection. Over it the
+mount registers under its broker's name, again every ``interval_s`` and whenever its topics change, and unregisters when it
+stops. Before each registration it asks who has the name: another address under it is a broker that lives (a name server
+forgets a dead one), and the mount does not take its place: it raises ``FencedError``, at the start and at any time later.
+
+Retries: a name server that does not answer is asked again at the next interval, over a new connection; of several each is
+by itself. At the start one at least has to take the registration. Each question has a deadline of ``ASK_S``.
+
+After a crash name servers forget the mount at once with its connections. Of one loop.
+
+Topics are the tier's, those that a decommissioned broker had (with their queue counts and attributes, also where a queue has
+never had a message), the names of broker and cluster (each broker has both as topics, and a name server does not take a
+broker with one topic alone), and the retry topics of groups that have consumers here, so that clients and ``mqadmin`` find
+the group's broker by their route. ``version`` goes up with every change; name servers look at nothing else. For one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from zlib_ng import zlib_ng
+
+from tiered.errors import FencedError, StoreUnavailableError
+from tiered.format.fastjson import JsonError, loads
+from tiered.format.record import CRC_MASK
+from tiered.format.remoting import SIZE_BYTES, Command, FrameError, decode, encode, frame_size
+from tiered.mount import protocol
+from tiered.mount.protocol import Code, RefusalError, as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from tiered.clock import Clock
+    from tiered.model import MessageQueue
+    from tiered.mount.consumers import Queue
+
+READ: Final = 4
+RETRY: Final = "%RETRY%"
+RETRY_TOPICS_MAX: Final = 10_000
+_KEPT: Final = {
+    "topicFilterType": "SINGLE_TAG",
+    "topicSysFlag": 0,
+    "order": False,
+    "attributes": {},
+}
+"""What is told of a topic as the broker had it, and what without one."""
+HELP: Final = "https://rocketmq.apache.org/docs/bestPractice/06FAQ"
+
+
+class MountedTopics:
+    """The topics of a mount, as clients are told of them.
+
+    Attributes:
+        queues: Number of queues of each topic, by name.
+        version: Goes up with each change.
+        changed_ms: When it last did.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        broker: str,
+        clock: Clock,
+        known: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Begin with the names, and with what the broker had.
+
+        Args:
+            cluster: Its name.
+            broker: Its name.
+            clock: Time.
+            known: ``TopicConfig`` of the topics of a broker that was decommissioned, without its own.
+        """
+        self._configs = dict(known or {})
+        self._own = {broker: 1, cluster: 1}
+        self._known = {name: queue_count(config) for name, config in self._configs.items()}
+        self._tiered: Mapping[str, int] = {}
+        self._retries: dict[str, int] = {}
+        self._clock = clock
+        self.queues: Mapping[str, int] = {**self._known, **self._own}
+        self.version = 1
+        self.changed_ms = int(clock.now_ms())
+
+    def update(self, queues: Iterable[MessageQueue]) -> bool:
+        """Take over what the tier has now; whether anything changed."""
+        found: dict[str, int] = {}
+        for queue in queues:
+            found[queue.topic] = max(found.get(queue.topic, 0), queue.queue_id + 1)
+        self._tiered = found
+        return self._merge()
+
+    def add_retry(self, group: str) -> bool:
+        """A group has a consumer here; whether that is new."""
+        name = RETRY + group
+        if name in self.queues or len(self._retries) >= RETRY_TOPICS_MAX:
+            return False
+        self._retries[name] = 1
+        return self._merge()
+
+    def _merge(self) -> bool:
+        merged = {**self._own, **self._retries, **self._known}
+        for name, queues in self._tiered.items():
+            merged[name] = max(queues, merged.get(name, 0))
+        if merged == self.queues:
+            return False
+        self.queues = merged
+        self.version += 1
+        self.changed_ms = int(self._clock.now_ms())
+        return True
+
+    def require(self, topic: str, queue_id: int | None = None) -> int:
+        """Number of a topic's queues.
+
+        Raises:
+            RefusalError: There is no such topic, or no such queue.
+        """
+        count = self.queues.get(topic)
+        if count is None:
+            raise RefusalError(
+                Code.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please! {HELP}"
+            )
+        if queue_id is not None and not 0 <= queue_id < count:
+            raise RefusalError(
+                Code.INVALID_PARAMETER,
+                f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{count}]",
+            )
+        return count
+
+    def data_version(self) -> dict[str, int]:
+        """``DataVersion``."""
+        return {"stateVersion": 0, "timestamp": self.changed_ms, "counter": self.version}
+
+    def config(self, name: str) -> dict[str, Any]:
+        """``TopicConfig`` of a topic that can only be read.
+
+        Raises:
+            RefusalError: There is no such topic.
+        """
+        count = self.require(name)
+        known = self._configs.get(name, {})
+        kept = {field: known.get(field, value) for field, value in _KEPT.items()}
+        counts = {"readQueueNums": count, "writeQueueNums": count}
+        return {"topicName": name, **counts, "perm": READ, **kept}
+
+    def wrapper(self) -> dict[str, Any]:
+        """``TopicConfigSerializeWrapper``."""
+        table = {name: self.config(name) for name in self.queues}
+        return {"dataVersion": self.data_version(), "topicConfigTable": table}
+
+    def registration(self) -> bytes:
+        """The body of a broker's registration."""
+        wrapper = {**self.wrapper(), "topicQueueMappingInfoMap": {}}
+        return as_json({"topicConfigSerializeWrapper": wrapper, "filterServerList": []})
+
+
+def queue_count(config: Mapping[str, Any]) -> int:
+    """Queues of a topic by its ``TopicConfig``; at least one."""
+    return max(int(config.get("readQueueNums", 1)), 1)
+
+
+_LOG = logging.getLogger("tiered.mount")
+ASK_S: Final = 3.0
+KNOWN_S: Final = 5.0
+"""How long a topic's queues are used before they are asked for again."""
+ROUTES_MAX: Final = 1024
+MASTER: Final = "0"
+"""Id of a broker that clients prefer, and the only one that tells of topics."""
+
+
+class NameServerError(Exception):
+    """A name server did not answer, or refused.
+
+    Attributes:
+        code: With which it refused; None: it did not answer.
+    """
+
+    def __init__(self, what: str, code: int | None = None) -> None:
+        """Say why."""
+        super().__init__(what)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """As what a mount is known.
+
+    Attributes:
+        cluster: Name of the cluster.
+        broker: Name of the broker.
+        address: ``host:port`` at which clients reach it.
+    """
+
+    cluster: str
+    broker: str
+    address: str
+
+    def fields(self) -> dict[str, str]:
+        """As requests to a name server name a broker."""
+        return {
+            "brokerName": self.broker,
+            "brokerAddr": self.address,
+            "clusterName": self.cluster,
+            "brokerId": MASTER,
+        }
+
+
+class NameServer:
+    """One name server, and the connection to it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Not connected yet."""
+        self.address = f"{host}:{port}"
+        self.error = "not asked yet"
+        """Why the last registration failed; empty: it did not."""
+        self._host, self._port = host, port
+        self._opaque = count(1)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, code: int, fields: dict[str, str], body: bytes = b"") -> Command:
+        """One question.
+
+        Raises:
+            NameServerError: It did not answer in time, or refused.
+        """
+        request = Command(code, next(self._opaque), fields=fields, body=(body,) if body else ())
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await self._ask(request)
+        except (OSError, TimeoutError, FrameError, asyncio.IncompleteReadError) as error:
+            self.close()
+            why = str(error) or type(error).__name__
+            raise NameServerError(f"name server {self.address} does not answer: {why}") from error
+        except asyncio.CancelledError:
+            self.close()  # an answer may come that nobody waits for
+            raise
+        if answer.code:
+            raise NameServerError(
+                f"name server {self.address} refused with code {answer.code}: {answer.remark}",
+                answer.code,
+            )
+        return answer
+
+    async def _ask(self, request: Command) -> Command:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        writer.write(b"".join(encode(request)))
+        await writer.drain()
+        while True:
+            size = frame_size(await reader.readexactly(SIZE_BYTES))
+            answer = decode(await reader.readexactly(size))
+            if answer.is_answer and answer.opaque == request.opaque:
+                return answer
+
+    def close(self) -> None:
+        """End the connection; the name server forgets what was registered over it."""
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+
+class NameServers:
+    """Keeps name servers told of a mount.
+
+    Attributes:
+        servers: All of them.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        identity: Identity,
+        topics: MountedTopics,
+        *,
+        interval_s: float = 30.0,
+    ) -> None:
+        """Tell nobody yet.
+
+        Args:
+            addresses: Host and port of each name server; none: it is told to nobody.
+            identity: As what we are known.
+            topics: What we have.
+            interval_s: How often we register again.
+        """
+        self.servers = [NameServer(host, port) for host, port in addresses]
+        self._identity = identity
+        self._topics = topics
+        self._interval_s = interval_s
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._routes: dict[str, tuple[float, list[Queue]]] = {}
+        self._routeless: tuple[float, str] = (0.0, "")
+        self._is_leaving = False
+
+    async def begin(self) -> None:
+        """Register for the first time.
+
+        Raises:
+            FencedError: A broker of this name lives.
+            StoreUnavailableError: No name server has taken it.
+        """
+        await self.register()
+        if self.servers and all(server.error for server in self.servers):
+            raise StoreUnavailableError(
+                self.servers[0].error, where="--namesrv", do="check the addresses"
+            )
+
+    async def run(self) -> None:
+        """Register again and again, until cancelled.
+
+        Raises:
+            FencedError: A broker of this name has come.
+        """
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self.register()
+
+    def change(self) -> None:
+        """The topics are others now: have name servers know soon."""
+        self._changed.set()
+
+    async def register(self) -> None:
+        """Register with each name server now.
+
+        Raises:
+            FencedError: A broker of this name lives. We are registered nowhere any more.
+        """
+        async with self._turn:
+            told = await asyncio.gather(*map(self._register, self.servers), return_exceptions=True)
+        fenced = [error for error in told if isinstance(error, FencedError)]
+        others = [error for error in told if isinstance(error, BaseException)]
+        if fenced:
+            await self.unregister()
+        for error in (*fenced, *others):
+            raise error
+
+    async def _register(self, server: NameServer) -> None:
+        try:
+            await self._require_free(server)
+            body = self._topics.registration()
+            fields = {
+                **self._identity.fields(),
+                "haServerAddr": self._identity.address,
+                "compressed": "false",
+                "bodyCrc32": str(zlib_ng.crc32(body) & CRC_MASK),
+            }
+            await server.ask(protocol.REGISTER_BROKER, fields, body)
+        except FencedError as error:
+            server.error = str(error)  # so that we do not unregister there: older ones go by name
+            raise
+        except NameServerError as error:
+            if not server.error or server.error == "not asked yet":
+                _LOG.warning("%s", error)
+            server.error = str(error)
+        else:
+            if server.error:
+                _LOG.info("registered with name server %s", server.address)
+            server.error = ""
+
+    async def _require_free(self, server: NameServer) -> None:
+        """Find out that nobody else has our name.
+
+        Raises:
+            FencedError: Somebody has.
+            NameServerError: It cannot be found out.
+        """
+        answer = await server.ask(protocol.GET_BROKER_CLUSTER_INFO, {})
+        try:
+            table = loads(answer.text()).get("brokerAddrTable") or {}
+            known = table.get(self._identity.broker) or {}
+            others = sorted(
+                set((known.get("brokerAddrs") or {}).values()) - {self._identity.address}
+            )
+        except (JsonError, AttributeError, TypeError) as error:
+            raise NameServerError(f"name server {server.address} answered nonsense") from error
+        if others:
+            raise FencedError(
+                f"a broker of this name is registered: {self._identity.broker} at {others[0]}",
+                where=f"name server {server.address}",
+                do="stop it and its replicas, or serve under another --name",
+            )
+
+    async def queues(self, topic: str) -> list[Queue]:
+        """All queues of a topic, those of other brokers, too; what is known is used for ``KNOWN_S``.
+
+        Raises:
+            RefusalError: No name server can be asked, or there is no such topic.
+        """
+        if not self.servers:
+            return self._own(topic)
+        if (known := self._known(topic)) is not None:
+            return known
+        async with (
+            self._turn
+        ):  # registering waits for it as well, so that nobody may wait long in here
+            if (known := self._known(topic)) is not None:
+                return known  # who waited for the same has asked
+            until_s, why = self._routeless
+            if self._is_leaving or asyncio.get_running_loop().time() < until_s:
+                raise RefusalError(
+                    Code.SYSTEM_ERROR, f"the route of {topic} is not to be had: {why}"
+                )
+            found = await self._route(topic)
+        if len(self._routes) >= ROUTES_MAX:
+            self._routes.clear()
+        self._routes[topic] = asyncio.get_running_loop().time() + KNOWN_S, found
+        return found
+
+    def _known(self, topic: str) -> list[Queue] | None:
+        until_s, known = self._routes.get(topic, (0.0, []))
+        return known if asyncio.get_running_loop().time() < until_s else None
+
+    async def _route(self, topic: str) -> list[Queue]:
+        """As the first name server says that answers; those that took no registration come last."""
+        errors: list[Exception] = []
+        for server in sorted(self.servers, key=lambda one: bool(one.error)):
+            try:
+                answer = await server.ask(protocol.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+                return list(_queues_of(loads(answer.text()), topic))
+            except NameServerError as failed:
+                if (
+                    failed.code == Code.TOPIC_NOT_EXIST
+                ):  # not told yet, as of a group that has just come
+                    return self._own(topic)
+                errors.append(failed)
+            except (JsonError, LookupError, AttributeError, TypeError, ValueError) as failed:
+                errors.append(failed)
+        if all(isinstance(error, NameServerError) and error.code is None for error in errors):
+            self._routeless = asyncio.get_running_loop().time() + KNOWN_S, str(errors[-1])
+        raise RefusalError(
+            Code.SYSTEM_ERROR, f"the route of {topic} is not to be had: {errors[-1]}"
+        )
+
+    def _own(self, topic: str) -> list[Queue]:
+        numbers = range(self._topics.require(topic))
+        return [(self._identity.broker, topic, number) for number in numbers]
+
+    async def unregister(self) -> None:
+        """Have all name servers forget us; those that do not answer forget us with the connection."""
+        self._is_leaving = True
+
+        async def leave(server: NameServer) -> None:
+            with contextlib.suppress(NameServerError):
+                if not server.error:
+                    await server.ask(protocol.UNREGISTER_BROKER, self._identity.fields())
+            server.close()
+            server.error = "unregistered"
+
+        async with self._turn:
+            await asyncio.gather(*map(leave, self.servers))
+
+
+def _queues_of(said: Mapping[str, Any], topic: str) -> Iterator[Queue]:
+    """Queues that can be read, of a topic's ``TopicRouteData``."""
+    for one in said["queueDatas"]:
+        if int(one["perm"]) & READ:
+            for number in range(int(one["readQueueNums"])):
+                yield str(one["brokerName"]), topic, number
+
+
+def route(identity: Identity, topics: MountedTopics, topic: str) -> dict[str, Any]:
+    """``TopicRouteData``: what a name server says of a topic that only we have."""
+    count_of_queues = topics.require(topic)
+    queues = {
+        "brokerName": identity.broker,
+        "readQueueNums": count_of_queues,
+        "writeQueueNums": count_of_queues,
+        "perm": READ,
+        "topicSysFlag": 0,
+    }
+    return {"queueDatas": [queues], "brokerDatas": [_broker(identity)], "filterServerTable": {}}
+
+
+def cluster(identity: Identity) -> dict[str, Any]:
+    """``ClusterInfo`` of a cluster that has only us."""
+    return {
+        "brokerAddrTable": {identity.broker: _broker(identity)},
+        "clusterAddrTable": {identity.cluster: [identity.broker]},
+    }
+
+
+def _broker(identity: Identity) -> dict[str, Any]:
+    return {
+        "cluster": identity.cluster,
+        "brokerName": identity.broker,
+        "brokerAddrs": {MASTER: identity.address},
+    }

@@ -1,0 +1,729 @@
+"""Archives and tiers for programs of Spark: frames, topics as views, lists of files, and what a read leaves out.
+
+How to use it::
+
+    from tiered.spark import archive, messages, tier
+
+    orders = archive(spark, "s3://bucket2/parquet", "orders")
+    recent = tier(spark, "s3://bucket/prefix", "orders")
+    every = messages(spark, "s3://bucket/prefix", "orders", archive="s3://bucket2/parquet")
+
+Files of an archive are read by Spark's own reader of Parquet, exactly those that the log names: it prunes columns, hands
+filters down, reads vectors. What is only in the tier is read by the source ``rmq_tier`` (``tiered.spark.source``).
+
+A frame is fixed when it is made, files and messages: make it again to see what has come since.
+
+What reads by itself looks at no checksums of ours. So before a frame is made each file's size is held against the log, and
+its end (footer, indexes of pages, filters of keys) against its checksums; the pages have their own, which Spark is told to
+look at. What lies between them, the pages' headers, is proven only where ``is_proved`` has each file read whole before.
+
+Options are those of the sources (docs/spark.md), with underscores in names as Python wants them; ``report`` and
+``file_list`` need no Spark.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
+
+from backends.base import ByteRange
+from tiered.api.arrow import load_pyarrow
+from tiered.api.stores import backend_errors
+from tiered.archive.checked_ranges import ObjectFile
+from tiered.archive.columns import schema as archive_schema
+from tiered.archive.columns import topic_schema
+from tiered.archive.duck import (
+    is_named,
+    local_root,
+    may_list_tables,
+    table_names,
+    tables_there,
+)
+from tiered.archive.harm import find_damage, prove_files, reading
+from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of, shown
+from tiered.archive.spark import full_advice
+from tiered.archive.tables import (
+    Chosen,
+    explain,
+    files_by_topic,
+    open_parquet,
+    plan_files,
+    read_archive,
+)
+from tiered.errors import InvalidError
+from tiered.spark.options import (
+    ARCHIVE,
+    OF_STREAM,
+    OF_TIER,
+    READ,
+    TIER,
+    TierStates,
+    in_one_option,
+    kind_of,
+    open_beside,
+    open_place,
+    partition_bytes,
+    plain_names,
+    require_columns,
+    require_known,
+    source_options,
+    takes,
+)
+from tiered.spark.stretches import packed, pins_of, plan_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from backends.s3_settings import S3Options
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import ArchiveLane, ParquetFile
+    from tiered.spark.stretches import TierPlan
+
+Value = str | int | bool | datetime | list[str] | tuple[str, ...]
+"""Of an option. A time is milliseconds since 1970, UTC, or a ``datetime``; without a zone it is UTC."""
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
+
+def archive(
+    spark: Any,  # noqa: ANN401 (pyspark has no types)
+    url: str,
+    topic: str | list[str] | None = None,
+    *,
+    is_proved: bool = False,
+    scheme: str = "s3a",
+    **options: Value,
+) -> Any:  # noqa: ANN401
+    """The messages of an archive, read by Spark's own reader of Parquet from the files that its log names now.
+
+    Of one topic it has the columns of decoded bodies too, of several those that every file has.
+
+    Args:
+        spark: A session.
+        url: Of the archive.
+        topic: One, or several; None: all.
+        is_proved: Read each file whole first, and hold it against its checksum.
+        scheme: By which Hadoop of this session reaches S3; a folder's files are ``file://``.
+        options: Of the source: ``queue``, ``from_``, ``until``, ``from_offset``, ``until_offset``, ``key``, ``uniq_key``,
+            and how S3 is reached. Whole files are left out by them, and rows are exactly those asked for.
+
+    Returns:
+        A ``DataFrame``.
+
+    Raises:
+        InvalidError: An option is wrong, there is no archive or topic, or Spark cannot reach the store by itself.
+        DataError: The log is damaged, or a file is gone, cut, or damaged where that was looked at.
+        StoreUnavailableError: The store failed.
+    """
+    named = _named(url, options, topic)
+    require_known(named, READ)
+    wanted = selection_of(named)
+    with backend_errors():
+        store = open_place(named)
+        try:
+            state = read_archive(store)
+            native = _Native(spark, store, state, scheme=scheme, is_proved=is_proved)
+            files = plan_files(state, wanted).files
+            found = native.frame(files, _columns(state, wanted))
+            return _where(found, wanted, only_wanted=_only_wanted(state, files, wanted))
+        finally:
+            store.close()
+
+
+def tier(
+    spark: Any,  # noqa: ANN401
+    url: str,
+    topic: str | list[str] | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    is_stream: bool = False,
+    **options: Value,
+) -> Any:  # noqa: ANN401
+    """The messages of a tier, committed, sealed or not; what of them is archived, too.
+
+    Args:
+        spark: A session.
+        url: Of the tier.
+        topic: One, or several; None: all.
+        columns: Those that are needed. Spark does not tell a source written in Python which they are, and making them is
+            most of the work; None: all.
+        is_stream: Follow the tier.
+        options: Of the source.
+
+    Returns:
+        A ``DataFrame``; a streaming one if that is asked for.
+
+    Raises:
+        InvalidError: An option or column is wrong.
+    """
+    named = plain_names(_named(url, options, topic))
+    require_known(named, READ | OF_TIER | (OF_STREAM if is_stream else frozenset()))
+    return _of_source(spark, named, "rmq_tier", _chosen(columns), is_stream=is_stream)
+
+
+def messages(
+    spark: Any,  # noqa: ANN401
+    url: str,
+    topic: str | list[str] | None = None,
+    *,
+    archive: str,
+    columns: Sequence[str] | None = None,
+    is_stream: bool = False,
+    is_proved: bool = False,
+    scheme: str = "s3a",
+    **options: Value,
+) -> Any:  # noqa: ANN401
+    """The messages of an archive and of the tier that it is made of, each once, by queue offset.
+
+    As a batch what is archived is read by Spark's own reader of Parquet, the rest in the tier. As a stream both come through
+    the source: from ``earliest`` on what is archived, then the tier, then what comes. Wherever a message moves meanwhile
+    (it is merged, archived, compacted, expired in the tier once it is in the archive), a stream has it once, also over
+    restarts.
+
+    Args:
+        spark: A session.
+        url: Of the tier.
+        topic: One, or several; None: all.
+        archive: URL of the archive.
+        columns: As of ``tier``, of what every file of an archive has; None: all of these.
+        is_stream: Follow the tier.
+        is_proved: As of ``archive``; of a batch.
+        scheme: Likewise.
+        options: Of the source.
+
+    Returns:
+        A ``DataFrame``; a streaming one if that is asked for.
+
+    Raises:
+        InvalidError: An option or column is wrong, a place is none of what it should be, or Spark cannot reach the archive
+            by itself.
+        DataError: A log is damaged, or a file is gone, cut, or damaged where that was looked at.
+        StoreUnavailableError: A store failed.
+    """
+    named = {**plain_names(_named(url, options, topic)), "archive": archive}
+    require_known(named, READ | OF_TIER | (OF_STREAM if is_stream else frozenset()))
+    chosen, wanted = _chosen(columns), selection_of(named)
+    if is_stream:
+        return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)
+    plan, state = _plan(named, wanted)
+    with backend_errors():
+        store = open_beside(named)
+        try:
+            native = _Native(spark, store, state, scheme=scheme, is_proved=is_proved)
+            files = list(plan.files.values())
+            archived = native.frame(files, archive_schema(), plan.cuts)
+        finally:
+            store.close()
+    archived = _where(archived, wanted, only_wanted=_only_wanted(state, files, wanted))
+    archived = archived if columns is None else archived.select(*columns)
+    if not plan.stretches:
+        return archived
+    pinned = {**named, "pinned": in_one_option(pins_of(plan.stretches))}
+    return archived.unionByName(_of_source(spark, pinned, "rmq_tier", chosen))
+
+
+def _of_source(
+    spark: Any,  # noqa: ANN401
+    named: Mapping[str, str],
+    kind: str,
+    columns: pa.Schema | None = None,
+    *,
+    is_stream: bool = False,
+) -> Any:  # noqa: ANN401
+    """A frame of a source of ours."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
+
+    from tiered.spark.source import register  # noqa: PLC0415 (needs pyspark)
+
+    register(spark)
+    reader = (spark.readStream if is_stream else spark.read).format(kind)
+    if columns is not None:
+        reader = reader.schema(from_arrow_schema(columns))
+    for name, text in named.items():
+        if name != "path":
+            reader = reader.option(name, text)
+    return reader.load(named["path"])
+
+
+def _chosen(names: Sequence[str] | None) -> pa.Schema | None:
+    """Some columns of those that every file has.
+
+    Raises:
+        InvalidError: One is none of these.
+    """
+    if names is None:
+        return None
+    require_columns(list(names))
+    known = archive_schema()
+    return load_pyarrow().schema([known.field(name) for name in names])
+
+
+def _plan(named: Mapping[str, str], wanted: Selection) -> tuple[TierPlan, ArchiveState]:
+    if kind_of(named, None) != TIER:
+        raise InvalidError(
+            "this is an archive, and no tier",
+            where=named["path"],
+            do="say messages(spark, TIER, archive=ARCHIVE)",
+        )
+    with backend_errors():
+        states = TierStates(named)
+        try:
+            found = states.read()
+            assert states.archive is not None
+            plan = plan_tier(found, wanted, states.archive, partial(takes, named, wanted))
+            return plan, states.archive
+        finally:
+            states.close()
+
+
+def _columns(state: ArchiveState, wanted: Selection) -> pa.Schema:
+    topics = {lane.topic for lane in state.lanes if wanted.takes("topic", shown(lane.topic))}
+    return topic_schema(state, topics.pop()) if len(topics) == 1 else archive_schema()
+
+
+def _only_wanted(state: ArchiveState, files: Sequence[Chosen], wanted: Selection) -> bool:
+    """Whether files hold no rows of other queues: then nobody has to look at the columns that tell queues apart."""
+    chosen = {file.key for file in files}
+    others = (lane for lane in state.lanes if wanted.refuses(lane))
+    rest = (file.key for lane in others for one in state.lanes[lane] for file in one.files)
+    return chosen.isdisjoint(rest)
+
+
+def _where(frame: Any, wanted: Selection, *, only_wanted: bool) -> Any:  # noqa: ANN401
+    """Exactly the rows that are wanted; Spark hands what it can of that down to the files."""
+    from pyspark.sql import functions  # noqa: PLC0415 (heavy)
+
+    sure = _OF_LANES if only_wanted else frozenset()
+    for name, (low, high) in wanted.bounds.items():
+        if name in sure:
+            continue
+        column, place = frame[name], functions.timestamp_micros if name.endswith("_ts") else _same
+        if low > MIN:
+            frame = frame.where(column >= place(functions.lit(low)))
+        if high < MAX:
+            frame = frame.where(column <= place(functions.lit(high)))
+    for name, values in wanted.texts.items():
+        if name in sure:
+            continue
+        frame = frame.where(frame[name].isin(sorted(values)))
+    if wanted.key is not None:
+        is_key = functions.array_contains(frame["keys"], wanted.key)
+        is_key = functions.coalesce(is_key, functions.lit(False))
+        frame = frame.where(is_key | (frame["uniq_key"] == wanted.key))
+    return frame
+
+
+_OF_LANES = frozenset(["topic", "queue_id", "broker", "incarnation"])
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401
+    return value
+
+
+@dataclass
+class _Native:
+    """Spark's own reader, for files of one archive.
+
+    Attributes:
+        spark: A session.
+        store: The archive's.
+        state: What its log says.
+        scheme: By which Hadoop reaches S3.
+        is_proved: Files are read whole before.
+    """
+
+    spark: Any
+    store: ObjectStore
+    state: ArchiveState
+    scheme: str = "s3a"
+    is_proved: bool = False
+
+    def frame(
+        self,
+        files: Sequence[Chosen],
+        columns: pa.Schema,
+        cuts: Mapping[ArchiveLane, int] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """All rows of files that count.
+
+        Args:
+            files: Which.
+            columns: Of the frame; what a file has not is null.
+            cuts: Lanes of which rows do not count from a queue offset on.
+        """
+        from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
+
+        kinds = from_arrow_schema(columns)
+        if not files:
+            return self.spark.createDataFrame([], kinds)
+        require_reach(self.spark, self.store, self.scheme)
+        self._prove(files)
+        reader = self.spark.read.schema(kinds)
+        reader = reader.option("parquet.page.verify-checksum.enabled", "true")
+        for name in _SILENT:  # a session may have them for other tables; here rows would be missing
+            reader = reader.option(name, "false")
+        cut = self._cut(cuts or {})
+        whole = [file.key for file in files if file.key not in cut]
+        some = [file.key for file in files if file.key in cut]
+        found = [reader.parquet(*map(self._uri, keys)) for keys in (whole, some) if keys]
+        if some:
+            found[-1] = _without(found[-1], cuts or {})
+        return reduce(lambda one, other: one.unionAll(other), found)
+
+    def _uri(self, key: str) -> str:
+        return uri_of(self.store, key, scheme=self.scheme)
+
+    def _cut(self, cuts: Mapping[ArchiveLane, int]) -> set[str]:
+        """Files with rows that do not count."""
+        found = ((lane, end, self.state.overlapping(lane, end, MAX)) for lane, end in cuts.items())
+        return {
+            file.key
+            for _, end, some in found
+            for one in some
+            for file in one.files
+            if file.high > end
+        }
+
+    def _prove(self, files: Sequence[Chosen]) -> None:
+        if self.is_proved:
+            keys = {file.key for file in files}
+            prove_files(self.store, [file for file in _every(self.state) if file.key in keys])
+        else:
+            prove_ends(self.store, files)
+
+
+_SILENT = ("ignoreMissingFiles", "ignoreCorruptFiles")
+
+
+def _every(state: ArchiveState) -> Iterable[ParquetFile]:
+    return (file for files in files_by_topic(state).values() for file in files)
+
+
+def _without(frame: Any, cuts: Mapping[ArchiveLane, int]) -> Any:  # noqa: ANN401
+    """Without the rows of lanes from an offset on; none of the columns is ever null."""
+    for lane, end in cuts.items():
+        same = (frame["broker"] == shown(lane.broker)) & (frame["topic"] == shown(lane.topic))
+        same &= (frame["queue_id"] == lane.queue_id) & (frame["incarnation"] == lane.incarnation)
+        frame = frame.where(~(same & (frame["queue_offset"] >= end)))
+    return frame
+
+
+def require_reach(spark: Any, store: ObjectStore, scheme: str) -> None:  # noqa: ANN401
+    """See that Spark can read a store's files by itself; with Spark Connect nobody can tell.
+
+    Raises:
+        InvalidError: It cannot.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped] # noqa: PLC0415 (heavy)
+    from pyspark.errors import PySparkException  # noqa: PLC0415 (heavy)
+
+    name = uri_of(store, "", scheme=scheme).partition("://")[0]
+    try:
+        context = spark.sparkContext
+        known = context._jvm.org.apache.hadoop.fs.FileSystem  # noqa: SLF001 (there is no other way)
+        known.getFileSystemClass(name, context._jsc.hadoopConfiguration())  # noqa: SLF001
+    except Py4JError as error:
+        raise InvalidError(
+            f"this Spark cannot read {name}:// by itself",
+            where=store.url,
+            do="add hadoop-aws of Spark's own Hadoop version, or have this program's client read, by"
+            ' spark.read.format("tieredmq")',
+        ) from error
+    except PySparkException:
+        return
+
+
+# -- proof of files --------------------------------------------------------------------------------
+
+_PROVERS = 8
+
+
+def prove_ends(store: ObjectStore, files: Iterable[Chosen]) -> None:
+    """See that files are there, not cut, and sound behind their pages: footers, indexes of pages, filters of keys.
+
+    A request or two a file. Threads: ``_PROVERS`` of its own.
+
+    Raises:
+        DataError: One is not.
+        BackendError: The store failed.
+    """
+    with ThreadPoolExecutor(_PROVERS, "tiered-prove") as pool:
+        deque(pool.map(partial(_prove_end, store), files), maxlen=0)
+
+
+def _prove_end(store: ObjectStore, file: Chosen) -> None:
+    raw = ObjectFile(store, file.key, file.size_bytes)
+    with reading(store, file.key):
+        metadata = open_parquet(raw).metadata
+        last = metadata.row_group(metadata.num_row_groups - 1)
+        chunks = (last.column(at) for at in range(last.num_columns))
+        end = max(_start_of(chunk) + chunk.total_compressed_size for chunk in chunks)
+    if end < raw.sums.covered:
+        raw.read_ranges([ByteRange(end, raw.sums.covered)])
+
+
+def _start_of(chunk: Any) -> int:  # noqa: ANN401 (pyarrow has no types)
+    first: int = chunk.data_page_offset
+    return min(first, chunk.dictionary_page_offset or first)
+
+
+# -- lists of files --------------------------------------------------------------------------------
+#
+# The exact files of an archive for readers that take a list of them, as Spark's own reader of Parquet does.
+#
+# Such readers do not look at our checksums, so each file is read whole and held against the log before it is
+# named. What becomes of it between that and their own reading only the checksums of its pages tell, to readers
+# that are to look at them (``parquet.page.verify-checksum.enabled`` of Hadoop).
+#
+# Spark reads a folder's files by itself, and those on S3 where ``s3a`` is set up (library and credentials are
+# the user's to bring). Every row of a file that the log names counts; which of them are wanted is for the
+# reader to say again.
+
+_PATTERN = frozenset("{}[]*?\\")
+
+
+def uri_of(archive: ObjectStore, key: str, *, scheme: str = "s3a") -> str:
+    """A file as Hadoop names it, so that nothing in it is taken for a pattern.
+
+    Args:
+        archive: Where it lies.
+        key: Which.
+        scheme: By which Hadoop reaches S3.
+    """
+    root = local_root(archive)
+    if root is not None:
+        return "file://" + _escaped(root + key)
+    kind, _, place = archive.url.partition("://")
+    return f"{scheme if kind == 's3' else kind}://{_escaped(f'{place}/{key}')}"
+
+
+def file_uris(
+    archive: ObjectStore,
+    wanted: Selection | None = None,
+    *,
+    scheme: str = "s3a",
+    is_proved: bool = True,
+) -> list[str]:
+    """The files that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
+
+    Args:
+        archive: Of which.
+        wanted: What; without it everything.
+        scheme: See ``uri_of``.
+        is_proved: Read every file first, to see that it is what the log says.
+
+    Raises:
+        InvalidError: There is no archive, or a topic is asked for that it has not.
+        DataError: The log or a file is damaged.
+        BackendError: The store failed.
+    """
+    state = read_archive(archive)
+    keys = [file.key for file in plan_files(state, wanted or Selection()).files]
+    if is_proved:
+        known = {file.key: file for files in files_by_topic(state).values() for file in files}
+        prove_files(archive, (known[key] for key in keys))
+    return [uri_of(archive, key, scheme=scheme) for key in keys]
+
+
+def _escaped(path: str) -> str:
+    return "".join("\\" + char if char in _PATTERN else char for char in path)
+
+
+# -- reports ---------------------------------------------------------------------------------------
+
+
+def report(url: str, **options: Value) -> dict[str, Any]:
+    """Files and row groups of an archive, or parts of a tier, that are read, and those left out by what.
+
+    Of an archive the log, the footers of the files chosen and filters of keys are read; of a tier the journal.
+
+    Raises:
+        InvalidError: An option is wrong, or nothing is there.
+        DataError: A log is damaged.
+        StoreUnavailableError: The store failed.
+    """
+    named = _named(url, options)
+    is_archive = kind_of(named, None) == ARCHIVE
+    require_known(named, READ if is_archive else READ | OF_TIER)
+    with backend_errors():
+        return _of_archive(named) if is_archive else _of_tier(named)
+
+
+def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
+    """Files of an archive that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
+
+    Args:
+        url: Of the archive.
+        scheme: By which Hadoop reaches S3; a folder's files are ``file://``.
+        options: Of the source.
+
+    Raises:
+        InvalidError: An option is wrong, or there is no archive.
+        DataError: The log is damaged.
+        StoreUnavailableError: The store failed.
+    """
+    named = _named(url, options)
+    require_known(named, READ)
+    with backend_errors():
+        store = open_place(named)
+        try:
+            return file_uris(store, selection_of(named), scheme=scheme)
+        finally:
+            store.close()
+
+
+def _named(
+    url: str, options: Mapping[str, Value], topic: str | list[str] | None = None
+) -> dict[str, str]:
+    """Options as a source has them."""
+    every = options if topic is None else {**options, "topic": topic}
+    names = {name.rstrip("_").replace("_", "-").lower(): _text(v) for name, v in every.items()}
+    return {**names, "path": url}
+
+
+def _text(value: Value) -> str:
+    match value:
+        case datetime():
+            return str(-(-micros(value) // 1000))  # a broker's times are whole: the next is meant
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return ",".join(value)
+        case _:
+            return str(value)
+
+
+def _of_archive(options: dict[str, str]) -> dict[str, Any]:
+    store = open_place(options)
+    try:
+        return {"source": "archive", **explain(store, selection_of(options)).document()}
+    finally:
+        store.close()
+
+
+def _of_tier(options: dict[str, str]) -> dict[str, Any]:
+    states = TierStates(options)
+    try:
+        wanted = selection_of(options)
+        found = states.read()
+        plan = plan_tier(found, wanted, states.archive, partial(takes, options, wanted))
+    finally:
+        states.close()
+    tasks = [stretch.task for stretch in plan.stretches]
+    return {
+        "source": "tier",
+        "partitions": len(packed(plan.stretches, partition_bytes(options))),
+        "stretches": len(plan.stretches),
+        "parts": sum(len(task.parts) for task in tasks),
+        "parts_left_out": dict(sorted(plan.parts_left.items())),
+        "offsets": sum(stretch.task.end - stretch.task.start for stretch in plan.stretches),
+        "offsets_missing": plan.missing,
+        "size_bytes": sum(task.size_bytes for task in tasks),
+    }
+
+
+# -- questions in SQL ------------------------------------------------------------------------------
+#
+# Each topic of the archive is a view of its name. Files of a folder are read by Spark itself, from the exact list
+# that the log names, each proven by its checksum before; those of another store by the source ``tieredmq``
+# (``tiered.spark.source``), which needs no S3 library for Hadoop.
+
+
+def ask_spark(
+    session: Any,  # noqa: ANN401 (pyspark has no types)
+    archive: ObjectStore,
+    question: str,
+    url: str,
+    options: S3Options,
+) -> pa.Table:
+    """The answer to a question; it comes to this process whole.
+
+    Args:
+        session: Of Spark.
+        archive: Of which.
+        question: One statement of Spark's SQL.
+        url: The archive's, as workers see it.
+        options: How they reach S3.
+
+    Raises:
+        InvalidError: There is no archive, or the statement is wrong.
+        DataError: The log, or a file that the question is about, is damaged.
+        BackendError: The store failed.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 (heavy; only who asks)
+    from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415
+
+    make_views(session, archive, url, options, question=question)
+    try:
+        return session.sql(question).toArrow()
+    except (PySparkException, Py4JError) as error:
+        topics = files_by_topic(read_archive(archive))
+        tables = table_names(topics)
+        asked = (
+            file for t, table in tables.items() if is_named(table, question) for file in topics[t]
+        )
+        is_wrong = isinstance(error, AnalysisException)
+        if not is_wrong and (harm := find_damage(archive, asked)):
+            raise harm from error
+        do = full_advice(str(error)) or tables_there(tables.values(), "`")
+        raise InvalidError(_said(str(error)), do=do) from error
+
+
+def _said(text: str) -> str:
+    """What Spark says, in one line: of a failure within it, what came first."""
+    lines = text.strip().splitlines() or ["Spark says nothing"]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    if causes:
+        return causes[-1]
+    is_ours = lines[0].endswith("Traceback (most recent call last):")
+    return lines[-1 if is_ours else 0]
+
+
+def make_views(
+    session: Any,  # noqa: ANN401
+    archive: ObjectStore,
+    url: str,
+    options: S3Options,
+    *,
+    question: str | None = None,
+) -> list[str]:
+    """Make a view of each topic, of what the log names now; their names, which differ in more than case.
+
+    Args:
+        session: Of Spark.
+        archive: Of which.
+        url: The archive's, as workers see it.
+        options: How they reach S3.
+        question: Only of topics that it may name.
+
+    Raises:
+        InvalidError: There is no archive.
+        DataError: The log, or a file, is damaged.
+        BackendError: The store failed.
+    """
+    state = read_archive(archive)
+    topics = files_by_topic(state)
+    wants_all = question is None or may_list_tables(question)
+    tables = {
+        topic: table
+        for topic, table in table_names(topics).items()
+        if wants_all or is_named(table, question or "")
+    }
+    native = _Native(session, archive, state, is_proved=True)
+    for topic, table in tables.items():
+        if local_root(archive) is None:
+            named = {**source_options(options), "path": url, "topic": topic}
+            frame = _of_source(session, named, "rmq_archive", topic_schema(state, topic))
+        else:
+            files = [Chosen(file.key, file.size_bytes, []) for file in topics[topic]]
+            frame = native.frame(files, topic_schema(state, topic))
+        frame.createOrReplaceTempView("`" + table.replace("`", "``") + "`")
+    return list(tables.values())

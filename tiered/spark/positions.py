@@ -1,0 +1,570 @@
+"""What a stream reads next of a tier and the archive beside it, and what a batch of it is, now or done again. Pure.
+
+``advance`` decides where a batch ends, from where the last one ended; ``batch_of`` turns the end of a batch, which knows its
+beginning too, into what is to be read. In between a crash may lie, and whatever the tier goes through meanwhile: what has
+expired by then is ``Batch.short``, and ``charged`` brings it into the positions that the next batch starts from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tiered.errors import DataError, InvalidError
+from tiered.log.wellformed import check_ints
+from tiered.spark.stretches import (
+    FAIL,
+    SKIP,
+    Key,
+    OffsetRun,
+    TierPlan,
+    prefixes_of,
+    queues_of,
+    runs_of_life,
+    take_history,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tiered.api.broker_place import Place
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.selection import Selection
+    from tiered.archive.tables import Chosen
+    from tiered.log.parts import QueueLife, TierState
+    from tiered.spark.stretches import QueueLives, Stretch
+
+
+# -- positions -------------------------------------------------------------------------------------
+#
+# How far a stream has come in each queue of a tier. Pure; what is read next is planned below.
+#
+# A position says where a batch ends *and* where it began, so a batch that is done again after a crash is the
+# same one whatever the stream's start, the tier's expiry or the broker have done meanwhile. With ``tails`` (how
+# many ends of the incarnation the broker had taken back) it also says which history the offsets are of: of
+# messages that were taken back afterwards, a batch that is done again still has the old ones, as long as the
+# tier has them.
+#
+# Each broker's positions bear the id of its tier's history (``TierState.history``): they mean nothing in
+# another, such as that of a tier that was wiped and begun anew, which would have other messages at the same
+# offsets.
+#
+# Offsets that have expired, or never came into the tier, are counted: those of the batch in ``missing``, those
+# of the whole stream in ``lost``. Whether a stream may go on over them is the caller's to say; it never does so
+# in silence.
+#
+# Spark writes a position down before its batch is read, so what expires in between is in the next position.
+# Only a process that dies after such a batch was done, and before the next one was planned, takes the number
+# along (its log has it). Its successor cannot know whether there was one: what has gone by now of a batch that
+# somebody else has done is ``in_doubt``. So what a stream has left out is never less than ``lost``, and never
+# more than ``lost`` and ``in_doubt`` together.
+
+EARLIEST = "earliest"
+LATEST = "latest"
+_OTHERS = {-2: EARLIEST, -1: LATEST}
+"""As Kafka's source has them in its offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a batch ends in one queue, and where it began.
+
+    Attributes:
+        incarnation: Of the queue.
+        offset: The next queue offset.
+        from_incarnation: In which the batch began.
+        from_offset: First queue offset of the batch.
+        tails: Ends of ``incarnation`` that had been taken back, as the batch was planned.
+        missing: Offsets of the batch without anything to read: expired, or never in the tier.
+        lost: All that the stream has gone over so far.
+        in_doubt: Offsets of batches done by a process that is no more, expired since they were planned: read, unless
+            they went before that process came to them.
+        through: Incarnations behind the first that the batch comes into, each with the offset at which it begins.
+    """
+
+    incarnation: int
+    offset: int
+    from_incarnation: int
+    from_offset: int
+    tails: int = 0
+    missing: int = 0
+    lost: int = 0
+    in_doubt: int = 0
+    through: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Position:
+        """Undo ``asdict``, after JSON.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        through = tuple((number, start) for number, start in fields.get("through", ()))
+        found = cls(**{**fields, "through": through})
+        numbers = [value for name, value in asdict(found).items() if name != "through"]
+        check_ints([*numbers, *(n for pair in through for n in pair)], "a position")
+        return found
+
+    @classmethod
+    def at(cls, incarnation: int, offset: int, tails: int) -> Position:
+        """Before the first message is read."""
+        return cls(incarnation, offset, incarnation, offset, tails)
+
+    @property
+    def settled(self) -> Position:
+        """The same with nothing in its batch."""
+        return replace(
+            self,
+            from_incarnation=self.incarnation,
+            from_offset=self.offset,
+            missing=0,
+            through=(),
+        )
+
+
+Positions = dict[Key, Position]
+
+
+Histories = dict[tuple[str, str], str]
+"""By cluster and broker."""
+
+
+def document_of(positions: Mapping[Key, Position], histories: Histories) -> dict[str, Any]:
+    """As Spark's checkpoint has it: by cluster, broker, topic and queue."""
+    found: dict[str, Any] = {}
+    for key, position in sorted(positions.items()):
+        history = histories.get((key.cluster, key.broker), "")
+        brokers = found.setdefault(key.cluster, {})
+        broker = brokers.setdefault(key.broker, {"history": history, "topics": {}})
+        broker["topics"].setdefault(key.topic, {})[str(key.queue_id)] = asdict(position)
+    return found
+
+
+def positions_of(document: Any) -> Positions:  # noqa: ANN401 (JSON values)
+    """Undo ``document_of``.
+
+    Raises:
+        DataError: It is none.
+    """
+    try:
+        return {
+            Key(cluster, broker, topic, int(queue)): Position.of(fields)
+            for cluster, brokers in document.items()
+            for broker, said in brokers.items()
+            for topic, queues in said["topics"].items()
+            for queue, fields in queues.items()
+        }
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"the checkpoint has no positions of ours: {error!r}") from error
+
+
+def histories_of(document: Any) -> Histories:  # noqa: ANN401 (JSON values)
+    """Of which histories the positions are that ``document_of`` has written.
+
+    Raises:
+        DataError: It is no such document.
+    """
+    try:
+        return {
+            (cluster, name): broker["history"]
+            for cluster, brokers in document.items()
+            for name, broker in brokers.items()
+        }
+    except (AttributeError, LookupError, TypeError) as error:
+        raise DataError(f"the checkpoint has no positions of ours: {error!r}") from error
+
+
+def require_same(before: Histories, now: Histories) -> None:
+    """Refuse positions of other histories than the tier has now.
+
+    Raises:
+        DataError: Some are.
+    """
+    for (cluster, broker), history in sorted(before.items()):
+        present = now.get((cluster, broker), history)
+        if history and present != history:
+            raise DataError(
+                f"the checkpoint's positions in {cluster}/{broker} are of the history {history}, and the tier's is"
+                f" {present}: it was wiped and begun anew, or rebuilt without its journal",
+                do="start the stream with a new checkpoint; its option start says where",
+            )
+
+
+def earliest(queue: QueueLives) -> Position:
+    """Before the first message that a queue has, in the tier or the archive; behind all of it when it has none."""
+    for number in sorted(queue.lives):
+        lives = queue.lives[number]
+        life, kept = lives[-1], queue.kept(number)
+        firsts = [one.start for one in kept[:1]]
+        behind = (part for part in life.parts() if part.queue_end > life.min_offset)
+        firsts += [max(part.queue_offset, life.min_offset) for part in islice(behind, 1)]
+        if firsts:
+            return Position.at(number, min(firsts), len(lives) - 1)
+    return latest(queue)
+
+
+def beginning(queue: QueueLives) -> Position:
+    """Where a queue began, with all that has expired of it ahead: for one that came after the stream had begun."""
+    first = min(queue.lives)
+    lives = queue.lives[first]
+    return Position.at(first, began(lives[-1]), len(lives) - 1)
+
+
+def began(life: QueueLife) -> int:
+    """Where a life began, a gap before its first message included; 0 unless it is certain that nothing has expired."""
+    parts = life.parts()
+    is_whole = parts[0].log_offset == 0 if parts else life.log_end == 0
+    return min([life.min_offset, *(gap.start for gap in life.gaps)]) if is_whole else 0
+
+
+def latest(queue: QueueLives) -> Position:
+    """Behind all that a queue has."""
+    last = max(queue.lives)
+    lives = queue.lives[last]
+    return Position.at(last, lives[-1].commit_offset, len(lives) - 1)
+
+
+def start_of(
+    states: Mapping[Place, TierState],
+    start: Any,  # noqa: ANN401 (JSON values)
+    takes: Callable[[Key], bool] = lambda _key: True,
+    archive: ArchiveState | None = None,
+) -> Positions:
+    """Where a new stream begins; queues that are not named begin at their earliest message.
+
+    It has every queue that is there: one that it has not came later, and is read from its own beginning.
+
+    Args:
+        states: Of the brokers.
+        start: ``earliest``, ``latest``, or by topic and queue an offset or one of these.
+        takes: Whether a queue is read.
+        archive: Beside the tier.
+
+    Raises:
+        InvalidError: It is none of these, or names several brokers' queues, or one that is not there.
+    """
+    if isinstance(start, str) and start in {EARLIEST, LATEST}:
+        find = latest if start == LATEST else earliest
+        return {one.key: find(one) for one in queues_of(states, archive) if takes(one.key)}
+    if not isinstance(start, dict) or len(states) > 1:
+        raise InvalidError(
+            f"a stream cannot start at {start!r:.80}" + (" of several brokers" * (len(states) > 1)),
+            do='say earliest, latest, or {"topic": {"0": offset}} of one broker',
+        )
+    mine = [one for one in queues_of(states, archive) if takes(one.key)]
+    known = {(one.key.topic, one.key.queue_id): one for one in mine}
+    found = {one.key: earliest(one) for one in mine}
+    for topic, queues in start.items():
+        for queue, where in queues.items() if isinstance(queues, dict) else [("", queues)]:
+            number = int(queue) if queue.isascii() and queue.isdigit() else -1
+            if (topic, number) not in known:
+                raise InvalidError(f"the tier has no queue {queue!r:.20} of topic {topic!r:.80}")
+            one = known[topic, number]
+            found[one.key] = _start(one, where, f"{topic}/{queue}")
+    return found
+
+
+def _start(queue: QueueLives, where: Any, name: str) -> Position:  # noqa: ANN401
+    last = latest(queue)
+    where = _OTHERS.get(where, where) if type(where) is int else where
+    if where in {EARLIEST, LATEST}:
+        return last if where == LATEST else earliest(queue)
+    if type(where) is not int or not 0 <= where <= last.offset:
+        raise InvalidError(f"a stream cannot start at offset {where!r:.40} of {name}")
+    return Position.at(last.incarnation, where, last.tails)
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+AGAIN = "again"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What to do where a stream would lose or repeat messages.
+
+    Attributes:
+        on_gap: ``fail`` or ``skip``.
+        on_take_back: ``fail``; ``again``: what came in place of messages that were taken back is read too;
+            ``skip``: only what comes behind them.
+    """
+
+    on_gap: str = FAIL
+    on_take_back: str = FAIL
+
+
+def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
+    """Where the next batch of a queue begins, with what was taken back dealt with.
+
+    Raises:
+        DataError: Messages that were read already have been taken back, and the rules say to fail.
+    """
+    if at is None:
+        return beginning(queue)
+    at, lives, key = at.settled, queue.lives, queue.key
+    if at.incarnation not in lives:
+        raise _stranger(key, f"incarnation {at.incarnation}")
+    mine = lives[at.incarnation]
+    main, tails = mine[-1], len(mine) - 1
+    # They are never forgotten, but by a rebuild: which messages were read cannot be told any more.
+    if tails < at.tails:
+        raise _stranger(key, f"history in which its end was taken back {at.tails} times")
+    cuts = [life.cut_at for life in mine[at.tails : -1]]
+    low = min([*(cut for cut in cuts if cut < at.offset), main.commit_offset])
+    if low >= at.offset:
+        return replace(at, tails=tails)
+    if rules.on_take_back == FAIL:
+        raise DataError(
+            f"the broker took back messages of {key.topic}/{key.queue_id} from offset {low} on, and the stream has"
+            f" read up to {at.offset}",
+            do='.option("on-take-back", "again") reads what came in their place, "skip" goes on behind it',
+        )
+    if rules.on_take_back == AGAIN:
+        return replace(at, offset=low, from_offset=low, tails=tails)
+    end = min(at.offset, main.commit_offset)
+    return replace(at, offset=end, from_offset=end, tails=tails, lost=at.lost + max(0, end - low))
+
+
+def runs_of(queue: QueueLives, at: Position, until: Position) -> list[OffsetRun]:
+    """All that lies ahead of a position, in order, up to another."""
+    found: list[OffsetRun] = []
+    for number in sorted(n for n in queue.lives if at.incarnation <= n <= until.incarnation):
+        life = queue.lives[number][-1]
+        start = at.offset if number == at.incarnation else began(life)
+        is_last = number == until.incarnation
+        end = min(life.commit_offset, until.offset) if is_last else life.commit_offset
+        found += runs_of_life(life, start, end, queue.kept(number, start, end))
+    return found
+
+
+def shares(weights: Sequence[int], limit: int) -> list[int]:
+    """A limit divided by weight; in all ``limit``, or the weights themselves when they are less."""
+    total = sum(weights)
+    if total <= limit:
+        return list(weights)
+    found = [weight * limit // total for weight in weights]
+    left = limit - sum(found)
+    for number in sorted(range(len(weights)), key=lambda n: weights[n] - found[n], reverse=True):
+        if not left:
+            break
+        found[number] += 1
+        left -= 1
+    return found
+
+
+def advance(
+    states: Mapping[Place, TierState],
+    start: Positions,
+    rules: Rules,
+    *,
+    takes: Callable[[Key], bool] = lambda _key: True,
+    until: Mapping[Key, Position] | None = None,
+    rows_max: int | None = None,
+    bytes_max: int | None = None,
+    archive: ArchiveState | None = None,
+) -> Positions:
+    """Where the next batch ends. ``start`` itself when there is nothing to read.
+
+    Args:
+        states: Of the brokers.
+        start: Where the last batch ended.
+        rules: See ``Rules``.
+        takes: Whether a queue is read.
+        until: Where the stream is to end, by queue; others are not read. None: at what there is.
+        rows_max: Messages at most; divided among queues by what each has.
+        bytes_max: Bytes of the commit log, about; one message at least.
+        archive: Beside the tier.
+
+    Raises:
+        DataError: The rules say to fail; or the positions are of another tier.
+    """
+    ahead: dict[Key, tuple[Position, list[OffsetRun]]] = {}
+    queues = {one.key: one for one in queues_of(states, archive)}
+    gone = next((key for key in start if key not in queues and takes(key)), None)
+    if gone is not None:
+        raise _stranger(gone, "such queue")
+    ends = until if until is not None else {key: latest(one) for key, one in queues.items()}
+    for key, one in queues.items():
+        if key in ends and takes(key):
+            base = base_of(one, start.get(key), rules)
+            ahead[key] = base, runs_of(one, base, ends[key])
+    weights = [_weight(runs, by_bytes=bytes_max is not None) for _, runs in ahead.values()]
+    limit = rows_max if bytes_max is None else bytes_max
+    parts = weights if limit is None else shares(weights, limit)
+    most = max(range(len(parts)), key=parts.__getitem__, default=-1)
+    found: Positions = {}
+    for number, (key, (base, runs)) in enumerate(ahead.items()):
+        amount = parts[number] if parts[number] < weights[number] else None
+        taken = _take(runs, amount, bytes_max is not None, least=number == most)
+        found[key] = _end(queues[key], base, taken, rules)
+    same = all(start.get(key) is not None and _is_same(start[key], found[key]) for key in found)
+    return start if same else {**{key: at.settled for key, at in start.items()}, **found}
+
+
+def _weight(runs: list[OffsetRun], *, by_bytes: bool) -> int:
+    return sum(run.size_bytes if by_bytes else run.count for run in runs if run.is_there)
+
+
+def _take(
+    runs: list[OffsetRun], amount: int | None, by_bytes: bool, *, least: bool
+) -> list[OffsetRun]:
+    """As much of some runs as an amount of messages or bytes allows; what is not there costs nothing."""
+    if amount is None:
+        return runs
+    taken: list[OffsetRun] = []
+    left, is_first = amount, least
+    for run in runs:
+        cost = run.size_bytes if by_bytes else run.count
+        if not run.is_there or cost <= left:
+            taken.append(run)
+            left -= cost if run.is_there else 0
+            is_first = is_first and not run.is_there
+            continue
+        count = run.count * left // cost if by_bytes else left
+        count = max(count, int(is_first and by_bytes))
+        if count:
+            taken.append(replace(run, end=run.start + count))
+        break
+    return taken
+
+
+def _end(queue: QueueLives, base: Position, taken: list[OffsetRun], rules: Rules) -> Position:
+    first = next((number for number, run in enumerate(taken) if not run.is_there), None)
+    if first is not None and rules.on_gap != SKIP:
+        if not first:
+            raise gap_error(queue.key, taken[0].start, taken[0].end)
+        taken = taken[:first]
+    if not taken:
+        return base
+    missing = sum(run.count for run in taken if not run.is_there)
+    last = taken[-1]
+    tails = base.tails
+    if last.incarnation != base.incarnation:
+        tails = len(queue.lives[last.incarnation]) - 1
+    starts = {run.incarnation: run.start for run in reversed(taken)}
+    through = sorted((n, start) for n, start in starts.items() if n != base.incarnation)
+    return replace(
+        base,
+        incarnation=last.incarnation,
+        offset=last.end,
+        tails=tails,
+        missing=missing,
+        lost=base.lost + missing,
+        through=tuple(through),
+    )
+
+
+def gap_error(key: Key, start: int, end: int) -> DataError:
+    """Messages that a stream would miss."""
+    return DataError(
+        f"the tier has no messages of {key.topic}/{key.queue_id} from offset {start} to {end}:"
+        " they have expired, or never came there",
+        do='.option("on-gap", "skip") goes on behind them',
+    )
+
+
+def _is_same(before: Position, after: Position) -> bool:
+    return before.settled == after.settled
+
+
+def _stranger(key: Key, what: str) -> DataError:
+    """Positions that are none of this tier's."""
+    return DataError(
+        f"the checkpoint has a position of {key.topic}/{key.queue_id} of {key.cluster}/{key.broker}, and the tier has"
+        f" no {what}: the checkpoint is of another tier, or this one was made anew",
+        do="give the URL that the checkpoint was made with, or a new checkpoint; the options cluster and broker leave out"
+        " brokers whose data was removed",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a batch reads.
+
+    Attributes:
+        stretches: By queue and offset.
+        files: Of the archive beside the tier.
+        short: Offsets that were there when it was planned, and are no more, by queue.
+    """
+
+    stretches: list[Stretch]
+    files: list[Chosen]
+    short: dict[Key, int]
+
+
+def batch_of(
+    states: Mapping[Place, TierState],
+    end: Positions,
+    wanted: Selection,
+    rules: Rules,
+    takes: Callable[[Key], bool] = lambda _key: True,
+    *,
+    archive: ArchiveState | None = None,
+) -> Batch:
+    """What the batch that ends at some positions reads, by the tier and the archive as they are now.
+
+    Raises:
+        DataError: Less is there than when the batch was planned, and the rules say to fail; or a queue is gone.
+        InvalidError: The batch has messages of a queue that is not read any more: they would be left out for good.
+    """
+    queues = {one.key: one for one in queues_of(states, archive)}
+    prefixes = prefixes_of(states)
+    plan, short = TierPlan([], {}), dict[Key, int]()
+    for key, at in sorted(end.items()):
+        if at == at.settled:
+            continue
+        if not takes(key):
+            raise InvalidError(
+                f"the batch that is to be done again has messages of {key.topic}/{key.queue_id} of {key.cluster}/"
+                f"{key.broker}, which the options leave out now",
+                do="start the stream once with the options that it had, until that batch is done",
+            )
+        begins = {at.from_incarnation: at.from_offset, **dict(at.through)}
+        if key not in queues or begins.keys() - queues[key].lives.keys():
+            raise _stranger(key, "such queue, or not the incarnation that is to be read")
+        missing = 0
+        for number, begin in sorted(begins.items()):
+            history, span = _share(queues[key].lives[number], begin, at)
+            prefix = prefixes.get(key[:2], "")
+            missing += take_history(plan, prefix, queues[key], history, span=span, wanted=wanted)
+        if missing > at.missing:
+            short[key] = missing - at.missing
+            if rules.on_gap != SKIP:
+                raise _short_error(key, at, short[key])
+    return Batch(plan.stretches, list(plan.files.values()), short)
+
+
+def _share(
+    lives: list[QueueLife], begin: int, at: Position
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """What a batch has of one incarnation: its history, as incarnation and ends taken back, and the offsets."""
+    main = lives[-1]
+    if main.incarnation == at.incarnation:
+        return (main.incarnation, at.tails), (begin, at.offset)
+    return (main.incarnation, len(lives) - 1), (begin, int(main.commit_offset))
+
+
+def charged(
+    positions: Positions, *, lost: Mapping[Key, int], in_doubt: Mapping[Key, int]
+) -> Positions:
+    """Positions with more left out than they say; the same object if there is nothing."""
+    if not lost and not in_doubt:
+        return positions
+    return {
+        key: replace(
+            at,
+            lost=at.lost + lost.get(key, 0),
+            in_doubt=at.in_doubt + in_doubt.get(key, 0),
+        )
+        for key, at in positions.items()
+    }
+
+
+def _short_error(key: Key, at: Position, count: int) -> DataError:
+    """A batch that cannot be done as it was planned."""
+    return DataError(
+        f"the batch of {key.topic}/{key.queue_id} from offset {at.from_offset} to {at.offset} cannot be read as it was"
+        f" planned: {count} of its messages have expired since",
+        do='.option("on-gap", "skip") reads what is left of it, and counts them',
+    )

@@ -1,0 +1,604 @@
+"""Spark reads an archive, or a tier itself, through this program's own client.
+
+How to use it::
+
+    register(spark)
+    spark.read.format("tieredmq").option("topic", "orders").load("s3://bucket2/parquet")
+
+``tieredmq`` looks at the place to see which of both it is; ``rmq_archive`` and ``rmq_tier`` say so, as the option ``source``
+does. Of an archive exactly the files that its log names are read, a partition each; of a tier what is committed, sealed or
+not, in partitions of whole segments. Both have the same columns. docs/spark.md lists the options.
+
+What is not needed is not read: files, parts and row groups by options; columns by ``.schema("queue_offset long")``, since
+Spark does not tell a source written in Python which columns it wants.
+
+Filters of a query are not handed down: Spark (4.3 does) keeps what a source written in Python was handed with the frame, on
+its own side of the socket, and reads another query of the same frame by it, which then misses rows. No source can mend that.
+
+Threads and retries: a reader is pickled and used in workers, one partition at a time each; whatever fails, Spark does a
+partition again, and gets the same rows.
+
+Whoever imports this module needs pyspark.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tiered.api.arrow import load_pyarrow
+from tiered.api.stores import backend_errors
+from tiered.archive.checked_ranges import ObjectFile
+from tiered.archive.columns import topic_schema
+from tiered.archive.selection import selection_of, shown
+from tiered.archive.tables import groups_of, open_parquet, plan_files, read_archive
+from tiered.errors import InvalidError
+from tiered.spark.options import (
+    ARCHIVE,
+    DDL,
+    OF_STREAM,
+    OF_TIER,
+    READ,
+    TIER,
+    TierStates,
+    choice,
+    kind_of,
+    open_beside,
+    open_place,
+    partition_bytes,
+    plain_names,
+    require_columns,
+    require_known,
+    takes,
+    unpacked,
+    whole,
+)
+from tiered.spark.positions import (
+    AGAIN,
+    EARLIEST,
+    LATEST,
+    Rules,
+    advance,
+    batch_of,
+    charged,
+    document_of,
+    histories_of,
+    latest,
+    positions_of,
+    require_same,
+    start_of,
+)
+from tiered.spark.stretches import (
+    FAIL,
+    SKIP,
+    FetchedStore,
+    packed,
+    plan_pinned,
+    plan_tier,
+    queues_of,
+    read_stretch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.selection import Selection
+    from tiered.archive.tables import Chosen
+    from tiered.log.parts import TierState
+    from tiered.spark.positions import Histories, Positions
+    from tiered.spark.stretches import Key, Stretch
+
+_log = logging.getLogger(__name__)
+
+
+def register(session: Any) -> None:  # noqa: ANN401 (pyspark has no types)
+    """Make the sources known to a session."""
+    for source in (TieredSource, ArchiveSource, TierSource):
+        session.dataSource.register(source)
+
+
+class TieredSource(DataSource):
+    """Either of both; see the module."""
+
+    kind: ClassVar[str | None] = None
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return "tieredmq"
+
+    def schema(self) -> Any:  # noqa: ANN401
+        """All columns that every file has; of one topic of an archive also those of decoded bodies."""
+        options = plain_names(self.options)
+        topics = selection_of(options).texts.get("topic", frozenset())
+        if len(topics) != 1 or kind_of(options, self.kind) != ARCHIVE:
+            return DDL
+        return _topic_schema(options, next(iter(topics)))
+
+    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ANN401
+        """A reader of the columns of ``schema``, some of ours in any order."""
+        options = plain_names(self.options)
+        is_archive = kind_of(options, self.kind) == ARCHIVE
+        require_known(options, READ if is_archive else READ | OF_TIER)
+        wanted, columns = selection_of(options), _arrow_schema(schema)
+        bodies = _columns_of_bodies(options, wanted) if is_archive else None
+        require_columns(columns.names, bodies)
+        kind: type[SourceReader] = ArchiveReader if is_archive else TierBatchReader
+        return kind(options, columns, wanted)
+
+    def streamReader(self, schema: Any) -> TierStreamReader:  # noqa: N802, ANN401 (Spark's name)
+        """A reader of what comes into a tier."""
+        options = plain_names(self.options)
+        if kind_of(options, self.kind) == ARCHIVE:
+            raise InvalidError(
+                "an archive is no stream", do="read it as a batch, or give the tier's URL"
+            )
+        require_known(options, READ | OF_TIER | OF_STREAM)
+        columns = _arrow_schema(schema)
+        require_columns(columns.names)
+        return TierStreamReader(options, columns, selection_of(options))
+
+
+class ArchiveSource(TieredSource):
+    """An archive."""
+
+    kind = ARCHIVE
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return "rmq_archive"
+
+
+class TierSource(TieredSource):
+    """A tier."""
+
+    kind = TIER
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return "rmq_tier"
+
+
+def _topic_schema(options: Mapping[str, str], topic: str) -> Any:  # noqa: ANN401
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
+
+    state = _state(options)
+    named = next((lane.topic for lane in state.lanes if shown(lane.topic) == topic), topic)
+    return from_arrow_schema(topic_schema(state, named))
+
+
+def _state(options: Mapping[str, str]) -> ArchiveState:
+    """Of an archive's log, as it is now."""
+    with backend_errors():
+        store = open_place(options)
+        try:
+            return read_archive(store)
+        finally:
+            store.close()
+
+
+def _columns_of_bodies(
+    options: Mapping[str, str], wanted: Selection
+) -> Callable[[], frozenset[str]]:
+    """Tells what the log has fixed for bodies of the topics that are wanted; it reads the log when it is asked."""
+
+    def names() -> frozenset[str]:
+        state, topics = _state(options), wanted.texts.get("topic")
+        read = (topic for topic in state.bodies if topics is None or shown(topic) in topics)
+        return frozenset(name for topic in read for name in topic_schema(state, topic).names)
+
+    return names
+
+
+def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 (heavy)
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+# -- what both read --------------------------------------------------------------------------------
+
+BATCH_ROWS = 10_000
+_PIECE = ("broker", "queue_id", "incarnation", "queue_offset")
+
+
+@dataclass
+class FilePartition(InputPartition):
+    """Files of an archive, read one after another; none when nothing is to be read."""
+
+    files: tuple[Chosen, ...]
+
+
+@dataclass
+class TierPartition(InputPartition):
+    """Stretches of a tier, read one after another."""
+
+    stretches: tuple[Stretch, ...]
+
+
+class SourceReader(DataSourceReader):
+    """What both have in common."""
+
+    def __init__(self, options: Mapping[str, str], columns: pa.Schema, wanted: Selection) -> None:
+        self._options = options
+        self._columns = columns
+        self._wanted = wanted
+
+
+class ArchiveReader(SourceReader):
+    """Plans on the driver, reads on the workers."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each file that may hold what is wanted; without any, one that is empty."""
+        with backend_errors():
+            store = open_place(self._options)
+            try:
+                found = plan_files(read_archive(store), self._wanted)
+            finally:
+                store.close()
+        return [FilePartition((file,)) for file in found.files] or [FilePartition(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Rows of one partition."""
+        assert isinstance(partition, FilePartition)
+        yield from _read_files(open_place, self._options, partition, self._wanted, self._columns)
+
+
+class TierBatchReader(SourceReader):
+    """Plans by the journal, and by the log of an archive beside the tier, on the driver; reads on the workers."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Files of the archive, then whole bundles of the tier, small ones together; without any, one that is empty."""
+        wanted, pins = self._wanted, self._options.get("pinned")
+        with backend_errors():
+            states = TierStates(self._options)
+            try:
+                found = states.read()
+                plan = (
+                    plan_tier(found, wanted, states.archive, partial(takes, self._options, wanted))
+                    if pins is None
+                    else plan_pinned(found, wanted, states.archive, unpacked(pins))
+                )
+            finally:
+                states.close()
+        return partitions_of(self._options, plan.files.values(), plan.stretches) or [
+            TierPartition(())
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Rows of one partition."""
+        yield from read_partition(self._options, partition, self._wanted, self._columns)
+
+
+def partitions_of(
+    options: Mapping[str, str], files: Iterable[Chosen], stretches: Sequence[Stretch]
+) -> list[InputPartition]:
+    """What is read at once: of an archive files, of a tier what lies in the same bundles; each of so many bytes."""
+    most, size = partition_bytes(options), 0
+    groups: list[list[Chosen]] = []
+    for file in files:
+        if not groups or size + file.size_bytes > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size_bytes
+    found: list[InputPartition] = [FilePartition(tuple(group)) for group in groups]
+    return [*found, *map(TierPartition, packed(stretches, most))]
+
+
+def read_partition(
+    options: Mapping[str, str], partition: InputPartition, wanted: Selection, columns: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a partition of a tier, or of the archive beside it."""
+    if isinstance(partition, FilePartition):
+        yield from _read_files(open_beside, options, partition, wanted, columns)
+        return
+    assert isinstance(partition, TierPartition)
+    on_bad = choice(options, "on-bad", (FAIL, SKIP))
+    with backend_errors():
+        store = open_place(options)
+        try:
+            fetched = FetchedStore(store, partition.stretches)
+            rows = (
+                some
+                for stretch in partition.stretches
+                for some in read_stretch(
+                    fetched, stretch, wanted, names=columns.names, on_bad=on_bad
+                )
+            )
+            yield from (fitted(some, columns) for some in _batched(rows))
+        finally:
+            store.close()
+
+
+def _batched(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, in batches that are neither large nor, where that costs nothing, small."""
+    arrow = load_pyarrow()
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for some in chain(rows, [None]):
+        if waiting and (some is None or count + some.num_rows > BATCH_ROWS):
+            whole = arrow.Table.from_batches(waiting).combine_chunks()
+            yield from whole.to_batches(max_chunksize=BATCH_ROWS)
+            waiting, count = [], 0
+        if some is not None and some.num_rows:
+            waiting.append(some)
+            count += some.num_rows
+
+
+def _read_files(
+    opened: Callable[[Mapping[str, str]], ObjectStore],
+    options: Mapping[str, str],
+    partition: FilePartition,
+    wanted: Selection,
+    columns: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    if not partition.files:
+        return
+    with backend_errors():
+        store = opened(options)
+        try:
+            for chosen in partition.files:
+                raw = ObjectFile(store, chosen.key, chosen.size_bytes)
+                file = open_parquet(raw)
+                groups, _ = groups_of(raw, file, wanted)
+                is_shared = chosen.rows != file.metadata.num_rows
+                needed = ["queue_offset", *columns.names, *wanted.columns]
+                needed += _PIECE if is_shared else ()
+                there = [name for name in dict.fromkeys(needed) if name in file.schema_arrow.names]
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there):
+                    counted = _of_pieces(batch, chosen) if is_shared else batch
+                    yield fitted(wanted.rows_of(counted), columns)
+        finally:
+            store.close()
+
+
+def fitted(rows: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    """Rows with exactly these columns; those that a file has not are null."""
+    arrow = load_pyarrow()
+    there = set(rows.schema.names)
+    made = [
+        rows.column(field.name).cast(field.type)
+        if field.name in there
+        else arrow.nulls(rows.num_rows, field.type)
+        for field in columns
+    ]
+    return arrow.RecordBatch.from_arrays(made, schema=columns)
+
+
+def _of_pieces(rows: pa.RecordBatch, chosen: Chosen) -> pa.RecordBatch:
+    """The rows that count, of a file that holds others too."""
+    compute = load_pyarrow().compute
+    mask: Any = None
+    for piece in chosen.pieces:
+        lane, offsets = piece.lane, rows.column("queue_offset")
+        some = compute.equal(rows.column("broker"), shown(lane.broker))
+        some = compute.and_(some, compute.equal(rows.column("queue_id"), lane.queue_id))
+        some = compute.and_(some, compute.equal(rows.column("incarnation"), lane.incarnation))
+        some = compute.and_(some, compute.greater_equal(offsets, piece.low))
+        some = compute.and_(some, compute.less(offsets, piece.high))
+        mask = some if mask is None else compute.or_(mask, some)
+    return rows.filter(mask)
+
+
+# -- streams ---------------------------------------------------------------------------------------
+#
+# Overview: the driver follows the journals and gives Spark positions (``tiered.spark.positions``), which go into
+# the query's checkpoint; a batch's partitions are stretches of the tier, as with a batch query. Spark writes the
+# end of a batch down before the batch begins, so after a crash the same batch is done again with the same rows;
+# with a sink that knows its batches (files, or ``foreachBatch`` that is idempotent by batch) each message comes
+# out once.
+#
+# Order: within a queue by offset, one partition after another; between queues none.
+#
+# With ``availableNow`` the end is pinned when the query starts, and limits divide the way there into batches.
+# Each is planned from the tier as it is then, so what has expired meanwhile is seen.
+#
+# What a stream leaves out is in its positions, and in this log. What goes between the plan of a batch and its
+# reading is said when the batch is begun and counted with the next plan, at once: nothing else has to come
+# (``tiered.spark.positions`` has the one case in which a number stays in doubt). What goes while workers read is
+# an error, and the batch is done again by the next start.
+#
+# Threads: Spark calls from one at a time.
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The batch that was begun last: where it ends, its partitions, and what had gone since it was planned."""
+
+    end: Positions
+    partitions: list[InputPartition]
+    short: dict[Key, int]
+
+
+class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module."""
+
+    def __init__(self, options: Mapping[str, str], columns: pa.Schema, wanted: Selection) -> None:
+        """Read nothing yet.
+
+        Args:
+            options: Of the source.
+            columns: What rows have.
+            wanted: Which of them.
+
+        Raises:
+            InvalidError: An option is wrong.
+        """
+        self._options = options
+        self._columns = columns
+        self._wanted = wanted
+        self._rules = Rules(
+            choice(options, "on-gap", (FAIL, SKIP)),
+            choice(options, "on-take-back", (FAIL, AGAIN, SKIP)),
+        )
+        self._start = _start_option(options.get("start", EARLIEST))
+        self._limit = _limit_option(options)
+        self._states: TierStates | None = None
+        self._histories: Histories = {}
+        self._seen: Positions = {}
+        self._until: Positions | None = None
+        self._planned: _Planned | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+        """Where the stream begins when there is no checkpoint."""
+        states = self._read()
+        return self._document(start_of(states, self._start, self._takes, self._archive))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From now on nothing new is read."""
+        self._until = self._seen = self._ends(self._read())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """By the options ``max-messages`` or ``max-bytes``."""
+        return self._limit
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the batch ends that begins at ``start``; the same when there is nothing to read."""
+        states, before = self._read_from(start), positions_of(start)
+        if self._until is None:
+            self._seen = self._ends(states)
+        base = self._charged(states, before)
+        end = advance(
+            states,
+            base,
+            self._rules,
+            takes=self._takes,
+            until=self._until,
+            rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            bytes_max=limit.max_bytes if isinstance(limit, ReadMaxBytes) else None,
+            archive=self._archive,
+        )
+        for key, at in end.items():
+            count = at.lost - (base[key].lost if key in base else 0)
+            _say(key, count, "messages are not there and left out")
+        if end is before:
+            return start
+        return self._document({k: at.settled for k, at in end.items()} if end is base else end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Where the tier ends, as last seen."""
+        return self._document(self._seen) or None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What a batch reads. Asked again, a process says the same."""
+        if start == end:
+            return []
+        positions = positions_of(end)
+        if self._planned is None or self._planned.end != positions:
+            states = self._read_from(end)
+            batch = batch_of(
+                states, positions, self._wanted, self._rules, self._takes, archive=self._archive
+            )
+            for key, count in batch.short.items():
+                _say(key, count, "messages of a batch that was planned earlier are left out")
+            made = partitions_of(self._options, batch.files, batch.stretches)
+            self._planned = _Planned(positions, made, batch.short)
+        return self._planned.partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Rows of one partition."""
+        yield from read_partition(self._options, partition, self._wanted, self._columns)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: the checkpoint is Spark's, and the tier knows of no readers."""
+
+    def stop(self) -> None:
+        """Close the store."""
+        if self._states is not None:
+            self._states.close()
+            self._states = None
+
+    def _charged(self, states: dict[Place, TierState], before: Positions) -> Positions:
+        """Positions with what was left out of their batch beyond what they say, as far as that is known."""
+        if self._planned is not None and self._planned.end == before:
+            return charged(before, lost=self._planned.short, in_doubt={})
+        if self._rules.on_gap != SKIP:
+            return before
+        mine = {key: at for key, at in before.items() if self._takes(key)}
+        short = batch_of(states, mine, self._wanted, self._rules, archive=self._archive).short
+        for key, count in short.items():
+            text = "messages of the batch before, done by a process that is no more, have expired: if they had gone when it"
+            _say(key, count, f"{text} came to them, its log says that they were left out")
+        return charged(before, lost={}, in_doubt=short)
+
+    def _ends(self, states: dict[Place, TierState]) -> Positions:
+        queues = queues_of(states, self._archive)
+        return {queue.key: latest(queue) for queue in queues if self._takes(queue.key)}
+
+    def _read(self) -> dict[Place, TierState]:
+        with backend_errors():
+            if self._states is None:
+                self._states = TierStates(self._options)
+            states = self._states.read()
+        self._histories = {(at.cluster, at.broker): state.history for at, state in states.items()}
+        return states
+
+    def _read_from(self, document: dict[str, Any]) -> dict[Place, TierState]:
+        """The states, which have to be of the histories that a document of positions is of."""
+        states = self._read()
+        require_same(histories_of(document), self._histories)
+        return states
+
+    def _document(self, positions: Positions) -> dict[str, Any]:
+        return document_of(positions, self._histories)
+
+    @property
+    def _archive(self) -> ArchiveState | None:
+        """Of the archive beside the tier, as it was read with the states."""
+        return self._states.archive if self._states is not None else None
+
+    def _takes(self, key: Key) -> bool:
+        return takes(self._options, self._wanted, key)
+
+
+def _say(key: Key, count: int, what: str) -> None:
+    """Log what was gone over."""
+    if count:
+        _log.warning("%s/%s: %s %s", key.topic, key.queue_id, count, what)
+
+
+def _start_option(text: str) -> Any:  # noqa: ANN401 (JSON values)
+    if text in {EARLIEST, LATEST}:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidError(
+            f"the option start is {text!r:.80}",
+            do='say earliest, latest, or {"topic": {"0": offset}}',
+        ) from error
+
+
+def _limit_option(options: Mapping[str, str]) -> ReadLimit:
+    rows, size = whole(options, "max-messages", None), whole(options, "max-bytes", None)
+    if rows and size:
+        raise InvalidError("max-messages and max-bytes are given both", do="give one of them")
+    if rows:
+        return ReadMaxRows(rows)
+    return ReadMaxBytes(size) if size else ReadAllAvailable()

@@ -1,0 +1,689 @@
+"""What a tier and the archive beside it have, cut into what is read at once by one reader.
+
+Overview: of a tier planning goes by the journal alone: for each life of a queue that the broker has not taken back, runs of
+parts without a gap between them, ended at segments. A stretch knows its parts, so its reader asks the journal only when one
+of their objects is gone (merged, or expired). Of an archive it goes by the log: pieces of files.
+
+Both as one: whatever the archive has of a history is read there, and the rest of it in the tier, by queue offsets. So
+nothing is there twice while it lies in both, and nothing is missing when it has expired in the tier.
+
+A stretch is part of one history (``tiered.log.cursor``): the broker may take an end of a queue back and put other messages
+there. ``tails`` says how often that had happened when the stretch was planned; its rows are those that stood there then, or
+an error: never others. Of an archive nothing counts that was taken back before or since: the tier keeps that.
+
+Partitions go by bundle: what lies in one bundle is read by one task, which fetches it in a few requests however many queues
+have a share in it (``packed``, ``FetchedStore``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from backends.base import ByteRange
+from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
+from backends.wrapping import WrappingStore
+from tiered.archive.columns import Columns
+from tiered.archive.model import ArchiveLane
+from tiered.archive.plan import Task, overtaken_by
+from tiered.archive.selection import MAX, shown
+from tiered.archive.tables import Chosen, TablePiece, refuses_file
+from tiered.errors import DataError, InvalidError
+from tiered.log.cursor import LifeView, QueueCursor, life_at
+from tiered.log.parts import Gap, Parts, QueueLife
+from tiered.log.reader import QueueReader, TierReader
+from tiered.log.sections import WHOLE_AT_ONCE_BYTES
+from tiered.model import LogOffset, QueueOffset
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import Archived
+    from tiered.archive.selection import Selection
+    from tiered.log.parts import Part, TierState
+
+SKIP = "skip"
+FAIL = "fail"
+_log = logging.getLogger(__name__)
+
+
+# -- what there is -----------------------------------------------------------------------------------
+
+
+class Key(NamedTuple):
+    """A queue of one broker."""
+
+    cluster: str
+    broker: str
+    topic: str
+    queue_id: int
+
+
+class Kept(NamedTuple):
+    """Queue offsets ``[start, end)`` that an archive has, all of one of its stretches."""
+
+    start: int
+    end: int
+    archived: Archived
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the commit log that they were, about."""
+        one = self.archived
+        return one.source_bytes * (self.end - self.start) // (one.end - one.start)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLives:
+    """One queue: its lives in a tier, and what an archive has of them.
+
+    Attributes:
+        key: Whose.
+        lives: By incarnation; the last of each is the one that counts, those before were taken back. Of an incarnation that
+            the archive alone knows an empty one.
+        archive: Its log; None: there is none.
+    """
+
+    key: Key
+    lives: dict[int, list[QueueLife]]
+    archive: ArchiveState | None = None
+
+    def lane(self, number: int) -> ArchiveLane:
+        """One incarnation, as the archive names it."""
+        return ArchiveLane(*self.key, number)
+
+    def kept_end(self, number: int, tails: int) -> int:
+        """One past the last queue offset at which an archive's row is of a history of an incarnation.
+
+        The archive stands on a history, too: that of as many ends taken back as its log has dealt with. What lies before
+        every cut that is between both histories, or came since, is the same in both.
+        """
+        assert self.archive is not None
+        lives, lane = self.lives[number], self.lane(number)
+        ends = range(len(lives) - 1)
+        dealt = next((n for n in ends if overtaken_by(self.archive, lane, lives[n])), len(ends))
+        return min((life.cut_at for life in lives[min(dealt, tails) : -1]), default=MAX)
+
+    def kept(
+        self, number: int, start: int = 0, end: int = MAX, tails: int | None = None
+    ) -> list[Kept]:
+        """What the archive has of offsets ``[start, end)`` of an incarnation, in order.
+
+        Args:
+            number: Of the incarnation.
+            start: First queue offset.
+            end: One past the last.
+            tails: Of the history; None: the present one.
+        """
+        if self.archive is None:
+            return []
+        end = min(
+            end, self.kept_end(number, len(self.lives[number]) - 1 if tails is None else tails)
+        )
+        found = self.archive.overlapping(self.lane(number), start, end) if start < end else ()
+        return [Kept(max(one.start, start), min(one.end, end), one) for one in found]
+
+
+def queues_of(
+    states: Mapping[Place, TierState], archive: ArchiveState | None = None
+) -> Iterator[QueueLives]:
+    """Every queue of a tier, and of the archive beside it, in order."""
+    found: dict[Key, dict[int, list[QueueLife]]] = {}
+    for place, state in sorted(states.items()):
+        for queue, lives in sorted(state.queues.items()):
+            found[Key(place.cluster, place.broker, queue.topic, queue.queue_id)] = incarnations(
+                lives
+            )
+    for lane, stretches in archive.lanes.items() if archive else ():
+        mine = found.setdefault(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id), {})
+        if lane.incarnation not in mine and len(stretches):
+            end = QueueOffset(max(one.end for one in stretches))
+            # Log offsets are not known: 1 says that there was something before.
+            life = QueueLife(lane.incarnation, end, end, LogOffset(1), ended="archived")
+            mine[lane.incarnation] = [life]
+    for key, lives_of in sorted(found.items()):
+        if lives_of:
+            yield QueueLives(key, lives_of, archive)
+
+
+def incarnations(lives: Sequence[QueueLife]) -> dict[int, list[QueueLife]]:
+    """Lives of a queue by incarnation; the last of each is the one that counts, those before were taken back."""
+    found: dict[int, list[QueueLife]] = {}
+    for life in lives:
+        found.setdefault(life.incarnation, []).append(life)
+    return found
+
+
+def is_ahead(archive: ArchiveState, states: Mapping[Place, TierState]) -> bool:
+    """Whether an archive has dealt with ends taken back that states of its tier do not know of: they are older."""
+    queues = {one.key: one for one in queues_of(states)} if archive.tails else {}
+    for lane, marks in archive.tails.items():
+        queue = queues.get(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id))
+        tails = queue.lives.get(lane.incarnation, [])[:-1] if queue else []
+        if queue and len(marks) > sum(not overtaken_by(archive, lane, tail) for tail in tails):
+            return True
+    return False
+
+
+def rest_of(kept: Iterable[Kept], low: int, high: int) -> Iterator[tuple[int, int]]:
+    """What is left of offsets ``[low, high)`` beside those that an archive has."""
+    at = low
+    for one in kept:
+        if at < min(one.start, high):
+            yield at, min(one.start, high)
+        at = max(at, one.end)
+    if at < high:
+        yield at, high
+
+
+# -- what is read ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StretchHistory:
+    """One incarnation of a queue as it stood.
+
+    Attributes:
+        prefix: Of the broker.
+        lane: The incarnation.
+        tails: How many of its ends had been taken back.
+    """
+
+    prefix: str
+    lane: ArchiveLane
+    tails: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Queue offsets of one life that are read one after another.
+
+    Attributes:
+        prefix: Of the broker.
+        task: Lane, offsets and parts; ``tails``: ends of the lane's incarnation that had been taken back.
+    """
+
+    prefix: str
+    task: Task
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the commit log, at most."""
+        return self.task.size_bytes
+
+
+@dataclass(slots=True)
+class TierPlan:
+    """What a selection reads of a tier, and of the archive beside it.
+
+    Attributes:
+        stretches: In order of broker, queue and offset.
+        parts_left: Parts that are left out, by what.
+        missing: Offsets that never came into the tier, among those wanted.
+        files: Of the archive, by key. Where only a part of a piece counts, its number of rows is 0.
+        cuts: Lanes of which the archive has rows that do not count, and from which queue offset on.
+    """
+
+    stretches: list[Stretch]
+    parts_left: dict[str, int]
+    missing: int = 0
+    files: dict[str, Chosen] = field(default_factory=dict)
+    cuts: dict[ArchiveLane, int] = field(default_factory=dict)
+
+    def add_files(self, lane: ArchiveLane, kept: Iterable[Kept], wanted: Selection) -> None:
+        """Read what an archive has, as far as it may be wanted."""
+        for start, end, archived in kept:
+            for file in archived.files:
+                low, high = max(file.low, start), min(file.high, end)
+                if low >= high or refuses_file(wanted, file):
+                    continue
+                rows = file.rows if (low, high) == (file.low, file.high) else 0
+                one = self.files.setdefault(file.key, Chosen(file.key, file.size_bytes, []))
+                one.pieces.append(TablePiece(lane, low, high, rows))
+
+
+def plan_tier(
+    states: Mapping[Place, TierState],
+    wanted: Selection,
+    archive: ArchiveState | None = None,
+    takes: Callable[[Key], bool] = lambda _key: True,
+) -> TierPlan:
+    """Everything that is wanted and there now.
+
+    Args:
+        states: Of the brokers.
+        wanted: What.
+        archive: Beside the tier: what it has is read there.
+        takes: Whether a queue is read.
+
+    Raises:
+        InvalidError: A topic is asked for that the tier has not.
+    """
+    plan = TierPlan([], {})
+    queues = list(queues_of(states, archive))
+    topics = {shown(queue.key.topic) for queue in queues}
+    missing = wanted.texts.get("topic", frozenset()) - topics
+    if missing and missing == wanted.texts.get("topic"):
+        raise InvalidError(
+            f"the tier has no topic {min(missing)}", do="`tiered ls URL` lists the topics"
+        )
+    prefixes = prefixes_of(states)
+    for queue in queues:
+        for number in sorted(queue.lives) if takes(queue.key) else ():
+            _plan_life(plan, prefixes.get(queue.key[:2], ""), queue, number, wanted)
+    return plan
+
+
+def prefixes_of(states: Iterable[Place]) -> dict[tuple[str, str], str]:
+    """Of each broker, by cluster and name."""
+    return {(place.cluster, place.broker): place.prefix for place in states}
+
+
+def _plan_life(
+    plan: TierPlan, prefix: str, queue: QueueLives, number: int, wanted: Selection
+) -> None:
+    lives, lane = queue.lives[number], queue.lane(number)
+    life = lives[-1]
+    refused = wanted.refuses(lane)
+    if refused:
+        _leave(plan, refused, len(life.parts()))
+        return
+    kept = queue.kept(number)
+    plan.add_files(lane, kept, wanted)
+    end = MAX if queue.archive is None else queue.kept_end(number, len(lives) - 1)
+    if queue.archive is not None and queue.archive.overlapping(lane, end, MAX):
+        plan.cuts[lane] = end
+    history = StretchHistory(prefix, lane, len(lives) - 1)
+    for low, high in rest_of(kept, *bounds(wanted, life.min_offset, life.commit_offset)):
+        for gap in life.gaps:
+            plan.missing += max(0, min(gap.end, high) - max(gap.start, low))
+        plan.stretches += cut(history, life, (low, high), wanted, None if kept else plan)
+
+
+def bounds(wanted: Selection, low: int, high: int) -> tuple[int, int]:
+    """Those of the offsets ``[low, high)`` that are wanted."""
+    least, most = wanted.bounds.get("queue_offset", (low, high))
+    return max(low, least), min(high, most + 1)
+
+
+def cut(
+    history: StretchHistory,
+    life: QueueLife,
+    span: tuple[int, int],
+    wanted: Selection,
+    plan: TierPlan | None = None,
+) -> Iterator[Stretch]:
+    """Offsets ``[low, high)`` of a life as stretches, one or more for each segment; gaps are in none.
+
+    Args:
+        history: Whose.
+        life: Of it.
+        span: The offsets.
+        wanted: Parts without any wanted store time are left out.
+        plan: Counts what is left out.
+    """
+    low, high = span
+    for segment in life.segments:
+        begin = 0
+        for at, part in enumerate(segment.parts):
+            reason = _refuses(part, low, high, wanted)
+            if reason and plan is not None:
+                _leave(plan, reason, 1)
+            if reason:
+                yield from _stretch(history, segment.parts[begin:at], span)
+                begin = at + 1
+        yield from _stretch(history, segment.parts[begin:], span)
+
+
+def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
+    if part.queue_end <= low or part.queue_offset >= high:
+        return "queue_offset"
+    if part.holes == part.count:
+        return "holes"
+    times = part.store_min_ms * 1000, part.store_max_ms * 1000 + 999
+    return "" if wanted.meets("store_ts", *times) else "store_ts"
+
+
+def _stretch(history: StretchHistory, run: Parts, span: tuple[int, int]) -> Iterator[Stretch]:
+    if len(run):
+        start, end = max(run[0].queue_offset, span[0]), min(run.queue_end, span[1])
+        yield Stretch(history.prefix, Task(history.lane, start, end, run, history.tails))
+
+
+def _leave(plan: TierPlan, reason: str, count: int) -> None:
+    if count:
+        plan.parts_left[reason] = plan.parts_left.get(reason, 0) + count
+
+
+# -- offsets of a history ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRun:
+    """Offsets ``[start, end)`` of one incarnation that lie ahead, in one part, in an archive, or nowhere."""
+
+    incarnation: int
+    start: int
+    end: int
+    size_bytes: int
+    is_there: bool
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self.end - self.start
+
+
+def runs_of_life(
+    life: QueueLife, start: int, end: int, kept: Sequence[Kept] = ()
+) -> Iterator[OffsetRun]:
+    """Offsets ``[start, end)`` of one life: what an archive has of them, parts of the rest, and what is nowhere."""
+    for at, one in zip(range(len(kept) + 1), [*kept, None], strict=True):
+        low = kept[at - 1].end if at else start
+        yield from _runs_of_parts(life, low, end if one is None else one.start)
+        if one is not None:
+            yield OffsetRun(life.incarnation, one.start, one.end, one.size_bytes, True)
+
+
+def _runs_of_parts(life: QueueLife, start: int, end: int) -> Iterator[OffsetRun]:
+    at = start
+    for part in life.parts() if start < end else ():
+        low, high = max(part.queue_offset, life.min_offset, at), min(part.queue_end, end)
+        if low >= high:
+            continue
+        if low > at:
+            yield OffsetRun(life.incarnation, at, low, 0, False)
+        size = part.log_bytes * (high - low) // part.count
+        yield OffsetRun(life.incarnation, low, high, size, True)
+        at = high
+    if at < end:
+        yield OffsetRun(life.incarnation, at, end, 0, False)
+
+
+def take_history(
+    plan: TierPlan,
+    prefix: str,
+    queue: QueueLives,
+    history: tuple[int, int],
+    *,
+    span: tuple[int, int],
+    wanted: Selection,
+) -> int:
+    """Read offsets of a history: what the archive has of it there, the rest in the tier.
+
+    Args:
+        plan: To which it is added.
+        prefix: Of the broker.
+        queue: Whose.
+        history: Incarnation, and how many of its ends had been taken back.
+        span: The offsets ``[start, end)``.
+        wanted: What is not wanted is left out.
+
+    Returns:
+        How many offsets are nowhere.
+    """
+    number, tails = history
+    lives, lane = queue.lives[number], queue.lane(number)
+    kept = queue.kept(number, *span, tails)
+    plan.add_files(lane, kept, wanted)
+    missing = 0
+    for start, stop in rest_of(kept, *span):
+        for life, low, high in _owned(lives, tails, start, stop):
+            some = (max(low, life.min_offset), high)
+            plan.stretches += cut(StretchHistory(prefix, lane, tails), life, some, wanted)
+            missing += sum(run.count for run in runs_of_life(life, low, high) if not run.is_there)
+    return missing
+
+
+def _owned(
+    lives: list[QueueLife], tails: int, begin: int, end: int
+) -> Iterator[tuple[QueueLife, int, int]]:
+    """Offsets ``[begin, end)`` by the life in which they lay, as so many ends had been taken back."""
+    at = begin
+    while at < end:
+        life, _, high = life_at(lives, tails, at)
+        stop = min(end, high) if high > at else end
+        yield life, at, stop
+        at = stop
+
+
+# -- what a frame has fixed --------------------------------------------------------------------------
+
+
+def pins_of(stretches: Iterable[Stretch]) -> str:
+    """Which offsets of which histories stretches have, as JSON; ``plan_pinned`` plans the same again."""
+    found: dict[tuple[ArchiveLane, int], list[list[int]]] = {}
+    for task in (one.task for one in stretches):
+        rows = found.setdefault((task.lane, task.tails), [])
+        if rows and rows[-1][1] == task.start:
+            rows[-1][1] = task.end
+        else:
+            rows.append([task.start, task.end])
+    return json.dumps([[lane.row(), tails, rows] for (lane, tails), rows in found.items()])
+
+
+def plan_pinned(
+    states: Mapping[Place, TierState], wanted: Selection, archive: ArchiveState | None, pins: str
+) -> TierPlan:
+    """The very messages that were planned before, wherever they lie now.
+
+    Raises:
+        DataError: Some of them have expired since.
+    """
+    plan, prefixes = TierPlan([], {}), prefixes_of(states)
+    queues = {queue.key: queue for queue in queues_of(states, archive)}
+    for row, tails, spans in json.loads(pins):
+        lane = ArchiveLane.of(row)
+        key = Key(lane.cluster, lane.broker, lane.topic, lane.queue_id)
+        queue = queues.get(key)
+        lives = queue.lives.get(lane.incarnation, []) if queue else []
+        missing = sum(end - start for start, end in spans)
+        if queue and len(lives) > tails:
+            prefix, history = prefixes.get(key[:2], ""), (lane.incarnation, tails)
+            missing = sum(
+                take_history(plan, prefix, queue, history, span=(start, end), wanted=wanted)
+                for start, end in spans
+            )
+        if missing:
+            raise DataError(
+                f"{missing} messages of {lane} that this frame reads have expired since it was made",
+                do="make the frame again",
+            )
+    return plan
+
+
+# -- partitions --------------------------------------------------------------------------------------
+
+_GAP_BYTES = 256 << 10
+_FETCHERS = 4
+
+
+def packed(stretches: Sequence[Stretch], bytes_max: int) -> list[tuple[Stretch, ...]]:
+    """Stretches in groups of so many bytes, so that all that lies in one bundle is in one group.
+
+    A group has the shares of whole bundles, of one at least, in order of queue and offset. A stretch that lies in several
+    bundles comes apart, and what is left of it side by side is one again.
+    """
+    bundles: dict[tuple[str, str], list[tuple[int, Stretch]]] = defaultdict(list)
+    for number, one in enumerate(stretches):
+        for key, some in _by_bundle(one):
+            bundles[one.prefix, key].append((number, some))
+    groups: list[list[tuple[int, Stretch]]] = []
+    size = 0
+    for shares in bundles.values():
+        more = sum(one.size_bytes for _, one in shares)
+        if not groups or size + more > bytes_max:
+            groups.append([])
+            size = 0
+        groups[-1] += shares
+        size += more
+    return [tuple(_joined(group)) for group in groups]
+
+
+def _by_bundle(one: Stretch) -> Iterator[tuple[str, Stretch]]:
+    """A stretch, cut where another bundle begins."""
+    task = one.task
+    keys = [bundle.key for bundle in task.parts.bundles]
+    borders = [at for at in range(1, len(keys)) if keys[at] != keys[at - 1]]
+    starts = task.parts.column("queue_offset")
+    for first, behind in pairwise([0, *borders, len(keys)]):
+        start = max(task.start, int(starts[first]))
+        end = min(task.end, int(starts[behind])) if behind < len(keys) else task.end
+        yield (
+            keys[first],
+            replace(one, task=replace(task, start=start, end=end, parts=task.parts[first:behind])),
+        )
+
+
+def _joined(group: list[tuple[int, Stretch]]) -> Iterator[Stretch]:
+    """In order; neighbours of one stretch are one, and each has rows of its own, since it goes to a worker."""
+    rows = sorted(group, key=lambda row: (row[0], row[1].task.start))
+    runs: list[list[Stretch]] = []
+    last = -1
+    for number, one in rows:
+        if number == last and runs[-1][-1].task.end == one.task.start:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+        last = number
+    for run in runs:
+        first, parts = run[0].task, [one.task.parts for one in run]
+        data = np.concatenate([some.rows.view(np.uint8) for some in parts]).view(
+            parts[0].rows.dtype
+        )
+        own = Parts(data, [bundle for some in parts for bundle in some.bundles])
+        yield replace(run[0], task=replace(first, end=run[-1].task.end, parts=own))
+
+
+class FetchedStore(WrappingStore):
+    """A tier's store for one task, which fetches the small sections that it needs, neighbours of a bundle with one request.
+
+    What is asked for a second time (since it failed its check), is gone, or was not fetched, comes from the store itself.
+
+    Memory: the small sections, about what a partition has.
+    """
+
+    def __init__(self, inner: ObjectStore, stretches: Iterable[Stretch]) -> None:
+        """Fetch.
+
+        Args:
+            inner: The tier's store.
+            stretches: Of the task.
+
+        Raises:
+            BackendError: The store failed.
+        """
+        super().__init__(inner)
+        self._held: dict[str, list[tuple[ByteRange, bytes]]] = {}
+        self._given: set[tuple[str, int]] = set()
+        wants = _ranges(stretches)
+        with ThreadPoolExecutor(_FETCHERS, "tiered-fetch") as pool:
+            for key, held in pool.map(self._fetch, wants):
+                if held is not None:
+                    self._held.setdefault(key, []).append(held)
+
+    def _fetch(self, want: tuple[str, ByteRange]) -> tuple[str, tuple[ByteRange, bytes] | None]:
+        key, place = want
+        try:
+            return key, (place, self._inner.get(key, place))
+        except (ObjectNotFoundError, InvalidRangeError, ShortReadError):
+            return key, None  # who reads it finds out what became of it
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        """See ``ObjectStore``."""
+        found = [self._of(key, wanted) for wanted in byte_ranges]
+        if None in found:
+            return self._inner.get_ranges(key, byte_ranges)
+        return [data for data in found if data is not None]
+
+    def _of(self, key: str, wanted: ByteRange) -> bytes | None:
+        if (key, wanted.start) in self._given:
+            return None
+        for place, data in self._held.get(key, ()):
+            if place.start <= wanted.start and wanted.end <= place.end:
+                self._given.add((key, wanted.start))
+                return data[wanted.start - place.start : wanted.end - place.start]
+        return None
+
+
+def _ranges(stretches: Iterable[Stretch]) -> list[tuple[str, ByteRange]]:
+    """Ranges of bundles with several small sections each, which lie near one another."""
+    sections: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for one in stretches:
+        rows = one.task.parts.rows
+        places = zip(rows["start"].tolist(), rows["size_bytes"].tolist(), strict=True)
+        for bundle, (start, size) in zip(one.task.parts.bundles, places, strict=True):
+            if size <= WHOLE_AT_ONCE_BYTES:
+                sections[one.prefix + bundle.key].add((start, start + size))
+    found: list[tuple[str, ByteRange]] = []
+    for key, spans in sections.items():
+        runs: list[list[int]] = []
+        for start, end in sorted(spans):
+            if runs and start - runs[-1][1] <= _GAP_BYTES:
+                runs[-1][1:] = [max(runs[-1][1], end), runs[-1][2] + 1]
+            else:
+                runs.append([start, end, 1])
+        found += [(key, ByteRange(low, high)) for low, high, count in runs if count > 1]
+    return found
+
+
+def read_stretch(
+    store: ObjectStore,
+    stretch: Stretch,
+    wanted: Selection,
+    *,
+    names: Collection[str] | None = None,
+    on_bad: str = FAIL,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a stretch, those wanted, in order of offset.
+
+    Args:
+        store: The tier's, with retries.
+        stretch: What to read.
+        wanted: Which rows.
+        names: Columns that are needed; None: all. Others may come with them.
+        on_bad: What to do about a record that cannot be unpacked: ``fail``, or ``skip`` it.
+
+    Raises:
+        DataError: The bytes are damaged.
+        ExpiredError: Some of it has expired since the stretch was planned.
+        BackendError: The store failed.
+    """
+    task = stretch.task
+    journal, view = TierReader(store, stretch.prefix), LifeView.of(task.lane.queue, task.life)
+    cursor = QueueCursor(task.lane.queue, view, tails=task.tails, journal=journal)
+    reader = QueueReader(store, stretch.prefix, cursor)
+    needed = None if names is None else {*names, *wanted.columns}
+    columns, at = Columns(task.lane, names=needed), QueueOffset(task.start)
+    while at < task.end:
+        batch = reader.read(at, count_max=task.end - at)
+        if batch is None or isinstance(batch, Gap) or batch.base_offset != at:
+            raise DataError(f"{task.lane} cannot be read at offset {at}", where=stretch.prefix)
+        rows, aside = columns.make(batch)
+        bad = [one for one in aside if one.record is not None]
+        if bad and on_bad != SKIP:
+            raise DataError(
+                f"{task.lane}: the message with offset {bad[0].queue_offset} cannot be unpacked: {bad[0].reason}",
+                where=stretch.prefix,
+                do='.option("on-bad", "skip") leaves such messages out',
+            )
+        if bad:
+            _log.warning(
+                "%s: %s messages cannot be unpacked and are left out, the first at offset %s",
+                *(task.lane, len(bad), bad[0].queue_offset),
+            )
+        yield from (wanted.rows_of(some) for some in rows)
+        at = batch.end_offset

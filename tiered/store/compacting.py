@@ -1,0 +1,747 @@
+"""Topics with ``cleanup.policy=COMPACTION``: of each key the newest message stays, in a log beside the commit log.
+
+Overview: ``Compactions.advance`` copies what queues list into their compaction logs (``tiered.local.compaction_log`` has the
+form; it is a broker's). ``compact`` makes a pass over all files but the last, which is written to: a map of the newest
+offset of each key in what is new (``tiered.compaction``), in rounds when it is full, then what stays is built aside, and
+put in the place of the files that it was made of. A thread of its own does both, now and then.
+
+Ordering: a log file expires only when what it has was copied (``advance`` comes first). Files aside are whole and on the
+disk before the mark ``ready`` is; then records and units are put in place, file by file; then the mark goes.
+
+**Crashes.** Without the mark what is aside is thrown away; with it the rest is put in place when the store is opened. Of the
+last file, which alone may be half written (each is on the disk before the next is begun), what comes behind the first record
+that does not pass its checks is cut, and copied anew from the commit log, which has it still; what stands behind the queue's
+end goes. A queue is not shown while it is half put in place. After an error in the middle of a change the queue is opened
+anew, as after a crash, before anything else is done with it; readers keep what they had.
+
+**Closing.** A pass under way is left between two pieces: what is aside then has no mark, and is thrown away.
+
+**Threads.** One at a time changes; readers take the log of the moment and keep it (old files stay until they let go).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.compaction.keyed import keyed_block
+from tiered.compaction.offset_map import OffsetMap
+from tiered.compaction.passes import LogFile, PassSettings, plan_pass
+from tiered.compaction.retention import EVERY, PieceCache, fill, stays
+from tiered.crashpoints import reached
+from tiered.errors import ClosedError, DataError, InvalidError, TieredStoreError
+from tiered.format.block import check_records, parse_records, topics_equal
+from tiered.format.fastjson import loads
+from tiered.format.items import BATCH_ITEM, BATCH_ITEM_BYTES, is_batch
+from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, PHYSICAL_OFFSET_AT, RecordFault
+from tiered.local.compaction_log import ASIDE, READY, CompactedFile, CompactionLog, folders_of
+from tiered.local.consumequeues import PlainQueue
+from tiered.local.layout import QUEUE_DIRECTORY, read_text
+from tiered.local.queue_reader import Bounds, fetch
+from tiered.local.rows import NAME_DIGITS, list_bases
+from tiered.store.disk import RowWriter, make_folder, replace_file, sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tiered.clock import Clock
+    from tiered.compaction.passes import PassPlan
+    from tiered.compaction.retention import KeyedRecords
+    from tiered.format.block import RecordBlock
+    from tiered.local.compaction_log import Units
+    from tiered.local.face import RecordBatch
+    from tiered.model import MessageQueue
+    from tiered.store.opening import StoreParts
+    from tiered.store.store_options import Compacting
+
+CHECKPOINT_FILE: Final = "compaction/position-checkpoint"
+_PIECE: Final = 8192
+"""Queue offsets that are copied or judged at once, if they fit in"""
+_PIECE_BYTES: Final = 16 << 20
+_COPY_S: Final = 1.0
+_LOG = logging.getLogger(__name__)
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class CompactionCounts:
+    """What was done since the store was opened."""
+
+    passes: int = 0
+    rounds: int = 0
+    keys: int = 0
+    messages: int = 0
+    gone_messages: int = 0
+    rewritten_bytes: int = 0
+    damaged: int = 0
+    map_use: float = 0.0
+
+
+@dataclass(slots=True)
+class _End:
+    """Where a log goes on: the file that is written to, and what it has."""
+
+    base: int = 0
+    size: int = 0
+    count: int = 0
+
+
+class _Appender:
+    """Writes records and their units into a pair of folders; rolls both together."""
+
+    def __init__(
+        self, folders: tuple[str, str], sizes: Compacting, rows: RowWriter, end: _End
+    ) -> None:
+        self._folders = folders
+        self._sizes = sizes
+        self._rows = rows
+        self.end = end
+
+    def put(self, block: RecordBlock, tags: Longs, where: Longs) -> None:
+        """Append the records at ``where``.
+
+        Raises:
+            OSError: Not all of it was written.
+        """
+        while len(where):
+            many = self._fitting(block.sizes[where].astype(np.int64))
+            if many:
+                self._write(block, tags, where[:many])
+                where = where[many:]
+            else:
+                self._roll()
+
+    def _fitting(self, sizes: Longs) -> int:
+        """How many records the present file takes; its last unit says that it ends."""
+        room = self._sizes.log_file_bytes - self.end.size - BLANK_BYTES_MIN
+        many = int(np.searchsorted(sizes.cumsum(), room, "right"))
+        if not many and not self.end.size:
+            raise DataError(
+                f"a record of {int(sizes[0])} bytes is longer than a file of the compaction log",
+                where=self._folders[0],
+            )
+        return min(many, self._sizes.unit_file_items - 1 - self.end.count)
+
+    def _write(self, block: RecordBlock, tags: Longs, where: Longs) -> None:
+        sizes, end = block.sizes[where].astype(np.int64), self.end
+        starts = sizes.cumsum() - sizes
+        places = end.base + end.size + starts
+        view = memoryview(block.buffer)
+        begins = block.positions[where]
+        pieces = map(view.__getitem__, map(slice, begins.tolist(), (begins + sizes).tolist()))
+        data = bytearray().join(pieces)
+        raw = np.frombuffer(data, np.uint8)
+        digits = places.astype(">i8").view(np.uint8).reshape(-1, 8)
+        raw[(starts + PHYSICAL_OFFSET_AT)[:, None] + np.arange(8)] = digits
+        units = np.zeros(len(where), BATCH_ITEM)
+        units["physical_offset"], units["size"], units["tag_code"] = places, sizes, tags[where]
+        units["store_timestamp_ms"] = block.store_timestamps_ms[where]
+        units["base_offset"], units["count"] = block.queue_offsets[where], 1
+        units["compacted_offset"] = -1
+        self._put(0, end.size, data)
+        self._put(1, end.count * BATCH_ITEM_BYTES, units.tobytes())
+        end.size, end.count = end.size + len(data), end.count + len(where)
+
+    def _roll(self) -> None:
+        """End the file; it is on the disk before there is another, so that after a crash only the last is looked at."""
+        room = self._sizes.log_file_bytes - self.end.size
+        self._put(0, self.end.size, room.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big"))
+        unit = np.zeros(1, BATCH_ITEM)
+        unit["physical_offset"] = unit["compacted_offset"] = -1
+        self._put(1, self.end.count * BATCH_ITEM_BYTES, unit.tobytes())
+        self._rows.sync()
+        self.end.base += self._sizes.log_file_bytes
+        self.end.size = self.end.count = 0
+
+    def _put(self, kind: int, at: int, data: bytes | bytearray) -> None:
+        size = (self._sizes.log_file_bytes, self._sizes.unit_file_bytes)[kind]
+        path = f"{self._folders[kind]}/{self.end.base:0{NAME_DIGITS}d}"
+        self._rows.write_file(path, size, at, data)
+
+
+class _Queue:
+    """The compaction log of one queue, for one thread at a time.
+
+    Attributes:
+        log: As it is; None: nothing is in it.
+        end: Queue offset behind what was copied.
+        is_cut: Something stood behind the queue's end.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        queue: MessageQueue,
+        sizes: Compacting,
+        go_on: Callable[[], None],
+        *,
+        limit: int,
+        is_sound: bool,
+    ) -> None:
+        """Open it, put in place what a pass had made, and cut what should not be there.
+
+        Args:
+            root: Of the store.
+            queue: Whose.
+            sizes: Of files.
+            go_on: Called before each piece of a pass; raises when there is no time for more.
+            limit: Where the queue ends: what stands behind it goes.
+            is_sound: The store was stopped cleanly, so the last file need not be looked at.
+
+        Raises:
+            DataError: It is damaged where it had been on the disk.
+            OSError: The disk refuses it.
+        """
+        self._root, self.queue, self._sizes, self._go_on = root, queue, sizes, go_on
+        self.folders = folders_of(root, queue)
+        self._rows = RowWriter()
+        self._settle()
+        if not is_sound:
+            self._mend()
+        self.log = self._opened()
+        cut = self._cut_at(limit)
+        self.is_cut = cut is not None
+        if cut is not None:
+            self._cut(*cut)
+            self.log = self._opened()
+        last = self.log.files[-1] if self.log else None
+        end = _End(last.base, last.end - last.base, last.count) if last else _End()
+        self._appender = _Appender(self.folders, sizes, self._rows, end)
+        self.end = self.log.end if self.log else 0
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Finish a pass whose files were ready, or throw away what was not."""
+        for folder in self.folders:
+            make_folder(Path(folder))
+        if Path(self.folders[0], ASIDE, READY).exists():
+            self.put_in_place()
+        for folder in self.folders:
+            shutil.rmtree(f"{folder}/{ASIDE}", ignore_errors=True)
+        records, units = (list_bases(folder) for folder in self.folders)
+        odd = set(records) ^ set(units)
+        if odd - {max(records + units, default=0)}:
+            raise DataError(
+                "files of the compaction log have no list, or lists no file",
+                where=self.folders[0],
+                do="delete both folders of this queue: what the commit log has still is copied anew",
+            )
+        for base in odd:  # of a pair that was just being begun
+            for folder in self.folders:
+                Path(_path(folder, base)).unlink(missing_ok=True)
+
+    def _opened(self) -> CompactionLog | None:
+        if not list_bases(self.folders[0]):
+            return None
+        log = CompactionLog.open(self._root, self.queue)
+        if log is not None:
+            return log
+        self._mend()  # a broker's, which says nothing of how it ended
+        log = CompactionLog.open(self._root, self.queue)
+        if log is None:
+            raise DataError("the compaction log and its list do not fit", where=self.folders[0])
+        return log
+
+    def _mend(self) -> None:
+        """Of the last file keep what passes its checks, up to the first record that does not; the rest is zero then."""
+        bases = list_bases(self.folders[0])
+        if not bases:
+            return
+        file = CompactedFile.open(self.folders, bases[-1])
+        log, size, count, sound = CompactionLog(self.queue, (file,)), 0, 0, 1
+        while sound and count < file.count:
+            units = file.units(count, count + _PIECE)
+            sizes = units["size"].astype(np.int64)
+            ends = size + sizes.cumsum()
+            # Of a list of which the machine kept some pages only, places may be anything: they are not read by.
+            is_next = is_batch(units) & (units["physical_offset"] == file.base + ends - sizes)
+            units = units[: _leading(is_next & (ends <= file.records.size))]
+            sound = _leading(log.block(file, units).faults == RecordFault.OK) if len(units) else 0
+            size, count = int(ends[sound - 1]) if sound else size, count + sound
+            sound = sound if sound == len(sizes) else 0
+        self._cut(file.base, size, count)
+
+    def _cut_at(self, limit: int) -> tuple[int, int, int] | None:
+        """Base of the file, and how many bytes and units of it stay; None: all of it."""
+        for file in self.log.files if self.log is not None else ():
+            if file.count and file.last >= limit:
+                count = file.first_at("base_offset", limit)
+                place = int(file.units(count, count + 1)["physical_offset"][0]) - file.base
+                return file.base, place if count else 0, count
+        return None
+
+    def _cut(self, base: int, size: int, count: int) -> None:
+        """Make zero what lies behind a place, and delete later files."""
+        lengths = (self._sizes.log_file_bytes, self._sizes.unit_file_bytes)
+        bases = {base for folder in self.folders for base in list_bases(folder)}
+        for later in sorted((one for one in bases if one > base), reverse=True):
+            for (
+                folder
+            ) in self.folders:  # pair by pair: of one half that a crash leaves opening knows
+                Path(_path(folder, later)).unlink(missing_ok=True)
+        for folder, length, at in zip(
+            self.folders, lengths, (size, count * BATCH_ITEM_BYTES), strict=True
+        ):
+            os.truncate(_path(folder, base), at)
+            os.truncate(_path(folder, base), length)
+            self._rows.mark(_path(folder, base))
+            self._rows.mark_folder(folder)
+        self._rows.sync()
+
+    # -- copying ----------------------------------------------------------------------------------
+
+    def put(self, block: RecordBlock, tags: Longs, where: Longs, end: int) -> None:
+        """Append records; ``end``: the queue offset behind them.
+
+        Raises:
+            OSError: Not all of it was written; a store that is opened again looks.
+        """
+        self._appender.put(block, tags, where)
+        self.end = end
+
+    def show(self) -> None:
+        """Bring what was put to the disk, and show it to readers.
+
+        Raises:
+            DataError: It is not what was put.
+            OSError: It may not be on the disk.
+        """
+        self._rows.sync()
+        found = CompactionLog.open(self._root, self.queue)
+        if found is None and list_bases(self.folders[0]):
+            raise DataError("the compaction log and its list do not fit", where=self.folders[0])
+        self.log = found
+
+    # -- a pass -----------------------------------------------------------------------------------
+
+    def closed(self) -> list[CompactedFile]:
+        """All files with records but the last."""
+        return [file for file in self.log.files[:-1] if file.count] if self.log else []
+
+    def planned(self, compacted_to: int, settings: PassSettings, now_ms: int) -> PassPlan:
+        """What a pass would be over."""
+        files = [_log_file(file) for file in self.closed()]
+        return plan_pass(files, compacted_to, settings, now_ms)
+
+    def keyed(
+        self, files: list[CompactedFile], cache: PieceCache, start: int = 0
+    ) -> Iterator[KeyedRecords]:
+        """The records of files in pieces, from a queue offset on.
+
+        Raises:
+            DataError: One is damaged.
+        """
+        for file in files:
+            if file.last >= start:
+                for piece in cache.pieces(file.base, partial(self._keyed, file)):
+                    is_whole = piece.offsets[0] >= start
+                    yield piece if is_whole else piece.some(piece.offsets >= start)
+
+    def _keyed(self, file: CompactedFile) -> Iterator[KeyedRecords]:
+        assert self.log is not None
+        for _, units in self._pieces(file):
+            block = self.log.block(file, units)
+            yield keyed_block(block, block.queue_offsets, self.queue)
+
+    def _pieces(self, file: CompactedFile) -> Iterator[tuple[CompactedFile, Units]]:
+        assert self.log is not None
+        for one, units in self.log.pieces(file.first, count_max=_PIECE, bytes_max=_PIECE_BYTES):
+            if one is not file:
+                return
+            self._go_on()
+            yield one, units
+
+    def build(
+        self,
+        files: Sequence[CompactedFile],
+        flags: npt.NDArray[np.bool_],
+        before: Iterable[tuple[RecordBlock, Longs, Longs]] = (),
+    ) -> int:
+        """Make files of what stays of others, aside, behind other records; bytes of what stays.
+
+        Raises:
+            DataError: A record is damaged.
+            OSError: The disk refused it.
+        """
+        assert self.log is not None
+        aside = tuple(f"{folder}/{ASIDE}" for folder in self.folders)
+        for folder in aside:
+            shutil.rmtree(folder, ignore_errors=True)
+            make_folder(Path(folder))
+        rows = RowWriter()
+        appender = _Appender((aside[0], aside[1]), self._sizes, rows, _End())
+        for block, tags, where in before:
+            appender.put(block, tags, where)
+        number = written = 0
+        for file, every in chain.from_iterable(map(self._pieces, files)):
+            units = every[flags[number : number + len(every)]]
+            number += len(every)
+            if len(units):
+                block, tags = self.log.block(file, units), units["tag_code"].astype(np.int64)
+                if not block.is_sound:
+                    raise DataError("a record was damaged meanwhile", where=self.folders[0])
+                appender.put(block, tags, np.arange(len(block)))
+                written += int(block.sizes.sum())
+        rows.sync()
+        rows.close()
+        reached("store-compacted-built")
+        new = list_bases(aside[0])
+        left = [file.base for file in self.log.files if file.base > files[-1].base]
+        old = [file.base for file in self.log.files if file.base <= files[-1].base]
+        if left and new and new[-1] >= left[0]:
+            raise DataError(
+                "what stays takes more files than it had, as lists of another writer are fuller than ours",
+                where=self.folders[0],
+                do="nothing: the next pass is over more files",
+            )
+        replace_file(Path(aside[0], READY), json.dumps({"old": old, "new": new}).encode())
+        reached("store-compacted-ready")
+        return written
+
+    def put_in_place(self) -> None:
+        """Have the files aside take the place of those that they were made of; again does the rest.
+
+        Raises:
+            OSError: Not all of it was done.
+        """
+        ready = json.loads(Path(self.folders[0], ASIDE, READY).read_bytes())
+        for number, folder in enumerate(self.folders):
+            for base in list_bases(f"{folder}/{ASIDE}"):
+                self._rows.forget(_path(folder, base))
+                Path(_path(f"{folder}/{ASIDE}", base)).replace(_path(folder, base))
+            sync_folder(folder)
+            if not number:
+                reached("store-compacted-halfway")
+        for folder in self.folders:
+            for base in set(ready["old"]) - set(ready["new"]):
+                self._rows.forget(_path(folder, base))
+                Path(_path(folder, base)).unlink(missing_ok=True)
+            sync_folder(folder)
+        reached("store-compacted-swapped")
+        # The mark goes last, and for good, as it names files that are to be deleted.
+        for folder in self.folders[::-1]:
+            shutil.rmtree(f"{folder}/{ASIDE}", ignore_errors=True)
+            sync_folder(folder)
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._rows.close()
+
+
+def _leading(flags: npt.NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    return len(flags) if flags.all() else int(np.argmin(flags))
+
+
+def _path(folder: str, base: int) -> str:
+    return f"{folder}/{base:0{NAME_DIGITS}d}"
+
+
+def _log_file(file: CompactedFile) -> LogFile:
+    ends = np.concatenate((file.units(0, 1), file.units(file.count - 1, file.count)))
+    times = ends["store_timestamp_ms"].tolist()
+    return LogFile(file.first, file.last + 1, file.end - file.base, times[0], times[1])
+
+
+class Compactions:
+    """See the module.
+
+    Attributes:
+        counts: What was done.
+        failures: Queues that are not compacted, and why.
+    """
+
+    def __init__(self, parts: StoreParts, clock: Clock) -> None:
+        """Open what is there.
+
+        Raises:
+            DataError: It is damaged where it had been on the disk.
+            OSError: The disk refuses it.
+        """
+        self.counts = CompactionCounts()
+        self.failures: dict[MessageQueue, str] = {}
+        self._parts = parts
+        self._clock = clock
+        self._settings = parts.options.compacting
+        self._lock = threading.RLock()
+        self._queues: dict[MessageQueue, _Queue] = {}
+        self._torn: set[MessageQueue] = set()  # a change ended in the middle: to be opened anew
+        self._stop = threading.Event()
+        self._may_leave = (
+            False  # the pass under way is the thread's own: closing does not wait for it
+        )
+        self._thread = threading.Thread(target=self._run, name="store-compact")
+        self._open(is_sound=parts.recovered is None)
+
+    def start(self) -> None:
+        """Begin to copy and compact by itself, if any topic is such; again: nothing."""
+        with self._lock:
+            if self._parts.topics.compacted() and not self._thread.is_alive():
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End that; again: nothing."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        with self._lock:
+            for mine in self._queues.values():
+                mine.close()
+
+    def log(self, queue: MessageQueue) -> CompactionLog | None:
+        """The compaction log of a queue, as it is now; from any thread."""
+        mine = self._queues.get(queue)
+        return mine.log if mine is not None else None
+
+    def advance(self) -> None:
+        """Copy what queues list into their compaction logs.
+
+        Raises:
+            DataError: What was there is damaged.
+            OSError: The disk refused it; again does the rest.
+        """
+        with self._lock:
+            errors = []
+            self._open(is_sound=True)
+            for queue, mine in self._queues.items():
+                if mine.end < self._parts.listing.queues[queue].next_offset:
+                    try:
+                        with self._whole(queue):
+                            if self._copy(mine):
+                                mine.show()
+                    except (OSError, TieredStoreError) as error:  # one queue keeps no other waiting
+                        errors.append(error)
+            if errors:
+                raise errors[0]
+
+    def compact(self, *, by_hand: bool) -> CompactionCounts:
+        """One round over all queues that are due (``by_hand``: that have anything new).
+
+        Raises:
+            ClosedError: The store is closed meanwhile (not ``by_hand``). What was not ready is as it was.
+            OSError: The disk refused it.
+        """
+        self.advance()
+        ratio = 0.0 if by_hand else self._settings.dirty_ratio
+        with self._lock:
+            self._may_leave = not by_hand
+            for queue, mine in sorted(self._queues.items()):
+                try:
+                    self._pass(mine, PassSettings(dirty_ratio=ratio))
+                    self.failures.pop(queue, None)
+                except ClosedError:
+                    self._may_leave = False
+                    raise
+                except TieredStoreError as error:
+                    if self.failures.get(queue) != str(error):
+                        _LOG.warning("%s is not compacted: %s", queue, error)
+                    self.failures[queue] = str(error)
+            self._may_leave = False
+        return self.counts
+
+    def refill(self, queue: MessageQueue, batches: Iterable[RecordBatch]) -> int:
+        """Take in what another store or a tier has of a queue before this log begins, and make a pass.
+
+        Args:
+            queue: Which; there must be something of it.
+            batches: Its messages, in order; those from where this log begins on are left out.
+
+        Returns:
+            How many messages were taken in.
+
+        Raises:
+            InvalidError: Nothing is there of such a queue, or batches are not in order.
+            DataError: A record is damaged, or of another queue.
+            OSError: The disk refused it. Nothing is changed; again does it.
+        """
+        with self._lock:
+            self.advance()
+            mine = self._queues.get(queue)
+            if mine is None or mine.log is None or not mine.log.end:
+                raise InvalidError(
+                    f"there is nothing yet of {queue}, or its topic is not compacted"
+                )
+            root, taken = self._parts.hold.root, list[int]()
+            before = _older(queue, batches, mine.log.first, taken)
+            flags = np.ones(sum(file.count for file in mine.log.files), np.bool_)
+            with self._whole(queue):
+                mine.build(mine.log.files, flags, before)
+                # Before, not behind: what comes has not been looked at, and a crash must not say that it was.
+                _drop_mark(root, queue)
+                mine.put_in_place()
+                self._torn.add(queue)  # the file that is written to is another now
+            self._open(is_sound=True)
+            self.compact(by_hand=True)
+            return sum(taken)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _whole(self, queue: MessageQueue) -> Iterator[None]:
+        """A change that is made wholly; else the queue is opened anew before the next one."""
+        try:
+            yield
+        except BaseException:
+            self._torn.add(queue)
+            raise
+
+    def _open(self, *, is_sound: bool) -> None:
+        topics = self._parts.topics.compacted()
+        for queue, end in list(self._parts.listing.queues.items()) if topics else ():
+            known, is_torn = self._queues.get(queue), queue in self._torn
+            if queue.topic in topics and end.unit is None and (known is None or is_torn):
+                root, limit = self._parts.hold.root, end.next_offset
+                mine = self._queues[queue] = _Queue(
+                    root,
+                    queue,
+                    self._settings,
+                    self._go_on,
+                    limit=limit,
+                    is_sound=is_sound and not is_torn,
+                )
+                self._torn.discard(queue)
+                if mine.is_cut:  # what comes at these offsets now has not been looked at
+                    _drop_mark(root, queue)
+                if known is not None:  # until now readers had its log
+                    known.close()
+
+    def _go_on(self) -> None:
+        if self._may_leave and self._stop.is_set():
+            raise ClosedError("the store is being closed", where=self._parts.hold.root)
+
+    def _copy(self, mine: _Queue) -> bool:
+        """Whether anything was copied."""
+        parts, queue = self._parts, mine.queue
+        listed = parts.listing.queues[queue]
+        folder = f"{parts.hold.root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        index = PlainQueue(parts.cache, folder, listed.file_bytes)
+        parts.log.rescan()
+        bounds = Bounds(parts.log.bases[0] if parts.log.bases else 0, 1 << 62)
+        end = listed.next_offset
+        at = begin = max(mine.end, index.first_not_below(bounds.log_min, end))
+        while at < end:
+            entries = index.entries(at, min(end, at + _PIECE))
+            sizes = entries.sizes.astype(np.int64).cumsum()
+            many = max(1, int(np.searchsorted(sizes, _PIECE_BYTES, "right")))
+            entries = index.entries(at, min(end, at + min(many, _PIECE)))
+            found = fetch(parts.log, queue, entries, bounds, is_batch=False)
+            good = np.flatnonzero((found.verdicts == 0) & (found.record_of >= 0))
+            where, tags = found.record_of[good], np.zeros(len(found.block), np.int64)
+            tags[where] = entries.tag_codes[good]
+            at += len(entries)
+            mine.put(found.block, tags, where, at)
+            self.counts.damaged += len(entries) - len(good)
+        return at > begin
+
+    def _pass(self, mine: _Queue, settings: PassSettings) -> None:
+        marks = _read_marks(self._parts.hold.root)
+        name = f"{mine.queue.topic}_{mine.queue.queue_id}"
+        planned = mine.planned(marks.get(name, -1) + 1, settings, self._clock.now_ms())
+        if not planned.is_due:
+            return
+        files = mine.closed()
+        flags = np.ones(sum(file.count for file in files), np.bool_)
+        at, cache = planned.dirty_from, PieceCache(self._settings.memory_bytes)
+        while at < planned.end:
+            known = OffsetMap(self._settings.memory_bytes)
+            at = fill(known, mine.keyed(files, cache, at), planned.end)
+            self._judge(mine.keyed(files, cache), known, flags)
+            self.counts.rounds += 1
+            self.counts.keys += known.keys
+            self.counts.map_use = known.use
+        if not flags.all():
+            with self._whole(mine.queue):
+                self.counts.rewritten_bytes += mine.build(files, flags)
+                mine.put_in_place()
+                mine.show()
+        _write_marks(self._parts.hold.root, {**marks, name: planned.end - 1})
+        self.counts.passes += 1
+        self.counts.messages += len(flags)
+        self.counts.gone_messages += int(np.count_nonzero(~flags))
+
+    def _judge(
+        self, pieces: Iterator[KeyedRecords], known: OffsetMap, flags: npt.NDArray[np.bool_]
+    ) -> None:
+        number = 0
+        for piece in pieces:
+            if piece.offsets[0] > known.latest:
+                return
+            some = slice(number, number + len(piece))
+            flags[some] &= stays(piece, known, self._settings.policy, EVERY)
+            number += len(piece)
+
+    def _run(self) -> None:
+        passed_s = self._clock.monotonic_s()
+        while not self._stop.wait(_COPY_S):
+            try:
+                self.advance()
+                if self._clock.monotonic_s() >= passed_s + self._settings.interval_s:
+                    passed_s = self._clock.monotonic_s()
+                    self.compact(by_hand=False)
+            except ClosedError:
+                return
+            except (OSError, TieredStoreError) as error:
+                # The log keeps what was not copied: expiry waits for it.
+                _LOG.warning("topics of a store are not compacted: %s", error)
+
+
+def _older(
+    queue: MessageQueue, batches: Iterable[RecordBatch], limit: int, taken: list[int]
+) -> Iterator[tuple[RecordBlock, Longs, Longs]]:
+    """Records of batches below a queue offset, checked; ``taken`` gets how many."""
+    at = 0
+    for batch in batches:
+        if batch.base_offset < at:
+            raise InvalidError(f"what is to be taken in of {queue} is not in order, or comes twice")
+        at = int(batch.end_offset)
+        real = np.flatnonzero(batch.sizes > 0)
+        real = real[real + int(batch.base_offset) < limit]
+        block = parse_records(batch.data, batch.positions[real], batch.sizes[real])
+        check_records(block, expected_physical=None)
+        every = np.arange(len(real))
+        mine = (block.queue_offsets == real + int(batch.base_offset)) & (
+            block.queue_ids == queue.queue_id
+        )
+        if not (block.is_sound and mine.all() and topics_equal(block, every, queue.topic).all()):
+            raise DataError(f"what is to be taken in is damaged, or not of {queue}")
+        taken.append(len(real))
+        yield block, batch.tag_codes[real].astype(np.int64), every
+
+
+def _read_marks(root: str) -> dict[str, int]:
+    """Of each queue the last queue offset that a pass has looked at."""
+    try:
+        found = loads(read_text(f"{root}/{CHECKPOINT_FILE}") or b"{}")
+        return {
+            str(name): int(last) for name, last in dict(found.get("queueOffsetMap", {})).items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}  # then a pass looks at all of it once more
+
+
+def _drop_mark(root: str, queue: MessageQueue) -> None:
+    marks = _read_marks(root)
+    if marks.pop(f"{queue.topic}_{queue.queue_id}", None) is not None:
+        _write_marks(root, marks)
+
+
+def _write_marks(root: str, marks: dict[str, int]) -> None:
+    path = Path(root, CHECKPOINT_FILE)
+    before = read_text(str(path))
+    if before is not None:
+        replace_file(path.with_name(path.name + ".bak"), before)
+    document = {"empty": not marks, "queueOffsetMap": marks}
+    replace_file(path, json.dumps(document, indent="\t", separators=(",", ":")).encode())

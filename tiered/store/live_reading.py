@@ -1,0 +1,301 @@
+"""Reading a store that is being written: by queue offset, by time, by key, by message id.
+
+**Contract.** From any thread. Nothing above the confirmed offset is seen: consume queues and index end below it, and a
+message id that names a place above it finds nothing. Statuses and next offsets are the broker's:
+
+======================= =========================================================== ==================
+status                  when                                                        next_offset
+======================= =========================================================== ==================
+NO_MATCHED_LOGIC_QUEUE  the queue does not exist                                    0
+NO_MESSAGE_IN_QUEUE     it has never had a message                                  0
+OFFSET_TOO_SMALL        below the first message that is there                       that one
+OFFSET_OVERFLOW_ONE     just behind the last message                                as asked
+OFFSET_OVERFLOW_BADLY   farther behind                                              the end
+MESSAGE_WAS_REMOVING    its records have expired meanwhile                          the first there is
+FOUND                   at least one message                                        behind the last one
+======================= =========================================================== ==================
+
+A compacted topic is read from its compaction log as far as that goes, so it begins where that begins, and queue offsets have
+gaps: an offset that is gone gives the next greater one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tiered.errors import InvalidError
+from tiered.format.block import parse_records
+from tiered.format.hosts import parse_offset_msg_id
+from tiered.format.items import is_message
+from tiered.format.properties import KEYS, UNIQ_KEY, inner_count, split_keys
+from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
+from tiered.format.sysflag import INNER_BATCH
+from tiered.local.consumequeues import BatchQueue, PlainQueue
+from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
+from tiered.local.queue_reader import Bounds, fetch
+from tiered.model import Boundary
+from tiered.store.facts import key_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tiered.format.block import RecordBlock
+    from tiered.local.compaction_log import CompactionLog
+    from tiered.model import MessageQueue
+    from tiered.store.opening import StoreParts
+
+COUNT_MAX: Final = 32
+BYTES_MAX: Final = 1 << 20
+KEYS_MAX: Final = 64
+_FAR_MS: Final = 2**63 - 1
+
+
+class Status(Enum):
+    """How a read by queue offset ended; see the module."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """What a read by queue offset found.
+
+    Attributes:
+        status: See the module.
+        records: In order, without a gap (but of a compacted topic).
+        next_offset: Where to go on.
+        min_offset: First queue offset that can be read.
+        end_offset: One past the last.
+    """
+
+    status: Status
+    records: Sequence[Record]
+    next_offset: int
+    min_offset: int
+    end_offset: int
+
+
+class StoreReader:
+    """Reads one store."""
+
+    def __init__(
+        self,
+        parts: StoreParts,
+        confirmed: Callable[[], int],
+        compacted: Callable[[MessageQueue], CompactionLog | None],
+    ) -> None:
+        self._compacted = compacted
+        self._root = parts.hold.root
+        self._cache = parts.cache
+        self._log = parts.log
+        self._listing = parts.listing
+        self._index = parts.index
+        self._confirmed = confirmed
+        self._queues: dict[MessageQueue, PlainQueue | BatchQueue] = {}
+
+    def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        """Queue offsets ``[min, end)`` that can be read; (0, 0) of a queue that does not exist."""
+        end = self._listing.queues.get(queue)
+        if end is None or end.is_new:
+            return 0, 0
+        low, high = self._listed_bounds(queue, end.next_offset)
+        log = self._compacted(queue)
+        return (log.first if log is not None and log.end else low), high
+
+    def _listed_bounds(self, queue: MessageQueue, end: int) -> tuple[int, int]:
+        index = self._queue(queue)
+        self._log.rescan()
+        log_min = self._log.bases[0] if self._log.bases else 0
+        return index.first_not_below(log_min, end), end
+
+    def get(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+    ) -> Got:
+        """Messages of one queue from ``offset`` on; at least one where there is one, however large."""
+        if queue not in self._listing.queues:
+            return Got(Status.NO_MATCHED_LOGIC_QUEUE, (), 0, 0, 0)
+        low, end = self.bounds(queue)
+        if not end:
+            return Got(Status.NO_MESSAGE_IN_QUEUE, (), 0, 0, 0)
+        if offset < low:
+            return Got(Status.OFFSET_TOO_SMALL, (), low, low, end)
+        if offset == end:
+            return Got(Status.OFFSET_OVERFLOW_ONE, (), offset, low, end)
+        if offset > end:
+            return Got(Status.OFFSET_OVERFLOW_BADLY, (), end, low, end)
+        records = self._compacted_records(queue, offset, count_max, bytes_max)
+        if not records:
+            records = self._records(queue, offset, min(end, offset + count_max), bytes_max)
+        if not records:
+            low, end = self.bounds(queue)
+            return Got(Status.MESSAGE_WAS_REMOVING, (), max(low, offset + 1), low, end)
+        return Got(Status.FOUND, records, _behind(records[-1]), low, end)
+
+    def block(self, queue: MessageQueue, start: int, end: int) -> RecordBlock:
+        """The sound records at queue offsets ``[start, end)`` of a queue without inner batches, by columns."""
+        low, high = self.bounds(queue)
+        low, high = max(start, low), min(end, high)
+        if low >= high:
+            return parse_records(b"", np.empty(0, np.int64), np.empty(0, np.int32))
+        entries = self._queue(queue).entries(low, high)
+        bounds = Bounds(self._log.bases[0], self._confirmed())
+        found = fetch(self._log, queue, entries, bounds, is_batch=False)
+        if not found.verdicts.any():
+            return found.block
+        good = found.record_of[found.verdicts == 0]
+        return parse_records(
+            found.block.buffer, found.block.positions[good], found.block.sizes[good]
+        )
+
+    def offset_by_time(
+        self, queue: MessageQueue, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """The queue offset that a store time means; 0 of a queue that does not exist."""
+        low, end = self.bounds(queue)
+        first = low
+        limit_ms = time_ms if boundary is Boundary.LOWER else time_ms + 1
+        if (log := self._compacted(queue)) is not None and log.end:
+            at = log.offset_by_time(limit_ms)
+            if at is not None:
+                return at if boundary is Boundary.LOWER else max(first, at - 1)
+            low = max(self._listed_bounds(queue, end)[0], log.end)
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            found = self._records(queue, middle, middle + 1, 0)
+            if found and found[0].store_timestamp_ms < limit_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low if boundary is Boundary.LOWER else max(first, low - 1)
+
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = _FAR_MS,
+        count_max: int = KEYS_MAX,
+    ) -> list[Record]:
+        """Messages with a key or unique id, newest first; store times from ``begin_ms`` to ``end_ms``, both included."""
+        found: dict[int, Record] = {}
+        for place in self._index.find(key_hash(topic, key), begin_ms, end_ms):
+            if len(found) >= count_max:
+                break
+            record = self._record(place)
+            if record is None or place in found or record.topic != topic:
+                continue
+            names = record.properties
+            is_named = key in split_keys(names.get(KEYS)) or names.get(UNIQ_KEY) == key
+            if is_named and begin_ms <= record.store_timestamp_ms <= end_ms:
+                found[place] = record
+        return list(found.values())
+
+    def by_offset_msg_id(self, msg_id: str) -> Record | None:
+        """The message whose store host and physical offset an id names; None when it is not there.
+
+        Raises:
+            InvalidError: It is no such id.
+        """
+        try:
+            host, place = parse_offset_msg_id(msg_id)
+        except ValueError as error:
+            raise InvalidError(str(error), where=msg_id) from error
+        record = self._record(place)
+        return record if record is not None and record.store_host == host else None
+
+    def _queue(self, queue: MessageQueue) -> PlainQueue | BatchQueue:
+        index = self._queues.get(queue)
+        if index is None:
+            end = self._listing.queues[queue]
+            kind = QUEUE_DIRECTORY if end.unit is None else BATCH_DIRECTORY
+            folder = f"{self._root}/{kind}/{queue.topic}/{queue.queue_id}"
+            made = PlainQueue if end.unit is None else BatchQueue
+            index = self._queues[queue] = made(self._cache, folder, end.file_bytes)
+        index.row.rescan()
+        return index
+
+    def _records(self, queue: MessageQueue, start: int, end: int, bytes_max: int) -> list[Record]:
+        found: list[Record] = []
+        total = 0
+        for place, size in self._places(queue, start, end):
+            total += size
+            record = self._record(place) if not found or total <= bytes_max else None
+            if record is None:
+                break
+            found.append(record)
+        return found
+
+    def _compacted_records(
+        self, queue: MessageQueue, start: int, count_max: int, bytes_max: int
+    ) -> list[Record]:
+        """Records of the compaction log from the first at or above an offset on; none where it does not reach."""
+        log = self._compacted(queue)
+        if log is None or start >= log.end:
+            return []
+        for file, units in log.pieces(start, count_max=count_max, bytes_max=bytes_max):
+            data, positions = file.data(units)
+            places = zip(positions.tolist(), units["physical_offset"].tolist(), strict=True)
+            if found := list(_sound(data, places)):
+                return found
+        return []
+
+    def _places(self, queue: MessageQueue, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Physical offset and size of each record, as far as they are listed without a gap; an inner batch once."""
+        index = self._queue(queue)
+        if isinstance(index, PlainQueue):
+            items = index.units(start, end)
+            for item in items[: int(is_message(items).cumprod().sum())]:
+                yield int(item["physical_offset"]), int(item["size"])
+            return
+        entries = index.entries(start, end)
+        pairs = zip(entries.physical_offsets.tolist(), entries.sizes.tolist(), strict=True)
+        for (place, size), _ in groupby(pairs):
+            if size <= 0:
+                return
+            yield place, size
+
+    def _record(self, place: int) -> Record | None:
+        """The record at a physical offset, checked; None when there is none that may be seen."""
+        if not 0 <= place < self._confirmed():
+            return None
+        if self._log.base_of(place) is None:
+            self._log.rescan()
+        size = int.from_bytes(self._log.read(place, 4), "big", signed=True)
+        if size < RECORD_BYTES_MIN or place + size > self._confirmed():
+            return None
+        try:
+            return decode_record(self._log.read(place, size), 0, physical_offset=place)
+        except RecordError:
+            return None
+
+
+def _sound(data: bytes, places: Iterable[tuple[int, int]]) -> Iterator[Record]:
+    """Records at positions that have these physical offsets; a damaged one stops no reader, and passes tell of it."""
+    for at, place in places:
+        with contextlib.suppress(RecordError):
+            yield decode_record(data, at, physical_offset=place)
+
+
+def _behind(record: Record) -> int:
+    """The queue offset behind a record, or behind the messages in it."""
+    count = inner_count(record.properties) if record.sys_flag & INNER_BATCH else 1
+    return record.queue_offset + count

@@ -1,0 +1,504 @@
+"""Live brokers as the target: what is handed over is sent to them ahead of time, and they deliver it by their own wheel.
+
+Overview: ``give`` sends each message to a broker that has its topic, with the property ``TIMER_DELIVER_MS``; when one
+refuses the next is tried, and all of them again, after a pause, when all do. ``has`` asks brokers by unique id.
+
+Which of a batch is there: as long as this process lives it knows what was acknowledged, and which broker may have what was
+not. Of a batch that an earlier process began, each message is asked of every broker that may have got it; nothing is sent
+to a broker before the journal names it (``mark``). A broker finds a message by unique id in the wheel's topic or, delivered,
+in its own; with the same due time it is the same message. One without a unique id gets one that is made of its place, so
+that it is found, too.
+
+A broker that may have something and does not answer is waited for, ``WAITED_S``; then the message is given to another one,
+and comes twice if the first comes back with it. So it does where a broker keeps no index (``messageIndexEnable=false``).
+
+The broker from which the timers were taken may be among those that they go to, when it lives on. It has its own copies, so
+it is asked for each message first, and what it has is not sent.
+
+Never early: a broker's wheel counts seconds, and looks at a second when it is over. What it notes as due (``TIMER_OUT_MS``)
+is the second before the message's own time, and its own time is what is sent on (``deliver_at``). It delivers by its own
+clock. A broker without a wheel (4.x, or ``timerWheelEnable=false``) gets each message when it is due by ours.
+
+A topic that no broker has, while there are brokers, is waited for, ``WAITED_S`` as well; then its messages are refused for
+good, as is what a broker calls illegal. For one thread; ``close`` it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
+
+from tiered.errors import StoreUnavailableError
+from tiered.format import properties as names
+from tiered.format import sysflag
+from tiered.format.record import Record, RecordError, decode_record
+from tiered.format.remoting import Command
+from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
+from tiered.log.timers import HOUR_MS
+from timer.handover import require_ours
+from timer.producer import QUEUES_MADE, TEMPLATE, Ask, WritableBroker
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tiered.clock import Clock
+    from timer.dequeue import DueMessage
+    from timer.producer import Address, Producer
+
+_LOG = logging.getLogger("tiered.timer")
+GROUP: Final = "tiered_timer_run"
+WAITED_S: Final = 120.0
+"""As long as a name server waits for a broker of which it hears nothing."""
+SETTLE_S: Final = 2.0
+"""Before a broker is asked what became of a send: it may still be at it, and lists a message a moment after it stored it."""
+NEAR_MS_MAX: Final = 40 * HOUR_MS
+"""What is due in two days or later a broker stores anew every other day, and what is due in three it refuses."""
+_SECOND_MS: Final = 1000
+_TRIES: Final = 4
+_PAUSE_S: Final = 0.25
+_QUERY_MAX: Final = 32
+_CHUNK: Final = 256
+_KEPT_BITS: Final = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK | sysflag.MULTI_TAGS
+_DROPPED: Final = frozenset({
+    *(names.TIMER_OUT_MS, names.TIMER_ENQUEUE_MS, names.TIMER_DEQUEUE_MS, names.TIMER_ROLL_TIMES),
+    *(names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.DELAY, names.CLUSTER),
+    *(names.REAL_TOPIC, names.REAL_QUEUE_ID, names.TRANSACTION_MARK),
+    *("__CRC32#", "MSG_REGION", "TRACE_ON"),
+})  # fmt: skip
+"""What the first broker has put in, or would keep the next one from treating it as a timer."""
+
+Place = tuple[int, int]
+
+
+class TimerIdentity(NamedTuple):
+    """By which a message is known at a broker: the same is the same message."""
+
+    topic: str
+    key: str
+    deliver_ms: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message as it is sent.
+
+    Attributes:
+        place: Due time and offset in its hour's file.
+        identity: See there.
+        queue_id: Of its real queue.
+        record: As it lies in the file.
+        properties: As they are sent.
+    """
+
+    place: Place
+    identity: TimerIdentity
+    queue_id: int
+    record: Record
+    properties: str
+
+    def command(self, broker: WritableBroker) -> Command:
+        """The request that stores it; the broker chooses the queue where the real one is not there."""
+        record = self.record
+        fields = {
+            "a": GROUP,
+            "b": self.identity.topic,
+            "c": TEMPLATE,
+            "d": QUEUES_MADE,
+            "e": self.queue_id if self.queue_id < broker.queues else -1,
+            "f": record.sys_flag & _KEPT_BITS,
+            "g": record.born_timestamp_ms,
+            "h": record.flag,
+            "i": self.properties,
+            "j": record.reconsume_times,
+            "k": "false",
+            "m": "false",
+            "n": broker.name,
+        }
+        texts = {name: str(value) for name, value in fields.items()}
+        return Command(Ask.SEND_MESSAGE_V2, fields=texts, body=(record.body,), language="PYTHON")
+
+    def is_same(self, found: Record) -> bool:
+        """Whether what a broker has is this message."""
+        said = found.properties
+        if said.get(names.UNIQ_KEY) != self.identity.key:
+            return False
+        if found.reconsume_times != self.identity.attempts:
+            return False
+        dues = {said.get(names.TIMER_DELIVER_MS), said.get(names.TIMER_OUT_MS)} - {None}
+        return not dues or bool(dues & {str(self.identity.deliver_ms), str(self.place[0])})
+
+
+def outgoing(message: DueMessage, seed: str) -> Outgoing:
+    """How a message is sent. Pure.
+
+    Args:
+        message: Of an hour's file.
+        seed: Of unique ids for messages that have none: names the file's tier.
+    """
+    record = decode_record(message.record, 0)
+    said = record.properties
+    kept = {name: value for name, value in said.items() if name not in _DROPPED}
+    hour_place = f"{seed}{record.queue_id}/{message.offset}".encode()
+    made = blake2b(hour_place, digest_size=16).hexdigest().upper()
+    key = kept.setdefault(names.UNIQ_KEY, made)
+    deliver_ms = deliver_at(message.due_ms, said)
+    kept[names.TIMER_DELIVER_MS] = str(deliver_ms)
+    queue_id = said.get(names.REAL_QUEUE_ID, "")
+    return Outgoing(
+        (message.due_ms, message.offset),
+        TimerIdentity(said.get(names.REAL_TOPIC, ""), key, deliver_ms, record.reconsume_times),
+        int(queue_id) if queue_id.isdigit() else -1,
+        record,
+        names.join_properties(kept).decode(),
+    )
+
+
+def deliver_at(due_ms: int, said: Mapping[str, str]) -> int:
+    """The time that a message asked for: a broker's wheel notes the second before it, a delay level the time itself.
+
+    Args:
+        due_ms: As noted in the file.
+        said: Properties of the record.
+    """
+    if names.TIMER_OUT_MS not in said:
+        return due_ms
+    asked = said.get(names.TIMER_DELIVER_MS, "")
+    is_known = asked.isdigit() and due_ms < int(asked) <= due_ms + _SECOND_MS
+    return int(asked) if is_known else due_ms + _SECOND_MS
+
+
+class Outcome(Enum):
+    """What an answer to a send means."""
+
+    TAKEN = "taken"
+    REFUSED = "refused for good"
+    ABSENT = "the topic, or its group, is not there"
+    AGAIN = "not now, or not there"
+    UNKNOWN = "nobody knows"
+    NO_WHEEL = "the broker has no timers"
+
+
+_TAKEN_CODES: Final = frozenset({0, 10, 11, 12})
+"""Stored; of 10 to 12 a flush to disk or to a replica was waited for in vain."""
+_ILLEGAL_CODES: Final = frozenset({3, 13, 29})
+_ABSENT_CODES: Final = frozenset({17, 26})
+
+
+def outcome_of(answer: Command | None) -> Outcome:
+    """What an answer to a send means; None: there was none."""
+    if answer is None or (answer.code == 1 and answer.remark.startswith("UNKNOWN")):
+        return Outcome.UNKNOWN
+    if answer.code in _TAKEN_CODES:
+        return Outcome.TAKEN
+    if answer.code in _ILLEGAL_CODES:
+        return Outcome.REFUSED
+    if answer.code in _ABSENT_CODES:
+        return Outcome.ABSENT
+    if answer.code == 1 and "timerWheelEnable" in answer.remark:
+        return Outcome.NO_WHEEL
+    return Outcome.AGAIN
+
+
+class BrokerTarget:
+    """See the module.
+
+    Attributes:
+        kept: Messages that the broker from which they were taken has still.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        *,
+        source: str,
+        seed: str,
+        clock: Clock,
+        stop: threading.Event,
+        is_ours: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Find the brokers.
+
+        Args:
+            producer: Knows them.
+            source: Name of the broker from which the timers were taken.
+            seed: See ``outgoing``.
+            clock: Time.
+            stop: Ends pauses.
+            is_ours: Whether no other run can have begun; asked before each ``_CHUNK`` of sends, so that a run that was
+                paused in the middle of a batch sends no more than that when it wakes.
+
+        Raises:
+            StoreUnavailableError: No name server answers.
+        """
+        self._producer, self._source, self._seed = producer, source, seed
+        self._clock, self._stop, self._is_ours = clock, stop, is_ours
+        self._names = set(producer.brokers())  # those that the journal names, or is about to
+        self._forget()
+        self._absent: dict[str, float] = {}  # topics, and since when they are missed
+        self._missing_since_s: float | None = None
+        self.kept = 0
+
+    def _forget(self) -> None:
+        self._told: set[Place] = set()  # in what is known of these we need not ask
+        self._taken: dict[Place, str] = {}  # by which broker
+        self._refused: set[Place] = set()
+        self._doubt: dict[Place, str] = {}  # who may have it
+
+    # -- the face of a target -----------------------------------------------------------------------
+
+    def mark(self) -> Mapping[str, Any]:
+        """See ``timer.handover.Target``. From then on what it names may be sent to."""
+        with contextlib.suppress(StoreUnavailableError):
+            self._names.update(self._producer.brokers())
+        return {"kind": "brokers", "parties": sorted(self._names)}
+
+    @property
+    def next_ms(self) -> int | None:
+        """Nothing is delivered from here."""
+        return None
+
+    def tick(self) -> int:
+        """Likewise."""
+        return 0
+
+    def close(self) -> None:
+        """End the connections."""
+        self._producer.close()
+
+    def has(self, messages: Sequence[DueMessage], mark: Mapping[str, Any]) -> list[bool]:
+        """See ``timer.handover.Target``."""
+        timers = [outgoing(message, self._seed) for message in messages]
+        asked: dict[str, list[Outgoing]] = defaultdict(list)
+        for timer in timers:
+            for name in self._suspects(timer, mark):
+                asked[name].append(timer)
+        if asked:
+            self._clock.wait(self._stop, SETTLE_S)
+            self._ask_all(asked)
+        self._told.update(timer.place for timer in timers)
+        self._doubt.clear()
+        return [timer.place in self._taken for timer in timers]
+
+    def give(self, messages: Sequence[DueMessage]) -> list[int]:
+        """See ``timer.handover.Target``. Acknowledged by a broker when this returns."""
+        timers = [outgoing(message, self._seed) for message in messages]
+        places = {timer.place for timer in timers}
+        if not places & self._told:
+            self._forget()  # of the batch before
+        self._told |= places
+        self._leave_own(timers)
+        left, why = timers, ""
+        for attempt in range(_TRIES):
+            left = [one for one in timers if not self._is_settled(one)]
+            if not left:
+                return sorted(offset for _, offset in places & self._refused)
+            if self._doubt or (attempt and self._clock.wait(self._stop, _PAUSE_S * attempt)):
+                break
+            if attempt:
+                self._producer.forget_routes()
+            why = self._send(left, attempt) or why
+        self._producer.forget_routes()
+        raise StoreUnavailableError(
+            f"{len(left)} of {len(timers)} messages were not taken by a broker: {why}",
+            do="it is tried again; check the brokers",
+        )
+
+    def _is_settled(self, timer: Outgoing) -> bool:
+        return timer.place in self._taken or timer.place in self._refused
+
+    # -- sending ------------------------------------------------------------------------------------
+
+    def _send(self, timers: Sequence[Outgoing], attempt: int) -> str:
+        """Send each to one broker; why what was not taken was not."""
+        why, groups = "", defaultdict[WritableBroker, list[Outgoing]](list)
+        missed: dict[str, list[Outgoing]] = defaultdict(list)
+        for timer in timers:
+            found = self._producer.brokers_of(timer.identity.topic)
+            brokers = [one for one in found if one.name in self._names]
+            if found and not brokers:
+                why = f"broker {found[0].name} has just come"  # noted before the next try
+            elif brokers:
+                at = (crc32(timer.identity.key.encode()) + attempt) % len(brokers)
+                groups[brokers[at]].append(timer)
+            else:
+                missed[timer.identity.topic].append(timer)
+        for broker, some in groups.items():
+            why = self._send_to(broker, some, missed) or why
+        for topic, some in missed.items():
+            why = self._miss(topic, some)
+        return why
+
+    def _send_to(
+        self,
+        broker: WritableBroker,
+        timers: Sequence[Outgoing],
+        missed: dict[str, list[Outgoing]],
+    ) -> str:
+        why = self._producer.greet(broker.address)
+        if why:
+            return f"broker {broker.name}: {why}"
+        if not self._producer.has_wheel(broker.address):
+            now_ms = self._clock.now_ms()
+            timers = [one for one in timers if one.identity.deliver_ms <= now_ms]
+            why = f"broker {broker.name} has no timers, and gets each message when it is due"
+        for at in range(0, len(timers), _CHUNK):
+            some = timers[at : at + _CHUNK]
+            require_ours(self._is_ours)
+            answers, error = self._producer.ask_all(
+                broker.address, [one.command(broker) for one in some]
+            )
+            for timer, answer in zip(some, answers, strict=True):
+                if answer is not None and answer.code:
+                    why = f"broker {broker.name}: code {answer.code}: {answer.remark}"
+                if self._note(timer, broker, answer) is Outcome.ABSENT:
+                    missed[timer.identity.topic].append(timer)
+            if error:
+                return f"broker {broker.name}: {error}"
+        return why
+
+    def _note(self, timer: Outgoing, broker: WritableBroker, answer: Command | None) -> Outcome:
+        outcome = outcome_of(answer)
+        if outcome is Outcome.TAKEN:
+            self._taken[timer.place] = broker.name
+            self._absent.pop(timer.identity.topic, None)
+        elif outcome is Outcome.UNKNOWN:
+            self._doubt[timer.place] = broker.name
+        elif outcome is Outcome.REFUSED:
+            assert answer is not None
+            self._refuse(timer, f"broker {broker.name}: code {answer.code}: {answer.remark}")
+        elif outcome is Outcome.NO_WHEEL:
+            self._producer.note_no_wheel(broker.address)
+        return outcome
+
+    def _miss(self, topic: str, timers: Sequence[Outgoing]) -> str:
+        """The topic can be written nowhere. Perhaps its broker is starting, so it is waited for."""
+        if not self._producer.brokers():
+            return "no name server knows a broker"
+        why, now_s = f"no broker has topic {topic}", self._clock.monotonic_s()
+        if now_s - self._absent.setdefault(topic, now_s) >= WAITED_S:
+            for timer in timers:
+                self._refuse(timer, why)
+        return why
+
+    def _refuse(self, timer: Outgoing, why: str) -> None:
+        self._refused.add(timer.place)
+        _LOG.error("a timer is refused (%s of topic %s): %s", timer.identity.key, timer.identity.topic, why)  # fmt: skip
+
+    # -- asking -------------------------------------------------------------------------------------
+
+    def _suspects(self, timer: Outgoing, mark: Mapping[str, Any]) -> set[str]:
+        """Names of the brokers that may have it."""
+        place = timer.place
+        if place in self._taken:
+            return set()
+        if place in self._told:
+            return {self._doubt[place]} if place in self._doubt else set()
+        return set(mark.get("parties") or ())
+
+    def _ask_all(self, asked: Mapping[str, Sequence[Outgoing]]) -> None:
+        """Note what brokers have of what they may have.
+
+        Raises:
+            StoreUnavailableError: One does not answer, and was not waited for long enough.
+        """
+        known = self._producer.brokers()
+        silent = []
+        for name, timers in sorted(asked.items()):
+            why = (
+                self._ask(name, known[name], timers) if name in known else "no name server knows it"
+            )
+            if why:
+                silent.append(f"broker {name}: {why}")
+        now_s = self._clock.monotonic_s()
+        if not silent:
+            self._missing_since_s = None
+            return
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        since_s = self._missing_since_s
+        what = f"messages that may be there cannot be asked for: {'; '.join(silent)}"
+        if now_s - since_s < WAITED_S or not known:
+            raise StoreUnavailableError(what, do="start the broker; it is waited for two minutes")
+        self._missing_since_s = None
+        _LOG.warning("%s; they are given to other brokers, and may come twice", what)
+
+    def _ask(self, name: str, address: Address, timers: Sequence[Outgoing]) -> str:
+        """Note what one broker has; why it could not be asked."""
+        topics = (WHEEL_TOPIC, SCHEDULE_TOPIC) if name == self._source else (WHEEL_TOPIC,)
+        counts: Counter[TimerIdentity] = Counter()
+        for topic in (*topics, ""):
+            found, why = self._query(address, timers, topic)
+            if why:
+                return why
+            counts |= found  # (what was delivered lies in the wheel's topic still)
+        counts -= Counter(one.identity for one in timers if self._taken.get(one.place) == name)
+        for timer in timers:
+            if timer.place not in self._taken and counts[timer.identity] > 0:
+                counts[timer.identity] -= 1
+                self._taken[timer.place] = name
+        return ""
+
+    def _query(
+        self, address: Address, timers: Sequence[Outgoing], topic: str
+    ) -> tuple[Counter[TimerIdentity], str]:
+        """How often a broker has each message in a topic; without one: in its own."""
+        unique = list({one.identity: one for one in timers}.values())
+        commands = [_question(topic or one.identity.topic, one.identity.key) for one in unique]
+        answers, why = self._producer.ask_all(address, commands)
+        found: Counter[TimerIdentity] = Counter()
+        for one, answer in zip(unique, answers, strict=True):
+            if answer is None or answer.code not in {0, _NOT_FOUND}:
+                why = why or (f"code {answer.code}: {answer.remark}" if answer else "no answer")
+            elif not answer.code:
+                found[one.identity] = sum(map(one.is_same, _records(answer.text())))
+        return found, why
+
+    def _leave_own(self, timers: Sequence[Outgoing]) -> None:
+        """Find out what the broker from which they were taken has still."""
+        address = self._producer.brokers().get(self._source) if self._source else None
+        if address is None:
+            return
+        before = len(self._taken)
+        some = [one for one in timers if one.place not in self._taken]
+        why = self._ask(self._source, address, some)
+        if why:
+            raise StoreUnavailableError(
+                f"broker {self._source}, from which these timers were taken, cannot be asked for them: {why}",
+                do="it is tried again; check the broker",
+            )
+        self.kept += len(self._taken) - before
+
+
+_NOT_FOUND: Final = 22
+
+
+def _question(topic: str, key: str) -> Command:
+    fields = {
+        "topic": topic,
+        "key": key,
+        "maxNum": str(_QUERY_MAX),
+        "beginTimestamp": "0",
+        "endTimestamp": str(2**63 - 1),
+        "_UNIQUE_KEY_QUERY": "true",
+    }
+    return Command(Ask.QUERY_MESSAGE, fields=fields, language="PYTHON")
+
+
+def _records(body: bytes) -> Iterator[Record]:
+    """The records of an answer, one behind the other, up to one that is damaged."""
+    at = 0
+    while at < len(body):
+        try:
+            record = decode_record(body, at)
+        except RecordError:
+            return
+        yield record
+        at += record.size
