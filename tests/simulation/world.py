@@ -68,6 +68,8 @@ _EARLY_S = 2.5
 """So soon after something was merged somebody collects, in some worlds: the grace is longer."""
 _LAGS = 0.2
 """In so many of the seeds one queue lags, and goes on by other messages when that is known."""
+KEEPS_EVERY = 2
+"""Of so many seeds one has memory for bundles just written: its merges read nothing, so that little comes between."""
 _CALM = 0.7
 """How often nothing bad happens until something is tiered; else it may happen to the very first request."""
 STUCK_S = 300.0
@@ -141,7 +143,7 @@ class World:
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.broker.count = self.count
-        self.is_thorough = seed % THOROUGH_EVERY == 0
+        self.is_thorough, self._keeps = seed % THOROUGH_EVERY == 0, seed % KEEPS_EVERY == 0
         self.history = History(self.place.prefix, self.memory._objects, self.broker, folds=folds)
         self.history.may_expire = self._may_expire
         self.removed: set[str] = set()
@@ -204,6 +206,9 @@ class World:
             mock.patch("tiered.journal.append.CHECKPOINT_ENTRIES", 3),
             mock.patch("tiered.log.merge._OVERHEAD_BYTES", 300),
             mock.patch("tiered.dispatch.merging._LOOK_S", 5.0),
+            mock.patch(
+                "tiered.dispatch.settings._KEPT_BUNDLES_MIN", 8 if self._keeps else 1_000_000
+            ),
         ):
             self.scheduler.run()
         check_end(self)
