@@ -104,6 +104,25 @@ def test_times_bound_what_is_found_both_inclusive(client: Client):
         assert answer.code == code
 
 
+def test_by_its_unique_id_a_message_is_found_though_clients_ask_for_the_last_days_only(
+    client: Client,
+):
+    """Java's ``viewMessage`` sets the beginning three days back, whatever the age of what is asked for."""
+    one = harness.captured("s01-basic").messages["orders"][7]
+    days_ms = 3 * 24 * 3600 * 1000
+    for is_by_id, code in (("true", Code.SUCCESS), ("false", Code.QUERY_NOT_FOUND)):
+        answer = client.ask(
+            protocol.QUERY_MESSAGE,
+            topic="orders",
+            key=one["properties"]["UNIQ_KEY"],
+            maxNum=32,
+            beginTimestamp=one["store_timestamp_ms"] + days_ms,
+            endTimestamp=2**63 - 1,
+            _UNIQUE_KEY_QUERY=is_by_id,
+        )
+        assert answer.code == code
+
+
 def test_times_of_many_queues_have_one_deadline_and_what_is_missing_is_said(
     served: Mounted, client: Client, monkeypatch: pytest.MonkeyPatch
 ):

@@ -366,13 +366,18 @@ class Queries:
     # -- messages ---------------------------------------------------------------------------------
 
     async def query_message(self, asked: Exchange) -> Command:
-        """QUERY_MESSAGE: by one of a message's keys, or by its unique id."""
+        """QUERY_MESSAGE: by one of a message's keys, or by its unique id.
+
+        Of an id the beginning is not kept to: clients ask for what is three days old at most, or for a time that they work
+        out from the id, which is a month's day without its month. What a mount has is older, and the id names one message.
+        """
         request = asked.request
+        is_by_id = protocol.flag(request, "_UNIQUE_KEY_QUERY", otherwise=False)
         until_ms = protocol.whole(request, "endTimestamp", TIME_MAX)
         wanted = KeyQuery(
             topic=protocol.name(request, "topic"),
             key=protocol.text(request, "key"),
-            from_ms=protocol.whole(request, "beginTimestamp", 0),
+            from_ms=0 if is_by_id else protocol.whole(request, "beginTimestamp", 0),
             until_ms=min(until_ms, TIME_MAX - 1) + 1,
             count=min(max(protocol.whole(request, "maxNum", FOUND_MAX), 1), FOUND_MAX),
         )
