@@ -52,6 +52,22 @@ def test_cat_and_put_copy_a_topic(tmp_path: Path, tiered: CommandLine):
     assert [same(line) for line in again] == [same(json.loads(line)) for line in lines.splitlines()]
 
 
+def test_a_store_keeps_the_sizes_that_it_was_made_with(tmp_path: Path, tiered: CommandLine):
+    """Though no file shows them before the first message; then its files do, whatever the note says."""
+    root, note = tmp_path / "s", tmp_path / "s" / "config" / "tieredStore.json"
+    tiered.good("store", "create", str(root), "--log-file-size", "64KiB", "--queue-items", "50")
+    assert put(tiered, root, *[{"topic": "t", "queue_id": 0, "body": "x"}] * 60).code == 0
+    assert {file.stat().st_size for file in (root / "commitlog").iterdir()} == {64 << 10}
+    sizes = {file.stat().st_size for file in (root / "consumequeue" / "t" / "0").iterdir()}
+    assert sizes == {50 * 20}
+    note.write_text("[]")
+    ended = put(tiered, root, {"topic": "t", "body": "x"})
+    assert (ended.code, str(note) in ended.err) == (5, True)
+    note.unlink()
+    assert put(tiered, root, {"topic": "t", "queue_id": 0, "body": "x"}).code == 0
+    assert {file.stat().st_size for file in (root / "commitlog").iterdir()} == {64 << 10}
+
+
 def test_a_compacted_topic_is_made(tmp_path: Path, tiered: CommandLine):
     root = tmp_path / "s"
     tiered.good("store", "create", str(root), *SMALL)

@@ -117,8 +117,8 @@ class MessageStore:
     ) -> Self:
         """Go on with a store, ours or a broker's; recovers it where it was not stopped cleanly.
 
-        Arguments are those of ``create``, but the sizes of files that are there win. With ``anew`` consume queues and
-        index are made anew from the log.
+        Arguments are those of ``create``, but the sizes of files that are there win, and before there are any those that
+        ``create`` was given. With ``anew`` consume queues and index are made anew from the log.
 
         Raises:
             InvalidError: It is no store, or someone else writes to it, or a name or option is none.

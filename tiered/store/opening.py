@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,15 @@ if TYPE_CHECKING:
 
 
 LIGHT_PREFIX: Final = "%LMQ%"
+SIZES_FILE: Final = "config/tieredStore.json"
+"""The sizes that a store was made with, for as long as it has no file that shows them. Brokers pass it over."""
+_SIZES: Final = (
+    "commitlog_file_bytes",
+    "consumequeue_file_items",
+    "batchqueue_file_items",
+    "index_slots",
+    "index_items",
+)
 
 
 @dataclass(slots=True)
@@ -131,6 +141,8 @@ def make_new(
     hold = StoreHold.of_new(directory)
     try:
         topics = TopicTable.make(hold.root, cluster=cluster, broker=broker)
+        with Disk(hold.root):
+            _note_sizes(hold.root, options)
         return _assemble(hold, topics, options, StoreEnd(0, 0, {}), clock, queue_rows=RowWriter())
     except BaseException:
         hold.close()
@@ -152,7 +164,7 @@ def open_existing(
     hold = StoreHold(layout.root)
     try:
         topics = TopicTable.load(layout.root)
-        options = _as_on_disk(options, layout)
+        options = _as_on_disk(_as_made(options, layout.root), layout)
         with Disk(layout.root):
             if anew or Path(layout.root, ABORT_FILE).exists():
                 return _recover(hold, topics, options, layout, clock, anew=anew)
@@ -302,6 +314,31 @@ def _assemble(
         store_ms=end.store_ms,
         recovered=None,
     )
+
+
+def _note_sizes(root: str, options: StoreOptions) -> None:
+    path = Path(root, SIZES_FILE)
+    path.parent.mkdir(exist_ok=True)
+    sync_folder(root)
+    document = {"format": 1, **{name: getattr(options, name) for name in _SIZES}}
+    replace_file(path, json.dumps(document).encode())
+
+
+def _as_made(options: StoreOptions, root: str) -> StoreOptions:
+    """The options with the sizes that the store was made with; a broker's store does not say them."""
+    path = f"{root}/{SIZES_FILE}"
+    if (raw := read_text(path)) is None:
+        return options
+    try:
+        document = json.loads(raw)
+        made: dict[str, Any] = {name: int(document[name]) for name in _SIZES}
+        return replace(options, **made)
+    except (ValueError, LookupError, TypeError, InvalidError) as error:
+        raise DataError(
+            f"these are no sizes of a store: {error}",
+            where=path,
+            do="delete the file: sizes of files that are there win, and those asked for count else",
+        ) from error
 
 
 def _as_on_disk(options: StoreOptions, layout: Layout) -> StoreOptions:

@@ -84,7 +84,7 @@ class Compacting:
 class StoreOptions:
     """Sizes default to a broker's own, so that one with default settings starts on the store (files are sparse).
 
-    Of a store that exists, its files' own sizes win.
+    Of a store that exists, its files' own sizes win, and before it has any those that it was made with.
 
     Attributes:
         commitlog_file_bytes: Size of each file of the commit log (``mappedFileSizeCommitLog``).
