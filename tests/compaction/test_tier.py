@@ -561,8 +561,9 @@ def test_the_fetcher_and_arrow_pass_over_what_is_gone():
     assert len(read_) < 60
 
 
+@pytest.mark.parametrize("error", [InvalidError("not now"), ZeroDivisionError("a defect")])
 def test_a_thread_compacts_beside_a_writer_and_goes_on_after_an_error(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     tier = filled([[mail(f"k{n % 3}") for n in range(20)], [mail("z")]])
     asked: list[str] = []
@@ -570,7 +571,7 @@ def test_a_thread_compacts_beside_a_writer_and_goes_on_after_an_error(
     def topics() -> list[str]:
         asked.append("")
         if len(asked) == 1:
-            raise InvalidError("not now")
+            raise error
         return ["t", "not in the tier"]
 
     done = threading.Event()

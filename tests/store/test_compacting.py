@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import tarfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,8 @@ from tiered.local.compaction_log import (
 )
 from tiered.local.rows import list_bases
 from tiered.model import Boundary, MessageQueue, QueueOffset
-from tiered.store.compacting import Longs, _Appender, _Queue
+from tiered.store import compacting
+from tiered.store.compacting import Compactions, Longs, _Appender, _Queue
 from tiered.store.disk import RowWriter
 from tiered.store.new_message import NewMessage
 from tiered.store.store_options import Compacting
@@ -117,6 +119,24 @@ def test_the_newest_of_each_key_stays_where_it_is_and_gaps_are_passed_over(tmp_p
             at = store.reader.offset_by_time(QUEUE, time_ms)
             assert at == (low if not time_ms else end)
         assert store.reader.offset_by_time(QUEUE, 0, Boundary.UPPER) == found[0][0]
+
+
+def test_its_thread_goes_on_after_an_error_of_any_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real, calls, done = Compactions.advance, list[str](), threading.Event()
+
+    def broken_once(compactions: Compactions) -> None:
+        calls.append("")
+        if len(calls) == 1:
+            raise ZeroDivisionError("a defect")
+        real(compactions)
+        done.set()
+
+    monkeypatch.setattr(compacting, "_COPY_S", 0.01)
+    monkeypatch.setattr(Compactions, "advance", broken_once)
+    with made(tmp_path / "s"):
+        assert done.wait(30)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store.harness import create
@@ -20,8 +21,6 @@ from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from tiered.store.encoding import Prepared, RecordPlaces
 
@@ -166,6 +165,25 @@ def test_who_falls_behind_reads_the_log(tmp_path: Path, monkeypatch: pytest.Monk
             store.append_batch(messages[:1] * 2)
             assert len(store._log.handover._waiting) <= 1
     assert sum(map(len, read_all(tmp_path / "s").values())) == 60 * (len(messages) + 2)
+
+
+def test_what_cannot_be_handed_over_is_read_from_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What it says is that it may be stored; it is, and what comes behind it stands behind it."""
+    with create(tmp_path / "s") as store:
+        store.append(NewMessage("t", 0, b"0"))
+        with monkeypatch.context() as patch:
+            patch.setattr(StoredHandover, "give", lambda *_: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                store.append(NewMessage("t", 0, b"1"))
+        store.append(NewMessage("t", 0, b"2"))
+    (records,) = read_all(tmp_path / "s").values()
+    assert [(offset, record.body) for offset, record in records.items()] == [
+        (0, b"0"),
+        (1, b"1"),
+        (2, b"2"),
+    ]
 
 
 def test_an_empty_batch(tmp_path: Path):

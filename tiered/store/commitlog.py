@@ -109,9 +109,12 @@ class CommitLog:
             self._write(plan.pieces(messages, heads), 4 * len(messages), plan.end)
             self._queue_ends.update(plan.moved)
             places = RecordPlaces(plan.queue_offsets, plan.positions, plan.end, now_ms)
+            self.end, self.store_ms = (
+                plan.end,
+                now_ms,
+            )  # first: what is not handed over is read from the log
             if plan.end > begin:
                 self.handover.give(begin, messages, places)
-            self.end, self.store_ms = plan.end, now_ms
             return places
 
     def append_ready(self, records: ReadyRecords, store_host: bytes) -> RecordPlaces:

@@ -693,9 +693,10 @@ class Compactions:
                     self.compact(by_hand=False)
             except ClosedError:
                 return
-            except (OSError, TieredStoreError) as error:
+            except Exception as error:  # noqa: BLE001 (a thread that has died would be silent)
                 # The log keeps what was not copied: expiry waits for it.
-                _LOG.warning("topics of a store are not compacted: %s", error)
+                is_defect = not isinstance(error, OSError | TieredStoreError)
+                _LOG.warning("topics of a store are not compacted: %s", error, exc_info=is_defect)
 
 
 def _older(

@@ -118,8 +118,10 @@ class CompactionThread:
         for topic in topics:  # one by one: one that cannot be compacted keeps no other from it
             try:
                 self._topic(topic)
-            except (TieredStoreError, BackendError) as error:
-                _LOG.warning("topic %s is not compacted: %s", topic, error)
+            except Stopping:
+                raise
+            except Exception as error:  # noqa: BLE001 (of any kind: it keeps no other topic from it)
+                _LOG.warning("topic %s is not compacted: %s", topic, error, exc_info=_trace(error))
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -151,6 +153,11 @@ class CompactionThread:
                 self.round()
             except Stopping:
                 return
-            except (TieredStoreError, BackendError) as error:
+            except Exception as error:  # noqa: BLE001 (counted; a thread that has died would be silent)
                 self.counters.failures += 1
-                _LOG.warning("compaction is tried again later: %s", error)
+                _LOG.warning("compaction is tried again later: %s", error, exc_info=_trace(error))
+
+
+def _trace(error: Exception) -> bool:
+    """Whether the log needs to know where it came from: what is none of ours is a defect."""
+    return not isinstance(error, TieredStoreError | BackendError)
