@@ -238,7 +238,7 @@ def test_query_of_an_archive_is_that_of_its_tier(shop: Shop) -> None:
 
 def test_query_of_an_archive_says_what_is_wrong(shop: Shop) -> None:
     ran = here("query", shop.archive, "ordres", "--key", "order-11")
-    assert (ran.code, "no topic ordres; topics are" in ran.error) == (2, True)
+    assert (ran.code, "no topic ordres; did you mean orders?" in ran.error) == (2, True)
     raw = here("query", shop.archive, "orders", "--key", "order-11", "--raw-body")
     assert (raw.code, "unpacked" in raw.error) == (2, True)
 

@@ -43,12 +43,12 @@ Row = tuple[int, int, bytes]
 class Shop:
     """A tier in a folder, and its archive beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cluster: str = "c") -> None:
         self.url, self.archive = f"file://{folder}/tier", f"file://{folder}/parquet"
         self.stores = [open_store(url, S3Options()) for url in (self.url, self.archive)]
         self.tier = Broker(self.stores[0])
         self.truth: dict[tuple[int, int], bytes] = {}
-        self.at = replace(workshop(*self.stores), place=Place("c", "b"))
+        self.at = replace(workshop(*self.stores), place=Place(cluster, "b"))
 
     def add(self, *bodies: bytes) -> None:
         """To each queue, as a segment of its own."""
@@ -134,17 +134,28 @@ def test_both_as_one_frame(shop: Shop, session: Any) -> None:
     said = plan_of(every.where("queue_id = 1").select("queue_offset"))
     assert "EqualTo(queue_id,1)" in said
     assert re.findall(r"ReadSchema: struct<([^>]*)>", said) == ["queue_id:int,queue_offset:bigint"]
-    before = shop.wanted()
+    before, recent = shop.wanted(), tier(session, shop.url, "orders")
     shop.add(b"later")
     shop.run()
     assert rows_of(every) == before, (
         "a frame is fixed; what it reads in the tier may be archived since"
     )
+    assert rows_of(recent) == before, "as it was made, not as it was first read"
+    shop.add(b"still later")
+    assert rows_of(recent.where("queue_offset >= 0")) == before
     again = messages(session, shop.url, "orders", archive=shop.archive)
     assert rows_of(again) == shop.wanted()
     assert rows_of(tier(session, shop.url, "orders")) == shop.wanted()
     with pytest.raises(InvalidError, match="an archive, and no tier"):
         messages(session, shop.archive, archive=shop.archive)
+    with pytest.raises(InvalidError, match="an archive, and no tier"):
+        tier(session, shop.archive)
+    for name in ("archive", "pinned"):
+        with pytest.raises(InvalidError, match=f"no option {name}"):
+            tier(session, shop.url, **{name: shop.archive})
+    for topics in ("orders,nope", "nope"):
+        with pytest.raises(InvalidError, match="no topic nope"):
+            messages(session, shop.url, topics, archive=shop.archive)
     with pytest.raises(InvalidError, match="did you mean queue_offset"):
         messages(session, shop.url, archive=shop.archive, columns=["queue_ofset"])
 
@@ -161,6 +172,26 @@ def test_rows_that_do_not_count_of_a_file_that_queues_share(shop: Shop, session:
     shop.run()
     assert rows_of(messages(session, shop.url, archive=shop.archive)) == shop.wanted()
     assert file.exists(), "until `--clean`, for those who read it"
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_brokers_of_one_name_in_two_clusters(
+    tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has taken back of its archived messages costs the other none."""
+    shops = []
+    for cluster, end in (("c", 30), ("d", 45)):
+        monkeypatch.setattr(tiers, "PREFIX", broker_prefix(cluster, "b"))
+        shops.append(one := Shop(tmp_path, cluster))
+        for number in range(4):
+            one.add(*(b"%s%d" % (cluster.encode(), number * 20 + n) for n in range(20)))
+        one.run()
+        one.take_back(1, end)
+    every = messages(session, shops[0].url, archive=shops[0].archive)
+    assert rows_of(every) == sorted(row for one in shops for row in one.wanted())
+    for store in (store for one in shops for store in one.stores):
+        store.close()
 
 
 @pytest.mark.spark

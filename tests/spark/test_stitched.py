@@ -403,6 +403,34 @@ def test_offsets_as_other_sources_write_them(place: Place) -> None:
     assert found == {QUEUE.topic: 2, OTHER.topic: 0}
 
 
+def test_a_topic_that_is_not_there_is_no_stream_that_waits_for_ever(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.tier.add([b"a"])
+    topics = [QUEUE.topic, OTHER.topic]
+    wanted = Selection().among("topic", topics)
+    with (
+        place.stream(wanted) as reader,
+        pytest.raises(InvalidError, match=f"no topic {OTHER.topic}") as said,
+    ):
+        reader.initialOffset()
+    assert said.value.do
+    with place.stream(wanted, **{"on-missing-topic": "wait"}) as reader:
+        start = reader.initialOffset()
+        assert [key.topic for key in positions_of(start)] == [QUEUE.topic]
+        assert f"no topic {OTHER.topic}" in caplog.text
+        place.tier.add([b"x"], queue=OTHER)
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        assert {key.topic for key in positions_of(end)} == set(topics)
+    with (
+        place.stream(Selection().among("topic", ["slip"])) as reader,
+        pytest.raises(InvalidError, match="no topic slip"),
+    ):
+        reader.latestOffset(start, reader.getDefaultReadLimit())
+    with pytest.raises(InvalidError, match="no option pinned"):
+        TierSource({"path": place.url, "pinned": "x"}).streamReader("queue_offset long")
+
+
 def test_an_archive_that_is_not_there_is_said(place: Place, tmp_path: Any) -> None:
     place.tier.add([b"a"])
     beside = f"file://{tmp_path}/nowhere"

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tiered.api.arrow import load_pyarrow
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     import pyarrow as pa
 
@@ -64,6 +64,25 @@ class Selection:
     def takes(self, column: str, text: str) -> bool:
         """Whether a text can be wanted."""
         return column not in self.texts or text in self.texts[column]
+
+    def require_topics(self, known: Collection[str], place: str, do: str) -> None:
+        """See that the topics asked for are there: one that is not would be left out without a word.
+
+        Args:
+            known: Those of the place.
+            place: What has them, for the error.
+            do: What tells them, for the error.
+
+        Raises:
+            InvalidError: One is not there.
+        """
+        missing = sorted(self.texts.get("topic", frozenset()) - set(known))
+        if missing:
+            meant = nearest(missing[0], known)
+            raise InvalidError(
+                f"the {place} has no topic {', '.join(missing)}",
+                do=f"did you mean {meant}?" if meant else do,
+            )
 
     def refuses(self, lane: ArchiveLane) -> str:
         """By which column nothing of a lane is wanted; empty when something may be."""

@@ -194,7 +194,9 @@ def plan_files(state: ArchiveState, wanted: Selection) -> Pruning:
     Raises:
         InvalidError: A topic is asked for that the archive has not.
     """
-    _require_topics({shown(lane.topic) for lane in state.lanes}, wanted)
+    known = {shown(lane.topic) for lane in state.lanes}
+    do = f"topics are {', '.join(sorted(known)[:8])}" if known else "it has none at all"
+    wanted.require_topics(known, "archive", do)
     found, chosen, reasons = Pruning(), dict[str, Chosen](), dict[str, str]()
     for lane, stretches in sorted(state.lanes.items()):
         refused = wanted.refuses(lane)
@@ -210,15 +212,6 @@ def plan_files(state: ArchiveState, wanted: Selection) -> Pruning:
     found.files = list(chosen.values())
     found.files_left.update(reason for key, reason in reasons.items() if key not in chosen)
     return found
-
-
-def _require_topics(known: set[str], wanted: Selection) -> None:
-    missing = wanted.texts.get("topic", frozenset()) - known
-    if missing and missing == wanted.texts.get("topic"):
-        raise InvalidError(
-            f"the archive has no topic {min(missing)}",
-            do=f"topics are {', '.join(sorted(known)[:8])}" if known else "it has none at all",
-        )
 
 
 def refuses_file(wanted: Selection, file: ParquetFile) -> str:

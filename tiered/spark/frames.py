@@ -90,6 +90,10 @@ Value = str | int | bool | datetime | list[str] | tuple[str, ...]
 """Of an option. A time is milliseconds since 1970, UTC, or a ``datetime``; without a zone it is UTC."""
 
 
+OF_FRAME = (READ | OF_TIER) - {"pinned"}
+"""Options of a frame that a tier has a share in: which messages are its own is not for callers to say."""
+
+
 # -- frames ----------------------------------------------------------------------------------------
 
 
@@ -162,11 +166,17 @@ def tier(
         A ``DataFrame``; a streaming one if that is asked for.
 
     Raises:
-        InvalidError: An option or column is wrong.
+        InvalidError: An option or column is wrong, or there is no tier or topic.
+        DataError: A journal is damaged.
+        StoreUnavailableError: The store failed.
     """
     named = plain_names(_named(url, options, topic))
-    require_known(named, READ | OF_TIER | (OF_STREAM if is_stream else frozenset()))
-    return _of_source(spark, named, "rmq_tier", _chosen(columns), is_stream=is_stream)
+    require_known(named, OF_STREAM | OF_FRAME if is_stream else OF_FRAME - {"archive"})
+    chosen = _chosen(columns)
+    if is_stream:
+        return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)
+    plan, _ = _plan(named, selection_of(named), "archive(spark, ARCHIVE)")
+    return _of_source(spark, _pinned(named, plan), "rmq_tier", chosen)
 
 
 def messages(
@@ -209,11 +219,12 @@ def messages(
         StoreUnavailableError: A store failed.
     """
     named = {**plain_names(_named(url, options, topic)), "archive": archive}
-    require_known(named, READ | OF_TIER | (OF_STREAM if is_stream else frozenset()))
+    require_known(named, OF_STREAM | OF_FRAME if is_stream else OF_FRAME)
     chosen, wanted = _chosen(columns), selection_of(named)
     if is_stream:
         return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)
-    plan, state = _plan(named, wanted)
+    plan, state = _plan(named, wanted, "messages(spark, TIER, archive=ARCHIVE)")
+    assert state is not None
     with backend_errors():
         store = open_beside(named)
         try:
@@ -226,8 +237,12 @@ def messages(
     archived = archived if columns is None else archived.select(*columns)
     if not plan.stretches:
         return archived
-    pinned = {**named, "pinned": in_one_option(pins_of(plan.stretches))}
-    return archived.unionByName(_of_source(spark, pinned, "rmq_tier", chosen))
+    return archived.unionByName(_of_source(spark, _pinned(named, plan), "rmq_tier", chosen))
+
+
+def _pinned(named: Mapping[str, str], plan: TierPlan) -> dict[str, str]:
+    """Options that read the very messages of a plan."""
+    return {**named, "pinned": in_one_option(pins_of(plan.stretches))}
 
 
 def _of_source(
@@ -266,18 +281,16 @@ def _chosen(names: Sequence[str] | None) -> pa.Schema | None:
     return load_pyarrow().schema([known.field(name) for name in names])
 
 
-def _plan(named: Mapping[str, str], wanted: Selection) -> tuple[TierPlan, ArchiveState]:
+def _plan(
+    named: Mapping[str, str], wanted: Selection, instead: str
+) -> tuple[TierPlan, ArchiveState | None]:
     if kind_of(named, None) != TIER:
-        raise InvalidError(
-            "this is an archive, and no tier",
-            where=named["path"],
-            do="say messages(spark, TIER, archive=ARCHIVE)",
-        )
+        where = named["path"]
+        raise InvalidError("this is an archive, and no tier", where=where, do=f"say {instead}")
     with backend_errors():
         states = TierStates(named)
         try:
             found = states.read()
-            assert states.archive is not None
             plan = plan_tier(found, wanted, states.archive, partial(takes, named, wanted))
             return plan, states.archive
         finally:
@@ -370,27 +383,34 @@ class _Native:
         reader = reader.option("parquet.page.verify-checksum.enabled", "true")
         for name in _SILENT:  # a session may have them for other tables; here rows would be missing
             reader = reader.option(name, "false")
-        cut = self._cut(cuts or {})
-        whole = [file.key for file in files if file.key not in cut]
-        some = [file.key for file in files if file.key in cut]
-        found = [reader.parquet(*map(self._uri, keys)) for keys in (whole, some) if keys]
-        if some:
-            found[-1] = _without(found[-1], cuts or {})
+        groups = self._cut(files, cuts or {})
+        found = [
+            _without(reader.parquet(*map(self._uri, keys)), cuts or {}, cluster)
+            for cluster, keys in groups.items()
+        ]
         return reduce(lambda one, other: one.unionAll(other), found)
 
     def _uri(self, key: str) -> str:
         return uri_of(self.store, key, scheme=self.scheme)
 
-    def _cut(self, cuts: Mapping[ArchiveLane, int]) -> set[str]:
-        """Files with rows that do not count."""
-        found = ((lane, end, self.state.overlapping(lane, end, MAX)) for lane, end in cuts.items())
-        return {
-            file.key
-            for _, end, some in found
-            for one in some
+    def _cut(
+        self, files: Sequence[Chosen], cuts: Mapping[ArchiveLane, int]
+    ) -> dict[str | None, list[str]]:
+        """Keys of files: by cluster those with rows that do not count; those of which all count by None.
+
+        A file is of one cluster, but no column says of which: brokers of two may have one name.
+        """
+        cut = {
+            file.key: lane.cluster
+            for lane, end in cuts.items()
+            for one in self.state.overlapping(lane, end, MAX)
             for file in one.files
             if file.high > end
         }
+        found: dict[str | None, list[str]] = {}
+        for file in files:
+            found.setdefault(cut.get(file.key), []).append(file.key)
+        return found
 
     def _prove(self, files: Sequence[Chosen]) -> None:
         if self.is_proved:
@@ -407,9 +427,11 @@ def _every(state: ArchiveState) -> Iterable[ParquetFile]:
     return (file for files in files_by_topic(state).values() for file in files)
 
 
-def _without(frame: Any, cuts: Mapping[ArchiveLane, int]) -> Any:  # noqa: ANN401
-    """Without the rows of lanes from an offset on; none of the columns is ever null."""
+def _without(frame: Any, cuts: Mapping[ArchiveLane, int], cluster: str | None) -> Any:  # noqa: ANN401
+    """Without the rows of a cluster's lanes from an offset on; none of the columns is ever null."""
     for lane, end in cuts.items():
+        if lane.cluster != cluster:
+            continue
         same = (frame["broker"] == shown(lane.broker)) & (frame["topic"] == shown(lane.topic))
         same &= (frame["queue_id"] == lane.queue_id) & (frame["incarnation"] == lane.incarnation)
         frame = frame.where(~(same & (frame["queue_offset"] >= end)))

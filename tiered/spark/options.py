@@ -55,7 +55,9 @@ READ = frozenset(
 """Options that every source takes."""
 OF_TIER = frozenset(["cluster", "broker", "on-bad", "partition-bytes", "archive", "pinned"])
 """Options of a tier. ``pinned`` is ``tiered.spark.stretches.pins_of`` in compressed form, said by programs alone."""
-OF_STREAM = frozenset(["start", "on-gap", "on-take-back", "max-messages", "max-bytes"])
+OF_STREAM = frozenset(
+    ["start", "on-gap", "on-take-back", "on-missing-topic", "max-messages", "max-bytes"]
+)
 DDL = (
     "topic string, queue_id int, queue_offset long, uniq_key string, msg_key string, keys array<string>, tag string,"
     " born_ts timestamp, store_ts timestamp, born_host string, store_host string, sys_flag int, flag int,"

@@ -95,6 +95,7 @@ from tiered.spark.stretches import (
     plan_tier,
     queues_of,
     read_stretch,
+    require_topics,
 )
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from tiered.spark.stretches import Key, Stretch
 
 _log = logging.getLogger(__name__)
+WAIT = "wait"
 
 
 def register(session: Any) -> None:  # noqa: ANN401 (pyspark has no types)
@@ -156,7 +158,7 @@ class TieredSource(DataSource):
             raise InvalidError(
                 "an archive is no stream", do="read it as a batch, or give the tier's URL"
             )
-        require_known(options, READ | OF_TIER | OF_STREAM)
+        require_known(options, (READ | OF_TIER | OF_STREAM) - {"pinned"})
         columns = _arrow_schema(schema)
         require_columns(columns.names)
         return TierStreamReader(options, columns, selection_of(options))
@@ -457,6 +459,8 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             choice(options, "on-gap", (FAIL, SKIP)),
             choice(options, "on-take-back", (FAIL, AGAIN, SKIP)),
         )
+        self._waits = choice(options, "on-missing-topic", (FAIL, WAIT)) == WAIT
+        self._has_looked = False
         self._start = _start_option(options.get("start", EARLIEST))
         self._limit = _limit_option(options)
         self._states: TierStates | None = None
@@ -556,8 +560,21 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._states is None:
                 self._states = TierStates(self._options)
             states = self._states.read()
+        if (
+            not self._has_looked
+        ):  # by each start: options may name others than those of the checkpoint
+            self._look_for_topics(states)
+            self._has_looked = True
         self._histories = {(at.cluster, at.broker): state.history for at, state in states.items()}
         return states
+
+    def _look_for_topics(self, states: dict[Place, TierState]) -> None:
+        try:
+            require_topics(queues_of(states, self._archive), self._wanted)
+        except InvalidError as error:
+            if not self._waits:
+                raise
+            _log.warning("%s: the stream waits for what comes", error)
 
     def _read_from(self, document: dict[str, Any]) -> dict[Place, TierState]:
         """The states, which have to be of the histories that a document of positions is of."""

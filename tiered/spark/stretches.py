@@ -35,7 +35,7 @@ from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import Task, overtaken_by
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TablePiece, refuses_file
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError
 from tiered.log.cursor import LifeView, QueueCursor, life_at
 from tiered.log.parts import Gap, Parts, QueueLife
 from tiered.log.reader import QueueReader, TierReader
@@ -274,17 +274,22 @@ def plan_tier(
     """
     plan = TierPlan([], {})
     queues = list(queues_of(states, archive))
-    topics = {shown(queue.key.topic) for queue in queues}
-    missing = wanted.texts.get("topic", frozenset()) - topics
-    if missing and missing == wanted.texts.get("topic"):
-        raise InvalidError(
-            f"the tier has no topic {min(missing)}", do="`tiered ls URL` lists the topics"
-        )
+    require_topics(queues, wanted)
     prefixes = prefixes_of(states)
     for queue in queues:
         for number in sorted(queue.lives) if takes(queue.key) else ():
             _plan_life(plan, prefixes.get(queue.key[:2], ""), queue, number, wanted)
     return plan
+
+
+def require_topics(queues: Iterable[QueueLives], wanted: Selection) -> None:
+    """See that the topics asked for are there.
+
+    Raises:
+        InvalidError: One is not.
+    """
+    known = {shown(queue.key.topic) for queue in queues}
+    wanted.require_topics(known, "tier", "`tiered ls URL` lists the topics")
 
 
 def prefixes_of(states: Iterable[Place]) -> dict[tuple[str, str], str]:
