@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tiered.index.lookup import Hit, Lookup, Wish
 
 
+_SCAN_BYTES = 256 << 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueryOptions:
     """What ``tiered query`` can be told."""
@@ -39,9 +42,14 @@ class QueryOptions:
         default_text="the last there is",
     )
     count: int = option("messages at most, the newest", "N", whole(1), default=64)
-    lives: bool = flag("also in incarnations that are over, and in what the broker took back")
-    scan_bytes: int = option(
-        "read so much, at most, of what no index covers yet", "SIZE", parse_size, default=256 << 20
+    lives: bool = flag(
+        "also in incarnations that are over, and in what the broker took back; an archive has the first at any rate"
+    )
+    scan_bytes: int | None = option(
+        "read so much, at most, of what no index covers yet",
+        "SIZE",
+        parse_size,
+        default_text="256MiB",
     )
     raw_body: bool = flag("bodies as stored, perhaps compressed")
 
@@ -101,7 +109,7 @@ def read_wish(call: Call, options: QueryOptions) -> Wish:
         key=options.key,
         count=options.count,
         every_life=options.lives,
-        scan_bytes_max=options.scan_bytes,
+        scan_bytes_max=_SCAN_BYTES if options.scan_bytes is None else options.scan_bytes,
         **{name: value for name, value in bounds.items() if value is not None},
     )
 
@@ -162,15 +170,19 @@ def look(call: Call, options: QueryOptions, archive: ObjectStore) -> list[bytes]
     """The messages as lines of JSON, newest first.
 
     Raises:
-        InvalidError: The archive has no such topic, or bodies are wanted as they were stored.
+        InvalidError: The archive has no such topic, or an option is given that means nothing of an archive.
         DataError: The log or a file is damaged.
         BackendError: The store failed.
     """
     from tiered.archive.lookup import lines, lookup
     from tiered.archive.selection import MAX, MIN, Selection
 
-    if options.raw_body:
-        raise InvalidError("an archive has bodies unpacked", do="leave out --raw-body")
+    for is_given, word, why in (
+        (options.raw_body, "--raw-body", "has bodies unpacked"),
+        (options.scan_bytes is not None, "--scan", "needs no index"),
+    ):
+        if is_given:
+            raise InvalidError(f"an archive {why}", do=f"leave out {word}")
     low, high = call.ms(options.from_), call.ms(options.until)
     wanted = Selection(key=options.key).among("topic", [options.topic])
     wanted = wanted.within(
