@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from backends.base import ObjectInfo
+    from backends.base import ByteRange, ObjectInfo
     from tests.archive.conftest import Sealed
     from tiered.archive.audit import Repaired
     from tiered.archive.job import Workshop
@@ -96,6 +96,34 @@ def test_a_merged_file_and_a_side_file() -> None:
     assert (len(plan["repairs"]), result.made, result.rows, result.failed) == (3, 3, 12, [])
     assert {key: at.archive.get(key) for key in sides} == old, "byte for byte"
     check(at)
+
+
+@pytest.mark.parametrize("when", ["before it looks", "behind its deletion"])
+def test_a_side_file_that_another_run_makes_meanwhile(when: str) -> None:
+    at = workshop(built().store)
+    archive(at)
+    side = keys(at, "_bad/")[0]
+    data = at.archive.get(side)
+    harm(at, side, "cut")
+
+    class Beside(WrappingStore):
+        """Another run is faster."""
+
+        def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+            if key == side and when == "before it looks":
+                self._inner.delete(key)
+                self._inner.put_if_absent(key, data)
+            return self._inner.get(key, byte_range)
+
+        def delete(self, key: str) -> None:
+            assert when != "before it looks", "nobody takes away a file that is whole"
+            self._inner.delete(key)
+            if key == side:
+                self._inner.put_if_absent(key, data)
+
+    _, result = repaired(replace(at, archive=Beside(at.archive)))
+    assert (result.made, result.failed) == (1, [])
+    assert at.archive.get(side) == data
 
 
 def test_what_the_tier_has_not_any_more_is_refused_and_told() -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zlib_ng import zlib_ng
 
-from backends.errors import ObjectNotFoundError
+from backends.errors import AlreadyExistsError, ObjectNotFoundError
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import BODY_REASON, Aside, Columns, layout_of, side_table
 from tiered.archive.harm import open_log, prove
@@ -641,5 +641,23 @@ def _make_side(
             where=f"{at.archive.url}/{side.key}",
             do="put the file back from a copy",
         )
-    at.archive.delete(side.key)
-    at.archive.put_if_absent(side.key, data)
+    _replace(at.archive, side.key, data)
+
+
+def _replace(archive: ObjectStore, key: str, data: bytes) -> None:
+    """Put a file in the place of a harmed one. Another run may do the same: who comes late has nothing to do."""
+    if _has(archive, key, data):
+        return
+    archive.delete(key)
+    try:
+        archive.put_if_absent(key, data)
+    except AlreadyExistsError:
+        if not _has(archive, key, data):
+            raise
+
+
+def _has(archive: ObjectStore, key: str, data: bytes) -> bool:
+    try:
+        return archive.get(key) == data
+    except ObjectNotFoundError:
+        return False
