@@ -8,6 +8,7 @@ import pytest
 
 from tiered.attach.settings import AttachSettings
 from tiered.attach.writer import Attachment
+from tiered.cli.attach import lines
 from tiered.dispatch.settings import DispatchSettings
 
 if TYPE_CHECKING:
@@ -53,3 +54,16 @@ def test_a_run_merges_its_own_if_told_to(store: Path, tmp_path: Path):
 def test_merge_goes_with_once(tiered: CommandLine, store: Path, tmp_path: Path):
     result = tiered("attach", store, "--to", (tmp_path / "tier").as_uri(), "--merge")
     assert "--once" in result.err
+
+
+def test_what_was_merged_is_told(tiered: CommandLine, store: Path, tmp_path: Path):
+    said = tiered.good("attach", store, "--to", (tmp_path / "t").as_uri(), "--once", "--json")
+    document = said.document
+    assert (document["merged_bundles"], document["merged_bytes"]) == (0, 0)
+    assert not any("merged" in line for line in lines(document))
+    (line,) = (
+        line
+        for line in lines(document | {"merged_bundles": 17, "merged_bytes": 3 << 20})
+        if "merged" in line
+    )
+    assert line == "tiered: 3.0 MiB merged into 17 objects"

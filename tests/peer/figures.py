@@ -237,10 +237,10 @@ def index_row(indexed: list[Result], bare: list[Result]) -> Row:
 
 
 def start_rows(bench: Bench) -> Iterator[Row]:
-    """`attach --once` with nothing to do, behind a broker's crash; and what it loads."""
+    """`attach --once` with nothing to do (not even merging), behind a broker's crash; and what it loads."""
     store, tier = bench.store(SIXTEEN), bench.work / f"start-{bench.share:g}"
     if not tier.exists():
-        attach_once(store, tier)
+        attach_once(store, tier, "--merge")
     abort = store / "abort"
     was_there = abort.exists()
     abort.touch()

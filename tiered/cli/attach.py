@@ -537,6 +537,8 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "parts": counters.parts,
         "bundles": counters.bundles,
         "rounds": counters.rounds,
+        "merged_bundles": counters.merged_bundles,
+        "merged_bytes": counters.merged_bytes,
         "requests": requests.requests,
         "request_dollars": round(requests.dollars, 6),
         "seconds": round(ending.seconds, 3),
@@ -626,6 +628,9 @@ def lines(document: dict[str, Any]) -> list[str]:
             f" {document['mib_per_second']:.1f} MiB/s"
         )
     ]
+    if document["merged_bundles"]:
+        into = counted(document["merged_bundles"], "object")
+        found.append(f"tiered: {format_size(document['merged_bytes'])} merged into {into}")
     if document["sealed_segments"] is not None:
         found.append(f"tiered: {counted(document['sealed_segments'], 'segment')} sealed")
     if (timers := document["timers"]) is not None:
