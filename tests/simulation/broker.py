@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 QueueKey = tuple[str, int]
 _NOWHERE = _Queue(0)
 """Where the log's lost records belong: no queue lists them."""
+_KEYED, _KEYS, _TOMBSTONES = 0.9, 60, 0.25
 _TAGS = ("a", "a", "red", "Grün", "\N{PILE OF POO}", "", None)
 
 
-def _properties(tags: str | None, rng: random.Random, *, is_keyed: bool) -> bytes:
-    """Of a record: its tags, and perhaps a unique key."""
+def _properties(tags: str | None, rng: random.Random, *, is_keyed: bool, key: bytes) -> bytes:
+    """Of a record: its tags, and perhaps a key and a unique id."""
     pairs = [] if tags is None else [b"TAGS\x01" + tags.encode()]
+    if key:
+        pairs.append(b"KEYS\x01" + key)
     if is_keyed:
         pairs.append(b"UNIQ_KEY\x01%08X" % rng.getrandbits(32))
     return b"\x02".join(pairs)
@@ -78,6 +81,7 @@ class Broker(SyntheticStore):
         falls: How often a record is stored with a time before that of the one before it.
         rot: How often a record is damaged, so that nobody can read it.
         resting: Queues that get nothing for a while.
+        keys: Messages have keys, most of them, and some no body; None: none has a key.
     """
 
     def __init__(self, rng: random.Random, topics: Sequence[str], queues: int) -> None:
@@ -95,6 +99,7 @@ class Broker(SyntheticStore):
         self.falls = rng.choice((0.0, 0.0, 0.1))
         self.rot = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self.resting: set[QueueKey] = set()
+        self.keys: random.Random | None = None
         self.branches: dict[QueueKey, list[Branch]] = {}
         self._lost: dict[MessageQueue, _Queue] = {}
 
@@ -159,6 +164,10 @@ class Broker(SyntheticStore):
         body = rng.randbytes(size)
         if self.repeats:
             body = (body[: size // 4 + 1] * 4)[:size]
+        key, keys = b"", self.keys
+        if keys is not None and keys.random() < _KEYED:
+            key = b"k%d" % keys.choice((keys.randrange(3), keys.randrange(_KEYS)))
+            body = b"" if keys.random() < _TOMBSTONES else body
         first = 0
         if name not in self._queues:
             branches = self.branches.setdefault((name.topic, name.queue_id), [])
@@ -173,7 +182,7 @@ class Broker(SyntheticStore):
             first=first,
             later_ms=-rng.choice((1, 500, 20_000)) if falls else 0,
             tags=tags,
-            properties=_properties(tags, rng, is_keyed=is_alike or rng.random() < 0.5),
+            properties=_properties(tags, rng, is_keyed=is_alike or rng.random() < 0.5, key=key),
             is_damaged=rng.random() < self.rot,
         )
         row = self._queues[name]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from simulation.checker import raws_of
-from simulation.contents import GAP
+from simulation.contents import COMPACTED, GAP
 from simulation.history import ViolationError, require
 from simulation.process import SimStore
 from simulation.scheduler import Owner, SimClock
@@ -156,10 +156,14 @@ class Bystander(Owner):
             low = max(life.min for life in history.lives(key))
             may = begin == at or (is_first and at < begin <= low)
             require(may, f"I1: {key} goes on at {begin}, not at {at}")
+            gone = history.compacted.get(key, ())
             courses = [
                 one
                 for one in courses
-                if all(one.get(n) == raw for n, raw in enumerate(pieces, begin))
+                if all(
+                    one.get(n) == raw or (raw == COMPACTED and n in gone)
+                    for n, raw in enumerate(pieces, begin)
+                )
             ]
             require(bool(courses), f"I3: {key} at {begin} is not of one course of events")
             at, is_first = QueueOffset(begin + len(pieces)), False

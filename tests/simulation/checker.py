@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simulation.contents import hole, is_hole, store_ms, tag_code
+from simulation.contents import (
+    COMPACTED,
+    hole,
+    is_hole,
+    is_tombstone,
+    key_of,
+    store_ms,
+    tag_code,
+)
 from simulation.history import require
 from simulation.reclaimer import reclaim_all
 
@@ -50,7 +58,9 @@ def check_end(world: World) -> None:
         now = world.broker.present(queue)
         is_met = queue in world.history.queues or not (now and now.end)
         require(is_met, f"I12: nothing is told of {queue}, which has had {len(had[-1].records)}")
-    for queue in world.history.queues:
+    for queue, lives in world.history.queues.items():
+        for life in lives:
+            _check_newest(world, queue, life)
         if world.is_thorough:
             _check_lives(world, reader, queue)
         check_level(world, queue)
@@ -99,6 +109,8 @@ def _check_life(what: str, life: QueueLife, known: Life) -> None:
     gaps = [(gap.start, gap.end) for gap in life.gaps]
     require(gaps == known.gaps, f"I12: {what} has other gaps than history")
     require(life.quarantined == known.quarantined, f"I9: {what} has other records put aside")
+    passes = [(one.end, one.time_ms) for one in life.passes]
+    require(passes == known.passes, f"I5: {what} has passes {passes}, not {known.passes}")
 
 
 def _segment(one: product.Segment) -> tuple[Any, ...]:
@@ -182,6 +194,23 @@ def check_level(world: World, key: QueueKey) -> None:
     require(life.commit >= now.end, f"I1: {key} ends at {life.commit}, the broker's at {now.end}")
 
 
+def _check_newest(world: World, key: QueueKey, life: Life) -> None:
+    """K5: who reads from the start gets the newest of each key, of all that was ever committed.
+
+    Where a newer one was taken back afterwards nobody has the older any more: docs/compaction.md.
+    """
+    courses = world.history.courses.get((*key, life.incarnation), [])
+    if len(courses) > 1:
+        return
+    newest: dict[bytes, int] = {}
+    for offset, raw in sorted(courses[0].items() if courses else ()):
+        if not is_hole(raw) and key_of(raw):
+            newest[key_of(raw)] = offset
+    for offset in newest.values():
+        is_gone = life.record(offset) == COMPACTED and not is_tombstone(courses[0][offset])
+        require(not is_gone, f"K5: {key} has lost the newest of a key, at {offset}")
+
+
 def _is_told(mine: bytes | None, theirs: bytes | None) -> bool:
     """Whether both sides have a message: a gap and a hole cannot be compared."""
     return not (mine is None or theirs is None or is_hole(mine) or is_hole(theirs))
@@ -193,5 +222,7 @@ def _check_end(key: QueueKey, life: Life, now: Branch) -> None:
         mine, theirs = life.record(offset), now.at(offset)
         if now.end < life.commit or mine is None or (mine == theirs and not is_hole(mine)):
             return
+        if mine == COMPACTED:
+            continue
         hides = is_hole(mine) and theirs is not None and not is_hole(theirs)
         require(not hides, f"I1: a hole of {key} at {offset} hides a message")

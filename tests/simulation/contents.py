@@ -20,6 +20,8 @@ _HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
 """Size, magic, body CRC, queue, flag, queue offset, physical offset, system flag, born, host, stored, host, …, body size."""
 
 
+COMPACTED = b"hole 5"
+"""How an offset is written down of which compaction took the message away."""
 GAP = b"gap"
 """How an offset is written down of which it is on record that it never came."""
 
@@ -101,6 +103,16 @@ def tag_code(record: bytes) -> int:
     return value - (value >> 31 << 32)
 
 
+def key_of(record: bytes) -> bytes:
+    """By which compaction knows what it speaks of; empty: it has none."""
+    return _properties(record).get(b"KEYS", b"")
+
+
+def is_tombstone(record: bytes) -> bool:
+    """It has no body: its key has no value any more."""
+    return not _HEAD.unpack_from(record)[14]
+
+
 def _properties(record: bytes) -> dict[bytes, bytes]:
     at = _HEAD.size + _HEAD.unpack_from(record)[14]
     at += 1 + record[at] + 2
@@ -117,6 +129,9 @@ _COLUMNS = (
     *(("stored_bytes", "I"), ("size_bytes", "I"), ("crc", "I"), ("taken_back", "B")),
 )
 """Of a bundle's table (``docs/formats``)."""
+_SPARSE_COLUMNS = (("gone", "I"), ("log_gone", "Q"))
+"""Beside them, where compaction was: the highest bit of the number of topics says so."""
+_SPARSE = 1 << 31
 _FOOTER = struct.Struct(">QIIIHHI4s")
 _BLOCK_BYTES = 65_536
 _PACKED_BLOCK_BYTES = 131_072
@@ -143,6 +158,8 @@ class Section:
     size_bytes: int
     crc: int
     taken_back: int
+    gone: int = 0
+    log_gone: int = 0
 
     @property
     def queue(self) -> tuple[str, int]:
@@ -159,13 +176,14 @@ def table(packed: bytes) -> list[Section]:
     """The sections that a table names."""
     data = zstandard.ZstdDecompressor().decompress(packed)
     (topics,), at, names = struct.unpack_from(">I", data), 4, []
-    for _ in range(topics):
+    kinds = _COLUMNS + (_SPARSE_COLUMNS if topics & _SPARSE else ())
+    for _ in range(topics & ~_SPARSE):
         (size,) = struct.unpack_from(">H", data, at)
         names.append(data[at + 2 : at + 2 + size].decode())
         at += 2 + size
-    rows = (len(data) - at) // struct.calcsize(">" + "".join(kind for _, kind in _COLUMNS))
+    rows = (len(data) - at) // struct.calcsize(">" + "".join(kind for _, kind in kinds))
     columns = []
-    for _, kind in _COLUMNS:
+    for _, kind in kinds:
         form = f">{rows}{kind}"
         columns.append(struct.unpack_from(form, data, at))
         at += struct.calcsize(form)
@@ -176,9 +194,10 @@ def table(packed: bytes) -> list[Section]:
 def table_bytes(sections: Sequence[Section]) -> bytes:
     """Undo ``table``, for an entry that nobody of ours makes."""
     names = sorted({one.topic for one in sections})
-    pieces = [struct.pack(">I", len(names))]
+    is_sparse = any(one.gone or one.log_gone for one in sections)
+    pieces = [struct.pack(">I", len(names) | (_SPARSE if is_sparse else 0))]
     pieces += [struct.pack(">H", len(name.encode())) + name.encode() for name in names]
-    for name, kind in _COLUMNS:
+    for name, kind in _COLUMNS + (_SPARSE_COLUMNS if is_sparse else ()):
         values = [
             names.index(one.topic) if name == "topic" else getattr(one, name) for one in sections
         ]
@@ -191,11 +210,12 @@ def bundle(data: bytes) -> tuple[list[Section], int]:
     size, table_size, count, crc, version, level, own, magic = _FOOTER.unpack(data[-_FOOTER.size :])
     footer = data[-_FOOTER.size : -8]
     packed = data[size : size + table_size]
-    assert (magic, version, own) == (b"TBDL", 1, zlib.crc32(footer))
+    assert (magic, own) == (b"TBDL", zlib.crc32(footer))
     assert size + table_size + _FOOTER.size == len(data)
     assert crc == zlib.crc32(packed)
     sections, at = table(packed), 0
     assert len(sections) == count
+    assert version == (2 if any(one.gone or one.log_gone for one in sections) else 1)
     for one in sections:
         assert one.start == at
         at += one.size_bytes
@@ -205,8 +225,25 @@ def bundle(data: bytes) -> tuple[list[Section], int]:
 
 def payload(data: bytes, one: Section) -> tuple[bytes, bytes]:
     """Records and items of a section, from the whole bundle; every checksum has to be right."""
+    records, items = _payload(data, one)
+    return records, _all_items(items, one) if one.gone else items
+
+
+def _all_items(stored: bytes, one: Section) -> bytes:
+    """The items of a sparse section, with those that are not stored."""
+    items = [struct.pack(">qiq", 0, 0, 5)] * one.count
+    numbered = [*struct.iter_unpack(">I20s", stored)]
+    numbers = [number for number, _ in numbered]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == one.count - 1
+    for number, item in numbered:
+        items[number] = item
+    return b"".join(items)
+
+
+def _payload(data: bytes, one: Section) -> tuple[bytes, bytes]:
     view = data[one.start : one.start + one.size_bytes]
-    items_bytes = 20 * one.count
+    items_bytes = 24 * (one.count - one.gone) if one.gone else 20 * one.count
     if one.stored_bytes == one.records_bytes:
         end = one.records_bytes + items_bytes
         assert zlib.crc32(view[:end]) == one.crc

@@ -11,17 +11,21 @@ import json
 import re
 import struct
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from simulation.contents import (
+    COMPACTED,
     GAP,
     bundle,
     claims_of,
     hole,
     is_hole,
+    is_tombstone,
     joined,
+    key_of,
     payload,
     table,
     tag_code,
@@ -40,8 +44,10 @@ FOREIGN = (
 )  # fmt: skip
 """Keys that are not the tier's: nothing may stop because of them, and nobody deletes them."""
 _ITEM = struct.Struct(">qiq")
-_OF_GUESTS = {"merge", "expire"}
+_OF_GUESTS = {"merge", "expire", "compacted"}
 """What others than the reigning writer may say, under no reign."""
+TOMBSTONES_MS = 300
+"""How long a tombstone stays after the first pass that met it."""
 _ROOTS = ("bundle/", "topic/", "queue/")
 
 
@@ -91,6 +97,7 @@ class History:
         flips: Some reads give a wrong bit, so that a writer may not know the mark of what stays of a part.
         may_expire: Whether what has this as its newest store time may be given up now, by a topic's policy.
         met: What was met how often (branches that carry a guarantee).
+        compacted: Of each incarnation the offsets whose messages compaction took away.
     """
 
     def __init__(
@@ -117,6 +124,7 @@ class History:
         self.strays: set[int] = set()
         self.refused = 0
         self.met: Counter[str] = Counter()
+        self.compacted: dict[tuple[str, int, int], set[int]] = {}
         self.may_expire: Callable[[str, int], bool] = lambda _topic, _newest_ms: True
 
     def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
@@ -158,6 +166,8 @@ class History:
                 self.taken_back[generation] += self.met["taken back"] - before
             elif what == "merge":
                 self._merge(entry, action)
+            elif what == "compacted":
+                self._compacted(entry, action)
             elif what == "seal":
                 self._seal(action)
             elif what == "expire":
@@ -392,28 +402,108 @@ class History:
         """The same records in fewer parts; of each section that comes too late nothing changes."""
         named = _named(action)
         numbers, prints = (self._numbers(action[name], len(named)) for name in ("lives", "runs"))
-        reigns = entry["generation"] == self.generation
         for (place, section), at, was in zip(named, numbers, prints, strict=True):
             lives = self.queues.get(section.queue, [])
-            life = lives[at] if at < len(lives) else None
-            behind = lives[at + 1] if at + 1 < len(lives) else None
-            is_tail = bool(life and behind and behind.incarnation == life.incarnation)
-            run = None
-            if life and life.incarnation == section.incarnation and is_tail == section.taken_back:
-                row = Row.of(place, section, [b""] * section.count)
-                run = life.run_for(row, section.segment, was, with_open=reigns)
+            life, run = self._found(lives, place, section, (at, was), entry)
             if life is None or run is None:
                 self.met["merge too late"] += 1
                 continue
             row = self._row(place, section)
             self._is_same(row, run)
             self.met["open segment merged"] += not life.segments[-1].sealed
-            self.met["tail merged"] += is_tail
+            self.met["tail merged"] += section.taken_back
             spans = len(life.segments)
             life.merge(row, run)
             self.met["segments joined"] += spans - len(life.segments)
             self._unname(run)
             self.met["merged"] += 1
+
+    def _compacted(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
+        """Some messages are holes now, of which a newer one has the key (K5). All of it holds, or nothing changes."""
+        named = _named(action)
+        numbers, prints = (self._numbers(action[name], len(named)) for name in ("lives", "runs"))
+        queues = {section.queue for _, section in named} | {
+            (topic, queue_id) for topic, queue_id, *_ in action["passes"]
+        }
+        after = {queue: deepcopy(self.queues.get(queue, [])) for queue in sorted(queues)}
+        changed: list[tuple[Life, Row, list[Row]]] = []
+        passed = {queue: [life.passes for life in lives] for queue, lives in after.items()}
+        for (place, section), at, was in zip(named, numbers, prints, strict=True):
+            life, run = self._found(
+                after[section.queue], place, section, (at, was), entry, compacts=True
+            )
+            if life is None or run is None:
+                self.met["compacted too late"] += 1
+                return
+            row = self._row(place, section)
+            life.merge(row, run)
+            changed.append((life, row, run))
+        for topic, queue_id, at, passes in action["passes"]:
+            lives = after[topic, queue_id]
+            if at >= len(lives) or (passes and passes[-1][0] > lives[at].commit):
+                self.met["compacted too late"] += 1
+                return
+            lives[at].passes = [(end, time_ms) for end, time_ms in passes]
+        for life, row, run in changed:
+            was = passed[row.section.queue][after[row.section.queue].index(life)]
+            self._has_gone_rightly(life, row, run, was)
+        self.queues.update(after)
+        for _, _, run in changed:
+            self._unname(run)
+        self.met["compacted"] += len(action["passes"])
+
+    def _has_gone_rightly(
+        self, life: Life, row: Row, run: list[Row], passed: list[tuple[int, int]]
+    ) -> None:
+        """What is a hole now had a key, which a newer message has as well; or it was a tombstone that all have seen."""
+        queue, before = row.section.queue, [raw for one in run for raw in one.records]
+        gone = [
+            (row.start + n, was)
+            for n, (was, now) in enumerate(zip(before, row.records, strict=True))
+            if was != now
+        ]
+        there = [(one.start + n, raw) for one in life.rows for n, raw in enumerate(one.records)]
+        kept = [(offset, key_of(raw)) for offset, raw in there if not is_hole(raw)]
+        newest, oldest = {key: at for at, key in kept}, {key: at for at, key in reversed(kept)}
+        now_ms = life.passes[-1][1]
+        seen = max((to for to, ms in passed if ms <= now_ms - TOMBSTONES_MS), default=0)
+        for offset, was in gone:
+            what = f"K5: compaction of {queue} takes away {offset}"
+            require(not is_hole(was) and life.record(offset) == COMPACTED, f"{what}: no message")
+            require(bool(key_of(was)), f"{what}, which has no key")
+            require(offset != life.commit - 1, f"{what}, the newest message")
+            if newest.get(key_of(was), -1) < offset:
+                require(is_tombstone(was), f"{what}, the newest of its key")
+                require(offset < seen, f"{what}, a tombstone, too early")
+                older = oldest.get(key_of(was), offset) < offset
+                require(not older, f"{what}, a tombstone that has an older value")
+            mine = self.compacted.setdefault((*queue, life.incarnation), set())
+            mine.add(offset)
+        self.met["compacted away"] += len(gone)
+        self.met["tombstone gone"] += sum(
+            is_tombstone(was) and newest.get(key_of(was), -1) < offset for offset, was in gone
+        )
+
+    def _found(
+        self,
+        lives: list[Life],
+        place: tuple[str, int, int],
+        section: Section,
+        presumed: tuple[int, int],
+        entry: dict[str, Any],
+        *,
+        compacts: bool = False,
+    ) -> tuple[Life | None, list[Row] | None]:
+        """The life, and the run of parts, that a section is to take the place of."""
+        at, was = presumed
+        life = lives[at] if at < len(lives) else None
+        behind = lives[at + 1] if at + 1 < len(lives) else None
+        is_tail = bool(life and behind and behind.incarnation == life.incarnation)
+        if life is None or life.incarnation != section.incarnation or is_tail != section.taken_back:
+            return life, None
+        row = Row.of(place, section, [b""] * section.count)
+        reigns = entry["generation"] == self.generation
+        return life, life.run_for(row, section.segment, was, with_open=reigns, compacts=compacts)
 
     @staticmethod
     def _numbers(text: str, count: int) -> tuple[int, ...]:

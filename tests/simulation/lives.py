@@ -29,6 +29,7 @@ class Row:
         records: Of its items, holes included.
         records_at: Where its records begin in the section's.
         items_at: Which of the section's items is its first.
+        log_gone: Bytes of the log that compaction took away behind its records.
     """
 
     bundle: tuple[str, int, int]
@@ -40,12 +41,13 @@ class Row:
     records: list[bytes]
     records_at: int = 0
     items_at: int = 0
+    log_gone: int = 0
 
     @classmethod
     def of(cls, bundle: tuple[str, int, int], section: Section, records: list[bytes]) -> Row:
         """A whole section."""
         place = section.log_offset, section.queue_offset, section.records_bytes
-        return cls(bundle, section, *place, section.claims, records)
+        return cls(bundle, section, *place, section.claims, records, log_gone=section.log_gone)
 
     @property
     def key(self) -> str:
@@ -60,7 +62,7 @@ class Row:
     @property
     def log_end(self) -> int:
         """One past its last byte in the log."""
-        return self.log_offset + self.log_bytes
+        return self.log_offset + self.log_bytes + self.log_gone
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -70,7 +72,7 @@ class Row:
             *(s.start, s.records_bytes, s.stored_bytes, s.count, s.size_bytes, s.crc),
             *(self.log_offset, self.start, self.log_bytes, len(self.records)),
             *(*astuple(self.claims), self.records_at, self.items_at),
-            *(0, 0),  # nothing is compacted here
+            *(s.gone, self.log_gone),
             *self.bundle,
         )
 
@@ -91,6 +93,7 @@ class Row:
             log_bytes=log_bytes,
             claims=self.claims.of_some(holes, count, mark),
             records=self.records[:count],
+            log_gone=0,
         )
         rest = replace(
             self,
@@ -110,15 +113,17 @@ class Row:
         return self.claims.of_some(sum(map(is_hole, head)), count, mark_of(head[-1]))
 
 
-_ROW = struct.Struct("<qIIIIIqqIIIqqIII")
+_ROW, _SPARSE = struct.Struct("<qIIIIIqqIIIqqIII"), struct.Struct("<Iq")
+_PLAIN_VALUES, _VALUES = 16, 18
 
 
 def fingerprint(rows: Sequence[Row]) -> int:
     """By which a merge says what it presumes."""
     keys = "\n".join(row.key for row in rows)
-    return zlib.crc32(
-        b"".join(_ROW.pack(*row.values[:16]) for row in rows), zlib.crc32(keys.encode())
-    )
+    plain = b"".join(_ROW.pack(*row.values[:_PLAIN_VALUES]) for row in rows)
+    sparse = b"".join(_SPARSE.pack(*row.values[_PLAIN_VALUES:_VALUES]) for row in rows)
+    found = zlib.crc32(plain, zlib.crc32(keys.encode()))
+    return zlib.crc32(sparse, found) if any(sparse) else found
 
 
 @dataclass
@@ -160,6 +165,7 @@ class Life:
         gaps: ``[start, end)``.
         ended: It is over.
         quarantined: Damaged records that were put aside.
+        passes: Of compaction: how far each went, and when.
     """
 
     incarnation: int
@@ -171,6 +177,7 @@ class Life:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     ended: bool = False
     quarantined: int = 0
+    passes: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Row]:
@@ -232,7 +239,9 @@ class Life:
         tail = replace(
             self, start=end, min=end, segments=gone, gaps=lost, ended=True, quarantined=0
         )
-        return tail, replace(self, commit=end, log_end=log_end, segments=kept, gaps=gaps)
+        passes = [(min(to, end), time_ms) for to, time_ms in self.passes]
+        rest = replace(self, commit=end, log_end=log_end, segments=kept, gaps=gaps, passes=passes)
+        return tail, rest
 
     def expire(self, low: int, *, with_open: bool) -> list[Segment]:
         """Give up the segments below ``low``, if that is where one begins; which these were."""
@@ -246,7 +255,9 @@ class Life:
             return gone
         return []
 
-    def run_for(self, row: Row, base: int, was: int, *, with_open: bool) -> list[Row] | None:
+    def run_for(
+        self, row: Row, base: int, was: int, *, with_open: bool, compacts: bool = False
+    ) -> list[Row] | None:
         """The neighbours that a merged part takes the place of; None when what it presumes does not hold."""
         found = [
             at
@@ -261,7 +272,9 @@ class Life:
         ends = (row.start, row.log_offset, row.end, row.log_end)
         if ends != (run[0].start, run[0].log_offset, run[-1].end, run[-1].log_end):
             return None
-        return run if row.claims.holes == sum(one.claims.holes for one in run) else None
+        had = sum(one.log_gone for one in run), sum(one.claims.holes for one in run)
+        has = row.log_gone, row.claims.holes
+        return run if has == had or (compacts and had <= has) else None
 
     def merge(self, row: Row, run: list[Row]) -> None:
         """Put a part in the place of a run; the segments that it spans become one."""

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
+from tiered.compaction.retention import EVERY
 from tiered.dispatch import continuity, group_commit, merging
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter, RoundBuilder, Uploader
@@ -22,11 +24,14 @@ from tiered.keys import checkpoint_key, entry_key
 from tiered.log import composite, merge, parting, state
 from tiered.log.composite import CommitColumns, CompositeFlatFile, GroupCommit
 from tiered.log.parts import Parts
+from tiered.upkeep import compact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tiered.compaction.retention import KeyedRecords
     from tiered.dispatch.group_commit import Taken
+    from tiered.local.face import RecordBatch
     from tiered.log.bundles import SectionRow
     from tiered.log.merge import MergeRun
     from tiered.log.takeback import Head
@@ -671,6 +676,42 @@ def _cloned_writer_goes_on() -> Patches:
     return [mock.patch.object(JournalWriter, "_refuse", other)]
 
 
+def _newest_of_its_key_goes() -> Patches:
+    """Compaction keeps all of a key but the newest."""
+    real = compact.stays
+
+    def wrong(records: KeyedRecords, *arguments: Any) -> Any:
+        kept = real(records, *arguments)
+        return ~kept | ~records.has_key
+
+    return [mock.patch.object(compact, "stays", wrong)]
+
+
+def _keyless_goes() -> Patches:
+    """Compaction takes a message away that has no key."""
+    real = compact.stays
+    return [
+        mock.patch.object(
+            compact, "stays", lambda records, *more: real(records, *more) & records.has_key
+        )
+    ]
+
+
+def _tombstones_go_at_once() -> Patches:
+    return [mock.patch.object(compact, "tombstones_gone", return_value=EVERY)]
+
+
+def _keys_are_mixed_up() -> Patches:
+    """Compaction takes keys for one that are alike in part."""
+    real = compact.keyed_records
+
+    def wrong(batch: RecordBatch) -> Iterator[KeyedRecords]:
+        for some in real(batch):
+            yield replace(some, digests=some.digests & np.uint64(3))
+
+    return [mock.patch.object(compact, "keyed_records", wrong)]
+
+
 MUTANTS: dict[str, Callable[[], Patches]] = {
     "an entry before the bundle that it names": _entry_before_bundle,
     "a bundle of which nobody knows is taken for stored": _unknown_bundle_is_stored,
@@ -720,6 +761,10 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "expired too early": _expired_too_early,
     "a segment is as old as its oldest message": _expired_by_the_oldest,
     "gaps go with an expiry in front of them": _gaps_go_with_an_expiry,
+    "compaction takes the newest of a key": _newest_of_its_key_goes,
+    "compaction takes what has no key": _keyless_goes,
+    "tombstones go with the first pass": _tombstones_go_at_once,
+    "compaction takes keys for one that are not": _keys_are_mixed_up,
     "a clone's entry is no reason to stop": _cloned_writer_goes_on,
     "capital letters on a store that ignores case": _case_not_escaped,
 }

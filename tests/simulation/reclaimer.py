@@ -1,11 +1,11 @@
-"""One ``tiered gc`` or ``tiered expire`` in the simulation: the real plans, carried out at once, later, or by another."""
+"""One ``gc``, ``expire`` or ``compact`` in the simulation: the real plans, carried out at once, later, or by another."""
 
 from __future__ import annotations
 
 import random
 from typing import TYPE_CHECKING, Any
 
-from simulation.history import ViolationError, require
+from simulation.history import TOMBSTONES_MS, ViolationError, require
 from simulation.process import SimStore
 from simulation.scheduler import START_MS, Owner, SimClock
 
@@ -14,6 +14,9 @@ from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import MeteredStore
 from tiered.api.stores import with_retries
 from tiered.clock import ManualClock
+from tiered.compaction.passes import PassSettings
+from tiered.compaction.retention import RetentionPolicy
+from tiered.dispatch.settings import Compression
 from tiered.errors import (
     ClosedError,
     DataError,
@@ -21,12 +24,18 @@ from tiered.errors import (
     InvalidError,
     StoreUnavailableError,
 )
+from tiered.log.reader import TierReader
+from tiered.upkeep.compact import Compactor, CompactSettings
 from tiered.upkeep.expire import apply_steps, plan_delete_topic, plan_expire
 from tiered.upkeep.gc import apply_gc, plan_gc
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from simulation.world import World
+
+    from tiered.model import MessageQueue
 
 GRACE_S = 5.0
 TTL_S = 8.0
@@ -41,7 +50,7 @@ class Reclaimer(Owner):
     """
 
     def __init__(self, world: World, number: int, what: str = "") -> None:
-        """``what``: what it does (``expire``, ``delete-topic``, ``gc``), else it chooses between expiry and gc."""
+        """``what``: ``expire``, ``delete-topic``, ``gc`` or ``compact``; else it chooses between expiry and gc."""
         super().__init__(f"r{number}")
         self._what = what
         self.world = world
@@ -53,6 +62,12 @@ class Reclaimer(Owner):
         stop: Any = world.never
         store = with_retries(meter, clock, self._rng, stop)
         self._at = Workplace(store, meter, world.place, clock, self._rng)
+        self._settings = CompactSettings(
+            RetentionPolicy("careful", keeps_keyless=True, tombstone_retention_ms=TOMBSTONES_MS),
+            PassSettings(dirty_ratio=0.0),
+            memory_bytes=1 << 12,
+            compression=Compression() if world.packs else None,
+        )
 
     def live(self) -> None:
         """Body of its thread."""
@@ -87,6 +102,9 @@ class Reclaimer(Owner):
         if plan["what"] == "gc":
             done = apply_gc(at, plan)
             self.world.count("deleted", int(done["deleted"]))
+        elif plan["what"] == "compact":
+            if plan["steps"]:
+                Compactor(at, self._settings).apply(plan)
         else:
             done = apply_steps(at, plan)
             self.world.count("expired", int(done["steps"]))
@@ -94,6 +112,9 @@ class Reclaimer(Owner):
 
     def _plan(self) -> Any:
         at = self._at
+        if self._what == "compact":
+            topics = {queue.topic for queue in self._tiered()}
+            return Compactor(at, self._settings).plan(sorted(topics))
         if self._what == "delete-topic":
             topic = self._rng.choice(sorted({topic for topic, _ in self.world.broker.branches}))
             self.world.removed.add(topic)
@@ -103,6 +124,11 @@ class Reclaimer(Owner):
         return plan_gc(
             at.store, at.place, at.clock, grace_ms=round(GRACE_S * 1000), max_deletions=50
         )
+
+    def _tiered(self) -> Collection[MessageQueue]:
+        reader = TierReader(self._at.store, self._at.prefix)
+        reader.refresh()
+        return reader.state.queues
 
 
 def reclaim_all(world: World) -> None:

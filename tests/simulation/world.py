@@ -60,6 +60,10 @@ FOLDS_EVERY = 7
 TOPICS, TOPICS_FOLDED = ("topic0", "topic1"), ("Topic", "topic")
 PACKS_EVERY = 6
 """Of so many seeds one has writers that compress what is of the last level, and messages for which that is worth it."""
+COMPACTS_EVERY = 4
+"""Of so many seeds one has messages with keys, and somebody who compacts."""
+_COMPACTS = 0.2
+"""How often, at each step."""
 _BAD_END = 0.3
 """How often, at each step, a queue is chosen whose tail is lost when it is tiered up to a damaged record."""
 _BEFORE_GAP = 0.2
@@ -140,6 +144,7 @@ class World:
         self.faulty = FaultyStore(self.ledger, random.Random(seed + 1))
         self.broker = Broker(rng, TOPICS_FOLDED if folds else TOPICS, queues=rng.randrange(1, 5))
         self.packs = self.broker.repeats = seed % PACKS_EVERY == PACKS_EVERY - 1
+        self._own = self._give_keys(seed)  # (others' draws are theirs alone)
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.broker.count = self.count
@@ -175,7 +180,6 @@ class World:
             "compression": Compression() if self.packs else None,
         }
         self._unhealthy = self._choose_rules()
-        self.history.flips = self.flips
         self._operations = self._choose_operations()
         self.is_calm = rng.random() < _CALM
         self._traps = _Traps(lags=rng.random() < _LAGS)
@@ -244,7 +248,15 @@ class World:
                 )  # not of probes of the store
                 rule = Rule(fault, operations, mine, times=None, probability=probability)
                 rules.append(rule)
+        self.history.flips = self.flips
         return rules
+
+    def _give_keys(self, seed: int) -> random.Random | None:
+        """Where somebody compacts: chance of its own, for that and for keys."""
+        if seed % COMPACTS_EVERY != 1:
+            return None
+        self.broker.keys = random.Random(seed + 2)
+        return random.Random(seed)
 
     def _choose_operations(self) -> list[tuple[Callable[[], None], float]]:
         rng = self.rng
@@ -301,6 +313,8 @@ class World:
             self._collect_early()
         if self._famine and self.rng.random() < _BEFORE_GAP:
             self._expire_before_gap()
+        if self._own and self._own.random() < _COMPACTS:
+            self._reclaim("compact")
         operations, weights = zip(*self._operations, strict=True)
         self.rng.choices(operations, weights)[0]()
         if not self._alive():

@@ -358,9 +358,10 @@ class Compactor:
             ]
         return self._document(reader, now_ms, list(topics), steps, left)
 
-    def _pass(self, life: QueueLife, now_ms: int) -> PassPlan:
+    def _pass(self, life: QueueLife, now_ms: int, end: int = EVERY) -> PassPlan:
+        """Over segments that begin before ``end``."""
         compacted_to = life.passes[-1].end if life.passes else 0
-        files = [_file(segment) for segment in life.segments]
+        files = [_file(one) for one in life.segments if one.base_queue_offset < end]
         return plan_pass(files, compacted_to, self._settings.passes, now_ms)
 
     def _look(self, state: TierState, queue: MessageQueue, planned: PassPlan, now_ms: int) -> Look:
@@ -392,11 +393,10 @@ class Compactor:
         prices, share = Prices(), parts.stored_bytes() / np.maximum(log_bytes, 1)
         saved = (log_bytes - np.array(left_bytes, np.int64)) * share
         policy = self._settings.retention
-        passes = with_pass(
-            look.life.passes,
-            Pass(look.planned.end, now_ms),
-            now_ms - policy.tombstone_retention_ms,
-        )
+        # Behind the last pass, also where a clock was set back or the broker took an end back since.
+        done = [Pass(look.planned.end, now_ms), *look.life.passes[-1:]]
+        new = Pass(max(one.end for one in done), max(one.time_ms for one in done))
+        passes = with_pass(look.life.passes, new, now_ms - policy.tombstone_retention_ms)
         return {
             **_row(look.queue, look.life, look.number, look.planned),
             "messages": parts.messages,
@@ -525,7 +525,7 @@ class Compactor:
         able = (one for one in life.segments if one.base_queue_offset < step["end"])
         if fingerprint(Parts.joined(one.parts for one in able)) != step["fingerprint"]:
             raise moved_on(f"the parts of {queue} have changed, as merging or expiry changes them")
-        planned = self._pass(life, plan["made_ms"])
+        planned = self._pass(life, plan["made_ms"], step["end"])  # what was sealed since may wait
         if (planned.end, planned.dirty_from) != (step["end"], step["dirty_from"]):
             raise moved_on(f"the options do not give what was planned for {queue}")
         return self._look(state, queue, planned, plan["made_ms"])
