@@ -194,3 +194,14 @@ def test_the_first_difference_is_found_over_whatever_cannot_be_compared(
     assert found == expected
     if expected < high:
         assert is_common == any(offset < differs for offset in real)
+
+
+@pytest.mark.parametrize(("is_same", "expected"), [(False, (0, False)), (True, (200, True))])
+def test_what_lies_before_a_long_gap_tells_where_nothing_in_it_can(
+    is_same: bool, expected: tuple[int, bool]
+):
+    """A queue made anew, as long as the gap behind the tier's first messages goes: seed 225724 of the simulation."""
+    assert (
+        first_difference(0, 200, [2, 210], lambda offset: is_same if offset < 3 else None)
+        == expected
+    )

@@ -247,6 +247,7 @@ class Continuity:
         self._clock = context.clock
         self._lock = threading.Lock()
         self._open: dict[MessageQueue, float] = {}
+        self._reopened: dict[MessageQueue, int] = {}  # how often: what was decided before is of old
         self._suspect: set[MessageQueue] = set()
         self._said: set[MessageQueue] = set()
         self._moved: dict[MessageQueue, QueueOffset] = {}
@@ -264,6 +265,7 @@ class Continuity:
         with self._lock:
             for queue in queues:
                 self._open.setdefault(queue, now_s)
+                self._reopened[queue] = self._reopened.get(queue, 0) + 1
 
     def may_take(self, file: CompositeFlatFile, *, waits: bool = False) -> bool:
         """Whether the queue goes on where it was; False: compensation has to decide. Cheap when it is not open.
@@ -440,22 +442,29 @@ class Continuity:
         seen = enumerate(vouched.marks)
         return all(self._local_mark(queue, vouched.offset - at) in {mark, 0} for at, mark in seen)
 
-    def contradicts(self, file: CompositeFlatFile, batch: RecordBatch) -> bool:
+    def contradicts(
+        self,
+        batch: RecordBatch,
+        start: QueueOffset,
+        last: tuple[QueueOffset, int] | None,
+    ) -> bool:
         """Whether a batch has another record where the last one was taken: then the queue is suspect.
 
         Compensation may have taken what the follower, which was behind it, never met, and what the broker then took back:
         no offset falls for the follower. Nor does one where nothing was taken, and the batch begins before the place where
-        the queue was to begin. For whoever holds the queue's lock; costs nothing where a batch only goes on.
+        the queue was to begin. A few small local reads where records cannot be compared.
+
+        Args:
+            batch: Begins before ``start``.
+            start: Where the queue goes on.
+            last: What was taken last, and its mark.
         """
-        if batch.base_offset >= file.append_offset:
-            return False
-        last = file.last_taken
         if last is None:
-            is_odd = not self._beginnings.is_right(file.queue, file.append_offset)
+            is_odd = not self._beginnings.is_right(batch.queue, start)
         else:
-            is_odd = self._is_another(file.queue, last, batch)
+            is_odd = self._is_another(batch.queue, last, batch)
         if is_odd:
-            self.suspect(file.queue)
+            self.suspect(batch.queue)
         return is_odd
 
     def _is_another(
@@ -515,15 +524,18 @@ class Continuity:
                 return True
             if queue in self._said:
                 return False
+            reopened = self._reopened.get(queue)
         if not _is_still(file):
             return False
         try:
-            change = self._decide(file)
+            change, is_sure = self._decide(file)
         except BackendError as error:
             self._complain(queue, error)
             return False
         if change is None:
             with self._lock:  # one that lags stays open: before more of it is taken it has to fit
+                if not is_sure or self._reopened.get(queue) != reopened:
+                    return False  # the broker has changed it meanwhile, perhaps behind what was looked at
                 self._suspect.discard(queue)
                 self._open.pop(queue, None)
                 if queue in self._lagging:
@@ -543,19 +555,20 @@ class Continuity:
             what = "%s cannot be held against the tier, trying again: %s"
             _LOG.log(retry_level(error), what, queue, error)
 
-    def _decide(self, file: CompositeFlatFile) -> Change | None:
+    def _decide(self, file: CompositeFlatFile) -> tuple[Change | None, bool]:
+        """What the journal has to say; and whether the local store was still, as far as nobody would see it later."""
         queue, life = file.queue, self._state().life(file.queue)
         self._lagging.pop(queue, None)
         bounds = self._local.queues().get(queue)
         if bounds is None or bounds.end == bounds.min:
             self._lagging[queue] = _Short(bounds.end if bounds else QueueOffset(0), None)
-            return None
+            return None, True
         if life is None or not life.segments:
             last = file.last_taken
             if life and last and self.look(queue, file.append_offset, last) is Look.DIFFERENT:
                 # The tier has nothing left that could be compared; what was taken last is known all the same.
-                return begin_anew(queue, life, bounds)
-            return self._beginnings.decide(queue, life, bounds, file.append_offset)
+                return begin_anew(queue, life, bounds), True
+            return self._beginnings.decide(queue, life, bounds, file.append_offset), True
         reader = QueueReader.of_life(self._store, self._prefix, queue, life)
 
         def local_mark(offset: int) -> int:
@@ -579,12 +592,13 @@ class Continuity:
             tier_mark=tier_mark,
             read_items=lambda part, count: measure(self._store, self._prefix, part, count),
         )
-        if change is None:
-            if short:
-                self._lagging[queue] = short
-            if vouched and self._is_as_seen(queue, vouched):
-                self._vouched[queue] = vouched  # (else the store has changed meanwhile)
-        return change
+        if change is None and vouched:
+            if not self._is_as_seen(queue, vouched):
+                return None, False
+            self._vouched[queue] = vouched
+        if change is None and short:
+            self._lagging[queue] = short
+        return change, True
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:
         """The entry is durable."""

@@ -316,8 +316,30 @@ class TieredDispatcher:
             self.counters.lock_misses += 1
             return self._leave(batch.queue)
         try:
-            if self.continuity.contradicts(file, batch):
-                return self._leave(batch.queue)
+            if batch.base_offset >= file.append_offset:
+                return self._append(file, batch) is not AppendResult.GAP
+            known = file.append_offset, file.last_taken
+        finally:
+            file.lock.release()
+        return self._dispatch_again(file, batch, known)
+
+    def _dispatch_again(
+        self,
+        file: CompositeFlatFile,
+        batch: RecordBatch,
+        known: tuple[QueueOffset, tuple[QueueOffset, int] | None],
+    ) -> bool:
+        """As ``dispatch``, of a batch that begins where others were taken before.
+
+        It may take a look at the local store, and nobody holds a queue's lock while a disk is read.
+        """
+        is_odd = self.continuity.contradicts(batch, *known)
+        if is_odd or not file.lock.acquire(blocking=False):
+            self.counters.lock_misses += not is_odd
+            return self._leave(batch.queue)
+        try:
+            if (file.append_offset, file.last_taken) != known:
+                return self._leave(batch.queue)  # another thread was faster
             return self._append(file, batch) is not AppendResult.GAP
         finally:
             file.lock.release()

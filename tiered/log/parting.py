@@ -21,7 +21,7 @@ from tiered.log.takeback import Head
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from backends.base import ObjectStore
     from tiered.journal.entry import Action
@@ -72,6 +72,11 @@ def first_difference(
                 end = middle
             else:
                 offset, answer = _nearest(at, known, same)
+                if (
+                    answer is None and row is cheap
+                ):  # in a long gap, say; what lies before it may tell
+                    before = reversed(cheap[begin:middle][-UNCOMPARED_MAX:])
+                    offset, answer = _first_answer(before, known, same)
                 if answer is False:
                     differs = offset
                 else:
@@ -86,6 +91,17 @@ def _nearest(at: int, above: int, same: Callable[[int], bool | None]) -> tuple[i
         if answer is not None:
             return offset, answer
     return at, None
+
+
+def _first_answer(
+    offsets: Iterable[int], above: int, same: Callable[[int], bool | None]
+) -> tuple[int, bool | None]:
+    """As ``_nearest``, of the first of these offsets that has one."""
+    for at in offsets:
+        offset, answer = _nearest(at, above, same)
+        if answer is not None:
+            return offset, answer
+    return above, None
 
 
 # -- parting --------------------------------------------------------------------------------
