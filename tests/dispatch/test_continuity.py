@@ -511,6 +511,35 @@ def test_what_comes_while_a_damaged_end_is_decided_on_is_not_taken_for_what_was_
     assert counted(dispatcher) == (0, 1)
 
 
+@pytest.mark.parametrize("how", ["another tail", "an offset fell"])
+def test_a_queue_that_changes_while_it_is_decided_on_is_decided_on_again(
+    how: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Before more of it is taken: then the records at its end would be the same again. (Seed 218127 of the simulation.)"""
+    store, local, queue = MemoryStore(), stored(60), MessageQueue("t", 0)
+    damage(local)
+    run_once(store, local)
+    with dispatching(store, local, seed=2) as dispatcher:
+        follow(dispatcher)
+
+        def changed() -> None:
+            if how == "another tail":
+                local.cut("t", 0, 50)
+                append(local, 11, b"new")
+            else:
+                dispatcher.continuity.reopen([queue])
+
+        file = dispatcher.file(queue)
+        dispatcher.continuity.suspect(queue)
+        after_the_next_plan(monkeypatch, changed)
+        assert not dispatcher.continuity.resolve(file)
+        assert not dispatcher.continuity.may_take(file)
+        assert dispatcher.continuity.resolve(file) == (how == "an offset fell")
+        follow(dispatcher)
+    check(store, local)
+    assert counted(dispatcher) == (how == "another tail", 0)
+
+
 def test_what_comes_while_a_lagging_copy_is_decided_on_is_not_taken_for_what_was_compared(
     monkeypatch: pytest.MonkeyPatch,
 ):
