@@ -439,8 +439,11 @@ class Continuity:
 
     def _is_as_seen(self, queue: MessageQueue, vouched: _Vouched) -> bool:
         """Whether the local store still has what was seen, or retention has taken it."""
-        seen = enumerate(vouched.marks)
-        return all(self._local_mark(queue, vouched.offset - at) in {mark, 0} for at, mark in seen)
+        for at, mark in enumerate(vouched.marks):
+            found = self._local_mark(queue, vouched.offset - at)
+            if found not in {mark, 0} and not (found is None and not mark):
+                return False
+        return True
 
     def contradicts(
         self,
