@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.bundles import made_part, merge_action, named_action
 
@@ -197,6 +197,15 @@ STEPS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
+@example(
+    MergePolicy(
+        3, 2000, own_bytes=250, segment_bytes_max=1000, segment_age_ms_max=10, compresses=False
+    ),
+    [
+        *({A0: 211, A1: 300}, "roll", {A0: 211, A1: 300}, {A0: 1}, {A0: 1}),
+        *({A0: 1, A1: 182, B0: 300}, "gap", {A0: 1}),
+    ],
+)  # a run crosses a border of segments, and another behind it lies in the second of these
 @given(POLICIES, STEPS)
 def test_whatever_comes_merging_settles_loses_nothing_and_rewrites_a_byte_once_a_level(
     policy: MergePolicy, steps: list[Any]

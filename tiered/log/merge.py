@@ -314,8 +314,13 @@ def _runs_of(
     sizes = (parts.column("log_bytes") + 20 * parts.column("count")).tolist()
 
     def run(end: int) -> MergeRun:
+        base, last = bases[begin], bases[end - 1]
+        if (
+            base != last
+        ):  # what is behind lies in one segment with it, as soon as it has taken its place
+            bases[end:] = [base if one == last else one for one in bases[end:]]
         place = whose.queue, whose.life, whose.incarnation
-        return MergeRun(*place, bases[begin], parts[begin:end], whose.taken_back)
+        return MergeRun(*place, base, parts[begin:end], whose.taken_back)
 
     for at, bundle in enumerate(parts.bundles):
         wanted = bundle.key in keys
