@@ -30,7 +30,7 @@ def take_back(end: int, was: int, head: Head | None = None) -> Action:
 
 
 def head(whole: Part, count: int) -> Head:
-    return Head(whole.queue_offset, whole.log_offset, 100 * count, 0, 9)
+    return Head(whole.queue_offset, whole.log_offset, 100 * count, 0, 9, whole.holes)
 
 
 def then(state: TierState, *actions: Action, generation: int = 1) -> TierState:
@@ -162,9 +162,16 @@ def test_i1_after_any_cuts_state_is_sound_and_nothing_is_lost(ends: list[int], p
     assert MACHINE.load(MACHINE.dump(state)).queues == state.queues
 
 
+def test_the_head_of_a_part_that_was_compacted_since_is_refused():
+    """It has the same place, and other bytes. (Seed 301137 of the simulation.)"""
+    whole = part(0, 0)
+    assert head_of(whole, QueueOffset(4), head(whole, 4)) is not None
+    assert head_of(replace(whole, holes=1), QueueOffset(4), head(whole, 4)) is None
+
+
 def test_head_and_rest_are_the_whole():
     whole = replace(part(0, 0), holes=3)
-    first = head_of(whole, QueueOffset(4), Head(0, 0, 400, 1, 7))
+    first = head_of(whole, QueueOffset(4), Head(0, 0, 400, 1, 7, whole.holes))
     assert first
     rest = rest_of(whole, first)
     assert (first.count + rest.count, first.holes + rest.holes) == (10, 3)

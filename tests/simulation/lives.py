@@ -78,10 +78,11 @@ class Row:
 
     def divided(self, end: int, head: list[int]) -> tuple[Row, Row] | None:
         """The part as two ranges of its section; None when ``head`` is not a beginning of it."""
-        start, log_offset, log_bytes, holes, mark = head
+        start, log_offset, log_bytes, holes, mark, of_holes = head
         count = end - self.start
         whole = self.claims.holes
         fits = 0 < count < len(self.records) and 0 <= holes <= min(count, whole)
+        fits = fits and of_holes == whole
         fits = fits and whole - holes <= len(self.records) - count
         if not fits or (start, log_offset) != (self.start, self.log_offset):
             return None

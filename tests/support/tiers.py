@@ -195,7 +195,7 @@ class TierBuilder:
         for part in life.parts():
             if part.queue_offset < end < part.queue_end:
                 size, holes = measure(self.store, self.prefix, part, end - part.queue_offset)
-                head = Head(part.queue_offset, part.log_offset, size, holes, 0).row()
+                head = Head(part.queue_offset, part.log_offset, size, holes, 0, part.holes).row()
         fields = {"end": end, "was": life.commit_offset, "head": head, "reason": reason}
         self.say(queue_action("take_back", queue, life.incarnation, **fields))
         self.forget(queue)

@@ -324,7 +324,7 @@ def _cut(
     except (DataError, ObjectNotFoundError):
         return (part.queue_offset, None) if part.queue_offset > life.min_offset else None
     last = max(0, tier_mark(end - 1))
-    return end, Head(part.queue_offset, part.log_offset, size, holes, last)
+    return end, Head(part.queue_offset, part.log_offset, size, holes, last, part.holes)
 
 
 def mark_in_tier(reader: QueueReader, offset: int) -> int:

@@ -463,7 +463,8 @@ def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Pa
         return None
     holes = count - int(np.count_nonzero(real))
     log_bytes = log_end - part.log_offset
-    return head_of(part, end, Head(part.queue_offset, part.log_offset, log_bytes, holes, 0))
+    head = Head(part.queue_offset, part.log_offset, log_bytes, holes, 0, part.holes)
+    return head_of(part, end, head)
 
 
 def _fits(

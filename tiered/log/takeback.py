@@ -35,6 +35,7 @@ class Head:
         log_bytes: Bytes of records that stay.
         holes: Items without a message that stay.
         last: Mark of the last item that stays (``tiered.log.marks``), or 0.
+        of_holes: Of the whole part: of one that was compacted since, other bytes are its beginning.
     """
 
     queue_offset: int
@@ -42,10 +43,12 @@ class Head:
     log_bytes: int
     holes: int
     last: int
+    of_holes: int
 
     def row(self) -> list[int]:
         """As JSON."""
-        return [self.queue_offset, self.log_offset, self.log_bytes, self.holes, self.last]
+        place = self.queue_offset, self.log_offset, self.log_bytes
+        return [*place, self.holes, self.last, self.of_holes]
 
     @classmethod
     def of(cls, row: list[Any]) -> Head:
@@ -129,6 +132,7 @@ def head_of(part: Part, end: QueueOffset, head: Head) -> Part | None:
         and 0 <= head.holes <= min(count, part.holes)
         and part.holes - head.holes <= part.count - count
         and (head.log_offset, head.queue_offset) == (part.log_offset, part.queue_offset)
+        and head.of_holes == part.holes
         and 0 <= head.log_bytes <= part.log_bytes
     )
     if not fits:
