@@ -6,7 +6,7 @@ import pytest
 from support.journals import PREFIX
 from support.tiers import TierBuilder
 
-from tiered.journal.entry import Entry, decode_entry, encode_entry
+from tiered.journal.entry import Entry, checksum, decode_entry, encode_entry
 from tiered.keys import entry_key
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
@@ -26,10 +26,12 @@ def trimmed() -> TierBuilder:
     return builder
 
 
-def put_stray(builder: TierBuilder, number: int, previous: int = 99) -> None:
+def put_stray(
+    builder: TierBuilder, number: int, previous: int = 99, *, generation: int = 1
+) -> None:
     """What a writer that was fenced long ago had still in flight."""
     actions = [{"do": "meta", "store": {}}]
-    entry = Entry(number, 1, "0badcafe", 7, actions, previous)
+    entry = Entry(number, generation, "0badcafe", 7, actions, previous)
     builder.store.put_if_absent(entry_key(PREFIX, number), encode_entry(entry))
 
 
@@ -86,11 +88,20 @@ def test_another_entry_behind_the_beginning_is_damage(number: int):
     assert not verify_tier(builder.store, PREFIX, deep=True).is_clean
 
 
-def test_one_that_follows_a_checkpoint_which_trimming_had_left_is_recorded():
-    """The trimming was cut short: entries were gone, an old checkpoint was not. (Simulation, seed 18745.)"""
+@pytest.mark.parametrize("has_guest", [False, True])
+def test_one_that_follows_a_checkpoint_which_trimming_had_left_is_recorded(*, has_guest: bool):
+    """The trimming was cut short: entries were gone, an old checkpoint was not. (Simulation, seed 18745.)
+
+    The true one may be followed by an entry of a guest, who has no reign. (Seed 301500.)
+    """
     builder = TierBuilder()
     while builder.journal.number < 14:
-        builder.add([b"a"])
+        if has_guest and builder.journal.number == 5:
+            last = checksum(builder.store.get(entry_key(PREFIX, 5)))
+            put_stray(builder, 6, last, generation=0)
+            builder.journal.catch_up()
+        else:
+            builder.add([b"a"])
         if builder.journal.number in {4, 6, 12}:
             builder.journal.write_checkpoint(force=True)
     true = builder.store.get(entry_key(PREFIX, 5))

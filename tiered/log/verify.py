@@ -461,12 +461,12 @@ class _JournalCheck:
     def _is_behind_a_stale_one(self, entry: Entry) -> bool:
         """Whether the entry before this one landed late, under a number that had been used and deleted.
 
-        Those below it are gone, then, and it is of no newer reign.
+        Those below it are gone, then, and it is of no newer reign. (A guest's entry, of 0, says nothing of reigns.)
         """
         if entry.previous == self._reader.last or len(self._row) != 1:
             return False
         behind = [number for number in self._checkpoints if number >= entry.number]
-        is_older = self._row[0].generation <= entry.generation
+        is_older = not entry.generation or self._row[0].generation <= entry.generation
         return is_older and any(map(self._is_whole, behind))
 
     def _is_vouched_for(self, number: int, last: int) -> bool:
