@@ -17,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,10 @@ def one(folder: Path, side: str) -> dict[str, float]:
     }
     if session:
         # Counted by the scheduler's own stages: nothing here says what a row may weigh.
-        stages = session.sparkContext._jsc.sc().statusStore().stageList(None)
-        sizes = [stages.apply(number).shuffleWriteBytes() for number in range(stages.size())]
+        context = session.sparkContext
+        stages = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/stages"
+        with urllib.request.urlopen(stages, timeout=30) as answer:
+            sizes = [stage["shuffleWriteBytes"] for stage in json.load(answer)]
         found["shuffled_mib"] = sum(sizes) / MIB
         session.stop()
     return found
