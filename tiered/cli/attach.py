@@ -618,6 +618,48 @@ def decommission_lines(document: dict[str, Any]) -> list[str]:
     ]
 
 
+# What an operator should know of, where there is any: its field, one of it, many of it, and what is said of them.
+_SAID = (
+    ("behind_messages", "message is", "messages are", "not in the tier yet"),
+    ("waiting_records", "record waits:", "records wait:", "{waiting_reason}"),
+    ("quarantined", "damaged record was", "damaged records were", "put into quarantine"),
+    (
+        "missing",
+        "message is",
+        "messages are",
+        "not in the store, though its queues list or skip what is missing: holes",
+    ),
+    ("gaps", "gap was", "gaps were", "recorded: local retention was faster"),
+    (
+        "taken_back",
+        "queue goes",
+        "queues go",
+        "on at an earlier offset: the broker took messages back",
+    ),
+    (
+        "begun_anew",
+        "queue",
+        "queues",
+        "began anew: the broker has nothing of the history any more",
+    ),
+    (
+        "ahead_queues",
+        "queue is",
+        "queues are",
+        "longer in the tier than in the store, a copy that lags",
+    ),
+    ("torn_bytes", "byte", "bytes", "of a torn tail left"),
+    ("foreign_entries", "entry", "entries", "refused: of another queue's record"),
+    ("below_min_entries", "entry", "entries", "below the log's minimum left"),
+    (
+        "wrong_tag_codes",
+        "entry",
+        "entries",
+        "with a wrong tag code: that of the record is taken",
+    ),
+)
+
+
 def lines(document: dict[str, Any]) -> list[str]:
     """The summary for people: one line, and one more for each thing that should be known."""
     found = [
@@ -636,48 +678,9 @@ def lines(document: dict[str, Any]) -> list[str]:
     if (timers := document["timers"]) is not None:
         taken, near = counted(timers["taken"], "timer"), counted(timers["near"], "near one")
         found.append(f"tiered: {taken} taken; {near} left with the broker")
-    said = (
-        ("behind_messages", "message is", "messages are", "not in the tier yet"),
-        ("waiting_records", "record waits:", "records wait:", str(document["waiting_reason"])),
-        ("quarantined", "damaged record was", "damaged records were", "put into quarantine"),
-        (
-            "missing",
-            "message is",
-            "messages are",
-            "not in the store, though its queues list or skip what is missing: holes",
-        ),
-        ("gaps", "gap was", "gaps were", "recorded: local retention was faster"),
-        (
-            "taken_back",
-            "queue goes",
-            "queues go",
-            "on at an earlier offset: the broker took messages back",
-        ),
-        (
-            "begun_anew",
-            "queue",
-            "queues",
-            "began anew: the broker has nothing of the history any more",
-        ),
-        (
-            "ahead_queues",
-            "queue is",
-            "queues are",
-            "longer in the tier than in the store, a copy that lags",
-        ),
-        ("torn_bytes", "byte", "bytes", "of a torn tail left"),
-        ("foreign_entries", "entry", "entries", "refused: of another queue's record"),
-        ("below_min_entries", "entry", "entries", "below the log's minimum left"),
-        (
-            "wrong_tag_codes",
-            "entry",
-            "entries",
-            "with a wrong tag code: that of the record is taken",
-        ),
-    )
     found += [
-        f"tiered: {counted(document[name], one, many)} {text}"
-        for name, one, many, text in said
+        f"tiered: {counted(document[name], one, many)} {text.format_map(document)}"
+        for name, one, many, text in _SAID
         if document[name]
     ]
     found += [f"tiered: no topic matches --topics {glob}" for glob in document["unmatched_topics"]]

@@ -109,10 +109,8 @@ class CommitLog:
             self._write(plan.pieces(messages, heads), 4 * len(messages), plan.end)
             self._queue_ends.update(plan.moved)
             places = RecordPlaces(plan.queue_offsets, plan.positions, plan.end, now_ms)
-            self.end, self.store_ms = (
-                plan.end,
-                now_ms,
-            )  # first: what is not handed over is read from the log
+            # First, then the hand-over: what isn't handed over is read from the log, as far as this end.
+            self.end, self.store_ms = plan.end, now_ms
             if plan.end > begin:
                 self.handover.give(begin, messages, places)
             return places
