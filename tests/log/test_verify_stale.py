@@ -113,6 +113,42 @@ def test_one_that_follows_a_checkpoint_which_trimming_had_left_is_recorded(*, ha
     assert report.recorded.stale_entries == 1
 
 
+def reigned_twice() -> tuple[TierBuilder, int]:
+    """The first reign ends at entry 4; the end of entry 4."""
+    builder = TierBuilder()
+    while builder.journal.number < 4:
+        builder.add([b"a"])
+        if builder.journal.number == 2:
+            builder.journal.write_checkpoint(force=True)
+    last = checksum(builder.store.get(entry_key(PREFIX, 4)))
+    builder.journal.take_reign({})
+    while builder.journal.number < 12:
+        builder.add([b"b"])
+        if builder.journal.number in {6, 10}:
+            builder.journal.write_checkpoint(force=True)
+    return builder, last
+
+
+def test_one_of_an_older_reign_is_recorded_where_some_below_it_are_still_there():
+    """A trimming deletes in no order, and is cut short. (Seed 307230.)"""
+    builder, last = reigned_twice()
+    for number in (1, 2, 5):
+        builder.store.delete(entry_key(PREFIX, number))
+    put_stray(builder, 5, last)
+    report = verify_tier(builder.store, PREFIX, deep=True)
+    assert report.problems == []
+    assert report.recorded.stale_entries == 1
+
+
+def test_one_of_an_older_reign_is_damage_where_the_next_begins_a_reign():
+    builder, _ = reigned_twice()
+    true = builder.store.get(entry_key(PREFIX, 4))
+    for number in (1, 2, 4):
+        builder.store.delete(entry_key(PREFIX, number))
+    put_stray(builder, 4, decode_entry(true, where="").previous)
+    assert not verify_tier(builder.store, PREFIX, deep=True).is_clean
+
+
 def test_a_break_is_damage_where_no_checkpoint_stands_behind_it():
     builder = trimmed()
     true = builder.store.get(entry_key(PREFIX, 13))

@@ -28,7 +28,7 @@ from backends.errors import BackendError
 from tiered import keys
 from tiered.errors import DataError, JournalLostError, TieredStoreError
 from tiered.journal.checkpoint import replay_starts
-from tiered.journal.entry import checksum
+from tiered.journal.entry import REIGN, checksum
 from tiered.journal.lease import read_lease
 from tiered.journal.replay import JournalReader
 from tiered.keys import LEASE, checkpoint_key, entry_key
@@ -461,12 +461,16 @@ class _JournalCheck:
     def _is_behind_a_stale_one(self, entry: Entry) -> bool:
         """Whether the entry before this one landed late, under a number that had been used and deleted.
 
-        Those below it are gone, then, and it is of no newer reign. (A guest's entry, of 0, says nothing of reigns.)
+        Those below it are gone, then, and it is of no newer reign (a guest's entry, of 0, says nothing of reigns); or some
+        are still there, and it is of an older reign, though this entry does not begin one.
         """
-        if entry.previous == self._reader.last or len(self._row) != 1:
+        if entry.previous == self._reader.last or not self._row:
             return False
+        before = self._row[-1].generation
+        is_alone = len(self._row) == 1 and (not entry.generation or before <= entry.generation)
+        begins = any(action["do"] == REIGN for action in entry.actions)
+        is_older = is_alone or (0 < before < entry.generation and not begins)
         behind = [number for number in self._checkpoints if number >= entry.number]
-        is_older = not entry.generation or self._row[0].generation <= entry.generation
         return is_older and any(map(self._is_whole, behind))
 
     def _is_vouched_for(self, number: int, last: int) -> bool:
