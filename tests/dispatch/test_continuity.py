@@ -540,6 +540,53 @@ def test_a_queue_that_changes_while_it_is_decided_on_is_decided_on_again(
     assert counted(dispatcher) == (how == "another tail", 0)
 
 
+@pytest.mark.parametrize("meanwhile", ["taken", "reopened", "suspected"])
+def test_a_queue_that_moves_while_it_is_looked_at_is_not_taken_for_what_was_seen(
+    meanwhile: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Compensation had taken more, and found it odd; dispatch went on behind it. (Seed 307214 of the simulation.)"""
+    store, local, queue = MemoryStore(), stored(60), MessageQueue("t", 0)
+    with dispatching(store, local) as dispatcher:
+        follow(dispatcher)
+        file, watch = dispatcher.file(queue), dispatcher.continuity
+        look, left = watch.look, [meanwhile]
+
+        def slow_look(*arguments: Any) -> Any:
+            found = look(*arguments)
+            for how in [left.pop()] if left else []:
+                if how == "taken":
+                    append(local, 1, b"more")
+                    batch = local.read(queue, file.append_offset, bytes_max=4096, count_max=9)
+                    dispatcher._take_compensated(file, batch, watch.reopened(queue))
+                elif how == "reopened":
+                    watch.reopen([queue])
+                else:
+                    watch.suspect(queue)
+            return found
+
+        watch.reopen([queue])
+        monkeypatch.setattr(watch, "look", slow_look)
+        assert not watch.may_take(file)
+        assert watch.may_take(file) == (meanwhile != "suspected")
+
+
+def test_what_was_read_before_an_offset_fell_is_not_taken_behind_it():
+    """The dispatch thread may have looked at the queue meanwhile, and would go on behind it. (Seed 307214.)"""
+    store, local, queue = MemoryStore(), stored(60), MessageQueue("t", 0)
+    with dispatching(store, local) as dispatcher:
+        follow(dispatcher)
+        file, watch = dispatcher.file(queue), dispatcher.continuity
+        append(local, 5, b"lost")
+        batch, reopened = (
+            local.read(queue, file.append_offset, bytes_max=4096, count_max=9),
+            watch.reopened(queue),
+        )
+        local.cut("t", 0, 60)
+        watch.reopen([queue])
+        dispatcher._take_compensated(file, batch, reopened)
+        assert file.append_offset == 60
+
+
 def test_what_comes_while_a_lagging_copy_is_decided_on_is_not_taken_for_what_was_compared(
     monkeypatch: pytest.MonkeyPatch,
 ):

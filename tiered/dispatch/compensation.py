@@ -49,7 +49,7 @@ class Compensation:
         local: LocalStore,
         context: DispatchContext,
         *,
-        take: Callable[[CompositeFlatFile, RecordBatch | None], None],
+        take: Callable[[CompositeFlatFile, RecordBatch | None, int], None],
         file: Callable[[MessageQueue], CompositeFlatFile],
         state_fact: Callable[[Fact], None],
         continuity: Continuity,
@@ -59,7 +59,8 @@ class Compensation:
         Args:
             local: Read in bulk.
             context: How much to read at once, and whether memory has room for it.
-            take: Appends a batch to a queue's buffer; with None: commits what the buffer holds.
+            take: Appends a batch to a queue's buffer, if the queue was reopened just so often; with None: commits what the
+                buffer holds.
             file: Write side of a queue.
             state_fact: Has the next journal entry say something.
             continuity: Says whether a queue goes on where it was.
@@ -115,6 +116,7 @@ class Compensation:
             return False
         has_taken = False
         while not self._stop.is_set() and self._budget.has_room(self._batch_bytes):
+            reopened = self._continuity.reopened(file.queue)
             with file.lock:
                 start, last = file.append_offset, file.last_taken
             batch = self._local.read(
@@ -133,7 +135,7 @@ class Compensation:
                     file.queue
                 )  # looked at behind the read: what was read may be another's
                 return False
-            self._take(file, batch)
+            self._take(file, batch, reopened)
             has_taken = True
             self._counters.compensated += 1
         return False
@@ -167,13 +169,13 @@ class Compensation:
     def _is_continuous(self, file: CompositeFlatFile) -> bool:
         """Whether the queue goes on where it was; what was taken of a suspect one is committed first."""
         if not self._continuity.may_take(file, waits=True):
-            self._take(file, None)
+            self._take(file, None, 0)
             return self._continuity.resolve(file)
         return True
 
     def _record_gap(self, file: CompositeFlatFile, end: QueueOffset) -> None:
         """When all before it is settled, have the next entry say that local retention was faster."""
-        self._take(file, None)
+        self._take(file, None, 0)
         with file.lock:
             start = file.commit_offset
             if not file.is_settled:

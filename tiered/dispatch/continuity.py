@@ -267,6 +267,10 @@ class Continuity:
                 self._open.setdefault(queue, now_s)
                 self._reopened[queue] = self._reopened.get(queue, 0) + 1
 
+    def reopened(self, queue: MessageQueue) -> int:
+        """How often a queue was reopened; what was read before the last time may be of what the broker has lost."""
+        return self._reopened.get(queue, 0)
+
     def may_take(self, file: CompositeFlatFile, *, waits: bool = False) -> bool:
         """Whether the queue goes on where it was; False: compensation has to decide. Cheap when it is not open.
 
@@ -377,16 +381,22 @@ class Continuity:
         queue = file.queue
         if queue in self._suspect:
             return False
+        reopened = self.reopened(queue)
         with file.lock:
             start, last = file.append_offset, file.last_taken
         look = self.look(queue, start, last)
+        with file.lock:
+            is_late = (file.append_offset, file.last_taken) != (start, last)
         is_fine = look is Look.SAME
         waits = (look is Look.UNKNOWN and not reads) or (
             look is Look.SHORTER and (self._is_lag_known(queue) or not is_ripe)
         )
         with self._lock:
+            if queue in self._suspect:  # another thread has found it so, of what was taken since
+                return False
+            is_late = is_late or self.reopened(queue) != reopened
             since_s = self._open.pop(queue, self._clock.monotonic_s())
-            if waits:
+            if waits or (is_fine and is_late):  # what was looked at is not what counts now
                 self._open[queue] = since_s  # behind the others
             if is_fine:
                 self._lagging.pop(queue, None)
@@ -527,7 +537,7 @@ class Continuity:
                 return True
             if queue in self._said:
                 return False
-            reopened = self._reopened.get(queue)
+            reopened = self.reopened(queue)
         if not _is_still(file):
             return False
         try:
@@ -537,7 +547,7 @@ class Continuity:
             return False
         if change is None:
             with self._lock:  # one that lags stays open: before more of it is taken it has to fit
-                if not is_sure or self._reopened.get(queue) != reopened:
+                if not is_sure or self.reopened(queue) != reopened:
                     return False  # the broker has changed it meanwhile, perhaps behind what was looked at
                 self._suspect.discard(queue)
                 self._open.pop(queue, None)

@@ -501,12 +501,21 @@ class TieredDispatcher:
             self._leave(file.queue)
         return result
 
-    def _take_compensated(self, file: CompositeFlatFile, batch: RecordBatch | None) -> None:
-        """Of a compensate thread: append what was read; None: commit what is there, a gap follows."""
+    def _take_compensated(
+        self, file: CompositeFlatFile, batch: RecordBatch | None, reopened: int
+    ) -> None:
+        """Of a compensate thread: append what was read; None: commit what is there, a gap follows.
+
+        Nothing is appended where others have come since the look, or where the queue was reopened since the batch was read:
+        the batch may be of what the broker has lost, and the dispatch thread has what came in its place.
+        """
         with file.lock:
             if batch is None:
                 self._commits.take_now(file)
-            elif batch.base_offset == file.append_offset:  # else others have come since the look
+            elif (file.append_offset, self.continuity.reopened(file.queue)) == (
+                batch.base_offset,
+                reopened,
+            ):
                 self._append(file, batch)
         if batch is not None:
             self._read_throttle.take(memoryview(batch.data).nbytes)
