@@ -146,6 +146,7 @@ def test_whatever_comes_a_reader_from_the_start_gets_the_final_state_and_the_who
     rng = random.Random(seed)
     store = made(tmp_path / "s")
     sent: list[str] = []
+    synced = {"": 0}
     try:
         for _ in range(25):
             act = rng.choice(["send", "send", "compact", "reopen", "copy", "crash", "expire"])
@@ -161,13 +162,14 @@ def test_whatever_comes_a_reader_from_the_start_gets_the_final_state_and_the_who
                 for path in sorted((tmp_path / "s" / "commitlog").iterdir())[:-1]:
                     os.utime(path, (1, 1))
                 store.expire()
+                synced = {path.name: used_bytes(path) for path in files_of(tmp_path / "s")}
             elif act == "reopen":
                 store.close()
                 store = reopen(tmp_path / "s", OPTIONS)
             elif act == "crash":
                 store.flush()
                 crashed(store, tmp_path / "s")
-                damage_the_end(tmp_path / "s", rng)
+                damage_the_end(tmp_path / "s", rng, synced)
                 store = reopen(tmp_path / "s", OPTIONS)
             if sent:
                 store._compactions.advance()
@@ -176,12 +178,20 @@ def test_whatever_comes_a_reader_from_the_start_gets_the_final_state_and_the_who
         store.close()
 
 
-def damage_the_end(root: Path, rng: random.Random) -> None:
+def files_of(root: Path) -> list[Path]:
+    return sorted(root.glob("compaction/compactionLog/prices/0/0*"))
+
+
+def used_bytes(path: Path) -> int:
+    return len(path.read_bytes().rstrip(b"\0"))
+
+
+def damage_the_end(root: Path, rng: random.Random, synced: dict[str, int]) -> None:
     """Of the last file of records the machine may have kept anything that was not synced."""
-    names = sorted(root.glob("compaction/compactionLog/prices/0/0*"))
+    names = files_of(root)
     if names and rng.random() < 0.7:
         data = bytearray(names[-1].read_bytes())
-        at = rng.randrange(len(data))
+        at = max(rng.randrange(len(data)), synced.get(names[-1].name, 0))
         data[at:] = bytes(len(data) - at)
         names[-1].write_bytes(data)
 
@@ -379,26 +389,58 @@ def stop_thread(store: MessageStore) -> None:
     store._compactions._thread.join()
 
 
-@pytest.mark.parametrize("lost", ["record", "page of the list"])
-def test_of_the_last_file_only_what_the_machine_lost_goes(tmp_path: Path, lost: str):
-    """What it had before is nowhere else, when the commit log has expired."""
-    root = tmp_path / "s"
+def zeroed(root: Path, kind: str, at: int, size: int) -> None:
+    path = root / f"compaction/compaction{kind}/prices/0/{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[at : at + size] = bytes(size)
+    path.write_bytes(data)
+
+
+def crashed_behind_six(root: Path, *, expires: bool) -> list[int]:
+    """Where the six records begin."""
     store = made(root)
     send(store, *(f"k{n}" for n in range(6)), body=b"x" * 100)
     send(store, *(f"o{n}" for n in range(150)), queue=MessageQueue("prices", 1))
     for path in sorted((root / "commitlog").iterdir())[:-1]:
         os.utime(path, (1, 1))
-    assert store.expire().log_files > 1
+    store._compactions.advance()
+    assert not expires or store.expire().log_files > 1
     assert len(read(store)) == 6
     crashed(store, root)
     file = CompactionLog.open(str(root), QUEUE).files[-1]  # type: ignore[union-attr]
-    kind, at, size = ("Log", int(file.units(4, 5)["physical_offset"][0]) + 80, 20)
-    if lost != "record":
-        kind, at, size = "Cq", 4 * 46, 46
-    path = root / f"compaction/compaction{kind}/prices/0/{0:020d}"
-    data = bytearray(path.read_bytes())
-    data[at : at + size] = bytes(size)
-    path.write_bytes(data)
+    return [int(place) for place in file.units(0, 6)["physical_offset"]]
+
+
+@pytest.mark.parametrize(("at", "size"), [(80, 20), (190, 20)])
+def test_what_the_machine_lost_of_the_last_file_is_copied_anew(tmp_path: Path, at: int, size: int):
+    """Also where the body, which alone has a checksum, is whole."""
+    root = tmp_path / "s"
+    places = crashed_behind_six(root, expires=False)
+    assert places[5] - places[4] >= at + size
+    zeroed(root, "Log", places[5] - size if at > 100 else places[4] + at, size)
+    with reopen(root, OPTIONS) as again:
+        again._compactions.advance()
+        batch = log_of(again).read(0, 6, bytes_max=1 << 20, count_max=9)
+        assert (batch.sizes > 0).tolist() == [True] * 6
+        data, ends = bytes(batch.data), batch.positions + batch.sizes
+        assert all(data[end - 1] for end in ends.tolist())
+
+
+def test_what_the_commit_log_has_no_more_stays_though_a_record_before_it_is_damaged(tmp_path: Path):
+    """It was on the disk before the commit log expired, so a crash has not taken it, and it is nowhere else."""
+    root = tmp_path / "s"
+    places = crashed_behind_six(root, expires=True)
+    zeroed(root, "Log", places[4] + 80, 20)
+    with reopen(root, OPTIONS) as again:
+        batch = log_of(again).read(0, 6, bytes_max=1 << 20, count_max=9)
+        assert (batch.sizes > 0).tolist() == [True] * 4 + [False, True]
+        assert len(batch.quarantined) == 1
+
+
+def test_of_the_last_file_what_its_list_has_not_lost_stays(tmp_path: Path):
+    root = tmp_path / "s"
+    crashed_behind_six(root, expires=True)
+    zeroed(root, "Cq", 4 * 46, 46)
     with reopen(root, OPTIONS) as again:
         batch = log_of(again).read(0, 4, bytes_max=1 << 20, count_max=9)
         assert (batch.sizes > 0).tolist() == [True] * 4

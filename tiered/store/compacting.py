@@ -10,9 +10,10 @@ disk before the mark ``ready`` is; then records and units are put in place, file
 
 **Crashes.** Without the mark what is aside is thrown away; with it the rest is put in place when the store is opened. Of the
 last file, which alone may be half written (each is on the disk before the next is begun), what comes behind the first record
-that does not pass its checks is cut, and copied anew from the commit log, which has it still; what stands behind the queue's
-end goes. A queue is not shown while it is half put in place. After an error in the middle of a change the queue is opened
-anew, as after a crash, before anything else is done with it; readers keep what they had.
+that does not pass its checks is cut, and copied anew from the commit log, which has it still; what that has no more was on
+the disk before it expired, and stays. What stands behind the queue's end goes. A queue is not shown while it is half put in
+place. After an error in the middle of a change the queue is opened anew, as after a crash, before anything else is done with
+it; readers keep what they had.
 
 **Closing.** A pass under way is left between two pieces: what is aside then has no mark, and is thrown away.
 
@@ -52,6 +53,7 @@ from tiered.local.layout import QUEUE_DIRECTORY, read_text
 from tiered.local.queue_reader import Bounds, fetch
 from tiered.local.rows import NAME_DIGITS, list_bases
 from tiered.store.disk import RowWriter, make_folder, replace_file, sync_folder
+from tiered.store.opening import first_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -188,6 +190,7 @@ class _Queue:
         go_on: Callable[[], None],
         *,
         limit: int,
+        has_from: Callable[[], int],
         is_sound: bool,
     ) -> None:
         """Open it, put in place what a pass had made, and cut what should not be there.
@@ -198,6 +201,7 @@ class _Queue:
             sizes: Of files.
             go_on: Called before each piece of a pass; raises when there is no time for more.
             limit: Where the queue ends: what stands behind it goes.
+            has_from: From which queue offset on the commit log has it.
             is_sound: The store was stopped cleanly, so the last file need not be looked at.
 
         Raises:
@@ -205,6 +209,7 @@ class _Queue:
             OSError: The disk refuses it.
         """
         self._root, self.queue, self._sizes, self._go_on = root, queue, sizes, go_on
+        self._has_from = has_from
         self.folders = folders_of(root, queue)
         self._rows = RowWriter()
         self._settle()
@@ -256,12 +261,16 @@ class _Queue:
         return log
 
     def _mend(self) -> None:
-        """Of the last file keep what passes its checks, up to the first record that does not; the rest is zero then."""
+        """Of the last file keep what passes its checks, up to the first record that does not; the rest is zero then.
+
+        A record that the commit log has no more stays whatever it is: nobody could copy it anew, and readers tell.
+        """
         bases = list_bases(self.folders[0])
         if not bases:
             return
         file = CompactedFile.open(self.folders, bases[-1])
         log, size, count, sound = CompactionLog(self.queue, (file,)), 0, 0, 1
+        has_from = self._has_from()
         while sound and count < file.count:
             units = file.units(count, count + _PIECE)
             sizes = units["size"].astype(np.int64)
@@ -269,7 +278,11 @@ class _Queue:
             # Of a list of which the machine kept some pages only, places may be anything: they are not read by.
             is_next = is_batch(units) & (units["physical_offset"] == file.base + ends - sizes)
             units = units[: _leading(is_next & (ends <= file.records.size))]
-            sound = _leading(log.block(file, units).faults == RecordFault.OK) if len(units) else 0
+            if not len(units):
+                break
+            block, kept = log.block(file, units), _leading(units["base_offset"] < has_from)
+            passing = kept + _leading(block.faults[kept:] == RecordFault.OK)
+            sound = first_lost(block, kept, passing)
             size, count = int(ends[sound - 1]) if sound else size, count + sound
             sound = sound if sound == len(sizes) else 0
         self._cut(file.base, size, count)
@@ -610,6 +623,7 @@ class Compactions:
                     self._settings,
                     self._go_on,
                     limit=limit,
+                    has_from=partial(self._has_from, queue),
                     is_sound=is_sound and not is_torn,
                 )
                 self._torn.discard(queue)
@@ -622,15 +636,24 @@ class Compactions:
         if self._may_leave and self._stop.is_set():
             raise ClosedError("the store is being closed", where=self._parts.hold.root)
 
+    def _listed(self, queue: MessageQueue) -> tuple[PlainQueue, Bounds, int]:
+        """What lists a queue, what the commit log has, and where the queue ends."""
+        parts = self._parts
+        listed = parts.listing.queues[queue]
+        folder = f"{parts.hold.root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        parts.log.rescan()
+        bounds = Bounds(parts.log.bases[0] if parts.log.bases else 0, 1 << 62)
+        return PlainQueue(parts.cache, folder, listed.file_bytes), bounds, listed.next_offset
+
+    def _has_from(self, queue: MessageQueue) -> int:
+        """From which queue offset on the commit log has a queue."""
+        index, bounds, end = self._listed(queue)
+        return index.first_not_below(bounds.log_min, end)
+
     def _copy(self, mine: _Queue) -> bool:
         """Whether anything was copied."""
         parts, queue = self._parts, mine.queue
-        listed = parts.listing.queues[queue]
-        folder = f"{parts.hold.root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
-        index = PlainQueue(parts.cache, folder, listed.file_bytes)
-        parts.log.rescan()
-        bounds = Bounds(parts.log.bases[0] if parts.log.bases else 0, 1 << 62)
-        end = listed.next_offset
+        index, bounds, end = self._listed(queue)
         at = begin = max(mine.end, index.first_not_below(bounds.log_min, end))
         while at < end:
             entries = index.entries(at, min(end, at + _PIECE))

@@ -502,21 +502,25 @@ def _follow(log: FileRow, piece: Piece, sound: int) -> int | None:
 
 
 def count_whole(piece: Piece, covered: int) -> int:
-    """How many records, from the first, pass every check.
-
-    No CRC covers topic and properties. Where sectors of them were not written yet they are zero; that is looked for in
-    records that the checkpoint does not cover.
-    """
+    """How many records, from the first, pass every check; those that the checkpoint covers are not looked at for zeros."""
     sound, block = count_sound(piece), piece.block
-    first = int(np.searchsorted(block.positions[:sound], covered - piece.start))
+    covered_records = int(np.searchsorted(block.positions[:sound], covered - piece.start))
+    return first_lost(block, covered_records, sound)
+
+
+def first_lost(block: RecordBlock, low: int, end: int) -> int:
+    """The first of the records from ``low`` on whose topic or properties are zero in part; ``end`` when none is.
+
+    No CRC covers these. Where sectors of them were not written yet they are zero.
+    """
     for starts, sizes in (
         (block.topic_positions, block.topic_sizes),
         (block.properties_positions, block.properties_sizes),
     ):
-        if has_zero(block.buffer, starts[first:sound], sizes[first:sound]):
-            lost = (number for number in range(first, sound) if _has_lost(block, number))
-            return next(lost, sound)
-    return sound
+        if has_zero(block.buffer, starts[low:end], sizes[low:end]):
+            lost = (number for number in range(low, end) if _has_lost(block, number))
+            return next(lost, end)
+    return end
 
 
 def has_zero(buffer: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> bool:
