@@ -180,6 +180,8 @@ class ObstoreWire:
                     yield [info for info in found if info.key > after]
             except exceptions.InvalidPathError as error:
                 raise _OddKeysError from error
+            finally:
+                del pages  # it has the client, and an error's traceback would have it (``close``)
 
     def _slow_wire(self) -> S3Wire:
         if self._careful is None:

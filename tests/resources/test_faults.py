@@ -13,6 +13,8 @@ from resources.gate import Gate
 from resources.running import Held, Running, files, own_threads
 from support.faultproxy import FaultProxy
 
+from backends.errors import BackendError
+from backends.registry import open_store
 from backends.s3_settings import S3Options
 
 if TYPE_CHECKING:
@@ -122,6 +124,20 @@ def test_after_answers_that_went_wrong(fault: str, server: S3Server, tmp_path: P
 
         attach_through(server, proxy.url, tmp_path, trouble, proxy.rules.clear)
     held.check()
+
+
+def test_an_error_that_somebody_keeps_keeps_no_connection(server: S3Server, tmp_path: Path):
+    """Its traceback has the frames of a listing that failed."""
+    warm(server, tmp_path)
+    with FaultProxy(server.endpoint_url) as proxy:
+        held = Held()
+        proxy.add("status", method="GET")
+        store = open_store(f"s3://{server.bucket()}/tier", S3Options(endpoint_url=proxy.url))
+        with pytest.raises(BackendError) as kept:
+            list(store.list(""))
+        store.close()
+        held.check(wait_s=5.0)
+    assert kept.value.__traceback__ is not None
 
 
 @pytest.mark.slow
