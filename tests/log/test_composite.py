@@ -394,6 +394,16 @@ def test_a_segment_with_something_under_way_does_not_end():
     assert queue.file.end_segment()
 
 
+def test_a_segment_does_not_end_while_an_entry_about_its_queue_is_on_its_way():
+    """After a take-back the queue has another write side, which would go on in what is sealed. (Seed 326945.)"""
+    queue = Queue.new()
+    queue.tier(batch_of(0, [b"a"]))
+    queue.file.hold()
+    assert not queue.file.end_segment()
+    queue.file.release()
+    assert queue.file.end_segment()
+
+
 def test_a_segment_that_ended_and_was_not_sealed_costs_nothing_but_a_roll():
     queue = Queue.new()
     queue.tier(batch_of(0, [b"a"]))

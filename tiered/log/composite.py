@@ -468,8 +468,10 @@ class CompositeFlatFile:
         """Have what comes next go into a new segment, since the last one is about to be sealed.
 
         Returns:
-            False when something is buffered or under way; then nothing has changed, and it must not be sealed.
+            False when something is buffered or under way, or the queue is held: behind the entry that it is held for another
+            write side may take its place, which knows of no seal. Then nothing has changed, and it must not be sealed.
         """
-        if self.is_settled:
+        ends = self.is_settled and not self._is_held
+        if ends:
             self._tail.is_open = False
-        return self.is_settled
+        return ends
