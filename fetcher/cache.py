@@ -648,12 +648,10 @@ class Stock:
     # With the lock held
 
     def layout(self, part: Part) -> PartLayout | None:
-        """See ``fetcher.claims.Known``."""
         entry = self.cache.get(key_of(part, INDEX))
         return entry.value if entry is not None and isinstance(entry.value, PartLayout) else None
 
     def is_known(self, key: Key) -> bool:
-        """See ``fetcher.claims.Known``."""
         return self._load(key) is not None or self.cache.get(key) is not None
 
     def find(self, part: Part, start: QueueOffset) -> Cached[Thing] | None:

@@ -518,7 +518,7 @@ class TieredMessageFetcher:
 
 
 class Obtainer:
-    """See the module."""
+    """Has a range that a reader waits for: from memory, from what is on its way, or asked for."""
 
     def __init__(self, stock: Stock, clock: Clock, prefix: str) -> None:
         """Wait for what comes into a stock; ``prefix`` of the broker is for messages."""

@@ -443,7 +443,6 @@ class LocalSide:
     def read(
         self, queue: MessageQueue, start: QueueOffset, bytes_max: int, count_max: int
     ) -> RecordBatch | None:
-        """See ``LocalStore.read``."""
         return self._store.read(queue, start, bytes_max=bytes_max, count_max=count_max)
 
     def mark(self, queue: MessageQueue, offset: QueueOffset) -> int:
@@ -562,7 +561,6 @@ class TierSide:
         count_max: int,
         deadline_s: float,
     ) -> TierBatch | Gap | None:
-        """See ``TieredMessageFetcher.read``."""
         timeout_s = max(deadline_s - self._clock.monotonic_s(), 1e-3)
         return self._fetcher.read(
             group, queue, start, bytes_max=bytes_max, count_max=count_max, timeout_s=timeout_s

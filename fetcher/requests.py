@@ -486,7 +486,6 @@ class Wishes:
         return self._urgent.head() or self._ahead.head()
 
     def take(self, piece: Range, bytes_max: int) -> tuple[list[Range], int, int]:
-        """See ``Lane.take``."""
         return self._lane(piece).take(piece, bytes_max)
 
     def put_back(self, piece: Range) -> None:

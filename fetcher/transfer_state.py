@@ -276,7 +276,7 @@ class Effects:
 
 
 class TransferState:
-    """See the module."""
+    """Ranges that wait, that are on their way, and who asked; each call changes it and says what is to be done."""
 
     def __init__(self, limits: TransferLimits, now_s: float) -> None:
         """Begin with nothing; ``now_s`` is monotonic, as everywhere here."""

@@ -428,7 +428,7 @@ class _Row:
 
 
 class Sweep:
-    """See the module."""
+    """Where the sections of many queues lie in bundles, so that one reader's request takes along what others will want."""
 
     def __init__(self, members: Sequence[Member], settings: FetchSettings) -> None:
         """Look up where the sections lie, in columns."""
@@ -456,7 +456,7 @@ class Sweep:
         return [(self._members[row.members[n]].stream, self._part(row, n)) for n in numbers]
 
     def strip(self, part: Part, is_known: Callable[[Key], bool]) -> Strip | None:
-        """See ``Beside``; ``part`` is asked for, and is one of the strip."""
+        """What is worth taking along with ``part``, which is asked for and is one of the strip."""
         found = self._find(part)
         if found is None or not found[0].is_plain[found[1]]:
             return None
@@ -469,11 +469,9 @@ class Sweep:
         return Strip(part.bundle, numbers.index(at), queues, row.rows[numbers], keys)
 
     def stream(self, queue: MessageQueue) -> Stream | None:
-        """See ``Beside``."""
         return self._streams.get(queue)
 
     def leave(self, stream: Stream) -> bool:
-        """See ``Beside``."""
         if self._streams.get(stream.queue) is stream:
             del self._streams[stream.queue]
         return not self._streams

@@ -274,7 +274,6 @@ class BrokerTarget:
         self._producer.close()
 
     def has(self, messages: Sequence[DueMessage], mark: Mapping[str, Any]) -> list[bool]:
-        """See ``timer.handover.Target``."""
         timers = [outgoing(message, self._seed) for message in messages]
         asked: dict[str, list[Outgoing]] = defaultdict(list)
         for timer in timers:

@@ -180,7 +180,6 @@ class LocalTarget:
     # -- the face of a target -------------------------------------------------------------------
 
     def mark(self) -> Mapping[str, Any]:
-        """See ``timer.handover.Target``."""
         return {"kind": "store", "id": self._state.mark, "offset": self.store.queue_end(WHEEL)}
 
     def has(self, messages: Sequence[DueMessage], mark: Mapping[str, Any]) -> list[bool]:

@@ -61,7 +61,7 @@ class WritableBroker(NamedTuple):
 
 
 class Producer:
-    """See the module."""
+    """Sends messages to a cluster as a client would, and asks whether one is there."""
 
     def __init__(self, name_servers: Sequence[Address], clock: Clock) -> None:
         """Ask nothing yet."""

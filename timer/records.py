@@ -70,7 +70,7 @@ class TimerRows:
         return len(self.dues)
 
     def names(self, at: int) -> tuple[tuple[int, bytes], ...]:
-        """See ``names_of``; of a message that is no delete mark."""
+        """The names of a message that is no delete mark (``names_of``)."""
         return names_of(int(self.dues[at]), self.properties(at))
 
     def properties(self, at: int) -> bytes:

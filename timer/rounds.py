@@ -67,7 +67,7 @@ class Stored(Protocol):
 
 
 class TimerWriter:
-    """See the module. For one thread."""
+    """Collects what was chosen of the sources and makes it durable, bundle by bundle. For one thread."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class Fired:
 
 
 class TimingWheel:
-    """See the module."""
+    """Entries by when they are due, in slots of a second; there is a slot only where something is due."""
 
     def __init__(self) -> None:
         self._slots: dict[int, array[int]] = {}

@@ -44,7 +44,6 @@ class SqlFilter:
     tag_codes: npt.NDArray[np.int32] | None = None
 
     def matches(self, properties: Properties) -> bool:
-        """See ``Filter``."""
         return self.test(tuple(lookup(properties, name) for name in self.names))
 
     def test(self, row: Row) -> bool:

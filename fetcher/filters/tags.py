@@ -40,7 +40,6 @@ class TagFilter:
     tag_codes: npt.NDArray[np.int32] | None = field(compare=False)
 
     def matches(self, properties: Properties) -> bool:
-        """See ``Filter``."""
         return self.names is None or lookup(properties, TAGS) in self.names
 
     def select(self, batch: RecordBatch) -> npt.NDArray[np.int64]:

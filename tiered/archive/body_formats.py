@@ -195,7 +195,7 @@ _BLANKS = " \t\r\n"
 
 
 class JsonDecoder:
-    """See ``Decoder``."""
+    """Decodes JSON objects by a fixed schema; fields that it has not are passed over."""
 
     def __init__(self, columns: Sequence[pa.Field]) -> None:
         """Take the columns.
@@ -214,7 +214,6 @@ class JsonDecoder:
         )
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
-        """See ``Decoder``."""
         self._require_objects(bodies)
         arrow = self._arrow
         try:
@@ -356,7 +355,7 @@ def avro_columns(definition: str) -> list[pa.Field]:
 
 
 class AvroDecoder:
-    """See ``Decoder``."""
+    """Decodes Avro records by one schema."""
 
     def __init__(self, definition: str, columns: Sequence[pa.Field]) -> None:
         """Take the writer's schema, and the columns, some of which it may not have.
@@ -373,7 +372,6 @@ class AvroDecoder:
         self._columns = list(columns)
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
-        """See ``Decoder``."""
         arrow = load_pyarrow()
         found = [self._one(at, body) for at, body in enumerate(bodies.to_pylist())]
         try:
@@ -549,7 +547,7 @@ def proto_columns(definition: str, message: str) -> list[pa.Field]:
 
 
 class ProtoDecoder:
-    """See ``Decoder``."""
+    """Decodes Protocol Buffers of one message type."""
 
     def __init__(self, definition: str, message: str, columns: Sequence[pa.Field]) -> None:
         """Take the message, and the columns, some of which it may not have.
@@ -568,7 +566,6 @@ class ProtoDecoder:
         ]
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
-        """See ``Decoder``."""
         arrow = load_pyarrow()
         found = [self._one(at, body) for at, body in enumerate(bodies.to_pylist())]
         try:
@@ -909,7 +906,6 @@ class TextDecoder:
     """Bodies that are UTF-8."""
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
-        """See ``Decoder``."""
         arrow = load_pyarrow()
         try:
             return [bodies.cast(arrow.string())]

@@ -194,13 +194,11 @@ class ObjectFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See ``io.IOBase``."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
         self._at.byte = base + offset
         return self.tell()
 
     def tell(self) -> int:
-        """See ``io.IOBase``."""
         return getattr(self._at, "byte", 0)
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 (a buffer)

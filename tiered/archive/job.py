@@ -565,7 +565,6 @@ class _Run:
         self._missed: set[_Source] = set()
 
     def run(self) -> None:
-        """See ``run_job``."""
         plan = self._result.plan
         if plan.tasks and not self._log.number:  # a file without an entry would be of a lost log
             self._log.append([job_action(self._result.record(self._at.clock.now_ms()))])

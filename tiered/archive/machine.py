@@ -265,7 +265,7 @@ class ArchiveMachine:
         yield b"]" + tail
 
     def checkpoint_format(self, state: ArchiveState) -> int:
-        """See ``Machine``: older programs would read files twice that several stretches share."""
+        """The checkpoint's version: older programs would read files twice that several stretches share."""
         return FORMAT_MAX if state.jobs or len(state.gone) or state.bodies else FORMAT
 
     def load(self, document: Any) -> ArchiveState:  # noqa: ANN401 (JSON values)

@@ -216,7 +216,7 @@ class Stretches(Sequence[Archived]):
             yield chunk if isinstance(chunk, Packed) else Packed.pack(chunk)
 
     def columns(self) -> npt.NDArray[np.int64]:
-        """See ``Packed.columns``; nothing is unpacked for them."""
+        """The columns, from what is packed as it is."""
         found = [c.columns if isinstance(c, Packed) else _columns(c) for c in self._chunks]
         return np.concatenate(found, axis=1) if found else np.zeros((_COLUMNS, 0), np.int64)
 

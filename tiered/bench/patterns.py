@@ -92,20 +92,17 @@ class SlowStore(WrappingStore):
         self._never = threading.Event()
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``."""
         self._before()
         data = super().get(key, byte_range)
         self._behind(len(data))
         return data
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
-        """See ``IntoStore``."""
         self._before()
         get_into(self._inner, key, byte_range, target)
         self._behind(len(target))
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
-        """See ``ObjectStore``."""
         self._before()
         found = super().get_ranges(key, byte_ranges)
         self._behind(sum(map(len, found)))

@@ -116,7 +116,7 @@ class Look(Enum):
 
 
 class Beginnings:
-    """See the module."""
+    """Says of a queue without a record to compare whether it may begin, or go on, where it was to."""
 
     def __init__(self, local: LocalStore, state: Callable[[], TierState], start: Start) -> None:
         """Wire it; see ``Continuity``."""
@@ -212,7 +212,7 @@ class _Short:
 
 
 class Continuity:
-    """See the module."""
+    """Holds each queue's last record taken against the local store, and has the journal say what the broker took back."""
 
     def __init__(
         self,

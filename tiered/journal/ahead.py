@@ -93,7 +93,7 @@ class _ReadAhead(WrappingStore):
         self._next = 0
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        """See ``ObjectStore``; an entry perhaps from memory."""
+        """An object of the store; of an entry perhaps what was read ahead."""
         at = bisect_left(self._keys, key)
         if byte_range is not None or at == len(self._keys) or self._keys[at] != key:
             return self._inner.get(key, byte_range)

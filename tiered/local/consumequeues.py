@@ -395,7 +395,6 @@ class PlainQueue(Units):
     unit_bytes = ITEM_BYTES
 
     def entries(self, start: int, end: int) -> Entries:
-        """See ``QueueIndex``."""
         items = self.units(start, end)
         count = max(0, end - start)
         if len(items) == count:
@@ -411,7 +410,6 @@ class PlainQueue(Units):
         return found
 
     def tags_if_listed(self, start: int, physical_offsets: Longs, sizes: Ints) -> Longs | None:
-        """See ``QueueIndex``."""
         items = self.units(start, start + len(sizes))
         if (
             len(items) == len(sizes)
@@ -438,7 +436,6 @@ class PlainQueue(Units):
         return found
 
     def next_written_file(self, start: int, end: int) -> int:
-        """See ``QueueIndex``."""
         position = start * self.unit_bytes
         following = self.row.next_base(position)
         if self.row.base_of(position) is not None:
@@ -447,7 +444,6 @@ class PlainQueue(Units):
         return min(end, in_files, self.rebuilt.next_claimed(start, end))
 
     def span(self) -> tuple[int, int]:
-        """See ``QueueIndex``."""
         return self.unit_span()
 
     def first_not_below(self, log_min: int, end: int) -> int:
@@ -461,11 +457,9 @@ class PlainQueue(Units):
         return min(low, end) if low < last else end
 
     def written_end(self, limit: int) -> int:
-        """See ``QueueIndex``."""
         return self.split(*self.unit_span(), lambda units: units["physical_offset"] < limit)
 
     def tail(self) -> QueueTail:
-        """See ``QueueIndex``."""
         end = self.scan_end()
         last = self.last_unit(end)
         if last is None:
@@ -473,7 +467,6 @@ class PlainQueue(Units):
         return QueueTail(end, int(last["physical_offset"][0]) + int(last["size"][0]))
 
     def cut_end(self, log_end: int) -> int:
-        """See ``QueueIndex``."""
         return self.cut_unit(log_end)
 
     def closing_unit(self, end: int) -> tuple[Items, bool]:
@@ -522,7 +515,6 @@ class BatchQueue(Units):
         return found
 
     def tags_if_listed(self, start: int, physical_offsets: Longs, sizes: Ints) -> Longs | None:
-        """See ``QueueIndex``."""
         entries = self.entries(start, start + len(sizes))
         same = (entries.physical_offsets == physical_offsets) & (entries.sizes == sizes)
         return entries.tag_codes if bool(same.all()) else None
@@ -555,7 +547,6 @@ class BatchQueue(Units):
         return int(head["base_offset"][0]), self._end_at(end)
 
     def first_not_below(self, log_min: int, end: int) -> int:
-        """See ``QueueIndex``."""
         unit = self.split(*self.unit_span(), lambda units: units["physical_offset"] < log_min)
         found = self.units(unit, unit + 1)
         if not len(found) or not self.is_valid(found)[0]:
@@ -563,13 +554,11 @@ class BatchQueue(Units):
         return min(end, int(found["base_offset"][0]))
 
     def written_end(self, limit: int) -> int:
-        """See ``QueueIndex``."""
         first, last = self.unit_span()
         end = self.split(first, last, lambda units: units["physical_offset"] < limit)
         return self._bounds(first, end)[1]
 
     def tail(self) -> QueueTail:
-        """See ``QueueIndex``."""
         end = self.scan_end()
         last = self.last_unit(end)
         if last is None:
@@ -577,7 +566,6 @@ class BatchQueue(Units):
         return QueueTail(self._end_at(end), int(last["physical_offset"][0]))
 
     def cut_end(self, log_end: int) -> int:
-        """See ``QueueIndex``."""
         return self._end_at(self.cut_unit(log_end))
 
     def closing_unit(self, end: int) -> tuple[Items, bool]:

@@ -91,7 +91,7 @@ _ITEM_BYTES: Final = 32
 
 
 class RocketMQFollower:
-    """See ``tiered.local.face.Follower``."""
+    """Gives what a store gets, in the order of its log, from where each queue's caller stands."""
 
     def __init__(
         self,
@@ -118,12 +118,10 @@ class RocketMQFollower:
 
     @property
     def is_idle(self) -> bool:
-        """See ``Follower``."""
         return self._is_idle
 
     @property
     def is_at_end(self) -> bool:
-        """See ``Follower``."""
         return self._is_at_end
 
     @property
@@ -136,7 +134,6 @@ class RocketMQFollower:
         self._is_closed = True
 
     def poll(self, window_bytes: int) -> list[RecordBatch]:
-        """See ``Follower``."""
         if self._is_closed:
             raise ClosedError("the follower has been closed")
         view = self._store.current_view()
@@ -158,7 +155,6 @@ class RocketMQFollower:
         return self._sweep(view, window_bytes)
 
     def take_fallen(self) -> Collection[MessageQueue]:
-        """See ``Follower``."""
         fallen, self._fallen = self._fallen, set()
         return fallen
 

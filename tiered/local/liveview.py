@@ -359,7 +359,6 @@ class LiveView:
 
     @property
     def undecided_end(self) -> int:
-        """See ``tiered.local.unlisted.Searched``."""
         return self.log_end
 
     def look_for_changed_queues(self) -> None:

@@ -192,7 +192,7 @@ class RocketMQOptions:
 
 
 class RocketMQStore:
-    """See ``tiered.local.face.LocalStore`` and this module."""
+    """A broker's store directory, read while the broker runs or after it has ended."""
 
     @classmethod
     def open(
@@ -241,7 +241,6 @@ class RocketMQStore:
 
     @property
     def identity(self) -> StoreIdentity:
-        """See ``LocalStore``."""
         with self._lock:
             return StoreIdentity(
                 cluster=self._names.cluster,
@@ -252,12 +251,10 @@ class RocketMQStore:
             )
 
     def queues(self) -> Mapping[MessageQueue, QueueBounds]:
-        """See ``LocalStore``."""
         with self._lock:
             return self._view.catalog.bounds()
 
     def refresh(self) -> None:
-        """See ``LocalStore``."""
         with self._lock:
             self._looked_s = self._expiry_s = -_LOCK_AGAIN_S
             view = self.current_view()
@@ -270,7 +267,6 @@ class RocketMQStore:
     def read(
         self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
     ) -> RecordBatch | None:
-        """See ``LocalStore``."""
         while True:
             view = self.current_view()
             state = view.catalog.states.get(queue)
@@ -285,7 +281,6 @@ class RocketMQStore:
     def read_compacted(
         self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
     ) -> RecordBatch | None:
-        """See ``LocalStore``."""
         view = self.current_view()
         state = view.catalog.states.get(queue)
         if state is None or queue.topic not in view.catalog.topics.compacted or start >= state.min:
@@ -301,7 +296,6 @@ class RocketMQStore:
         starts: Mapping[MessageQueue, QueueOffset],
         stop: Callable[[], bool] = lambda: False,
     ) -> RocketMQFollower:
-        """See ``LocalStore``."""
         return RocketMQFollower(self, starts, stop)
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
@@ -319,7 +313,6 @@ class RocketMQStore:
             return self.current_view().waiting()
 
     def report(self) -> StoreReport:
-        """See ``LocalStore``."""
         with self._lock:
             view, counters = self._view, self._sightings.counts()
             return StoreReport(
@@ -341,7 +334,6 @@ class RocketMQStore:
             )
 
     def close(self) -> None:
-        """See ``LocalStore``."""
         self._is_closed = True
         self._cache.close()
 

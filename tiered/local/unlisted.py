@@ -60,7 +60,7 @@ class Searched(Protocol):
 
 
 class Claims:
-    """See the module."""
+    """Decides which unlisted records count, and keeps the entries that stand for them."""
 
     def __init__(
         self, log: FileRow, catalog: Catalog, sightings: Sightings, *, is_growing: bool = False

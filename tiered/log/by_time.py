@@ -69,7 +69,6 @@ class StoreRanges:
     _small: tuple[_Name, memoryview, memoryview] | None = None
 
     def read(self, want: SectionRange) -> memoryview:
-        """See ``Ranges``."""
         name = want.key, want.place.start
         if want.place.size_bytes <= WHOLE_AT_ONCE_BYTES:
             if self._small is None or self._small[0] != name:

@@ -214,7 +214,6 @@ class TierHistory:
 
     @property
     def covers(self) -> bool:
-        """See the class."""
         return self.base is not None
 
     def checksum_of(self, number: int) -> int | None:

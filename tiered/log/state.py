@@ -94,11 +94,9 @@ class TierMachine:
 
     @property
     def data_roots(self) -> tuple[str, ...]:
-        """See ``tiered.journal.replay.Guarded``."""
         return DATA_ROOTS
 
     def is_data(self, key: str) -> bool:
-        """See ``tiered.journal.replay.Guarded``."""
         return maker_of(key) is not None
 
     def generation(self, state: TierState) -> int:
@@ -106,7 +104,6 @@ class TierMachine:
         return state.generation
 
     def history(self, state: TierState) -> str:
-        """See ``tiered.journal.replay.Guarded``."""
         return state.history
 
     def apply(self, state: TierState, entry: Entry) -> TierState:

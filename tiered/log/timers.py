@@ -182,7 +182,7 @@ class TimerRun:
 
 @dataclass(frozen=True, slots=True)
 class TimerFacts:
-    """See the module."""
+    """What a timers' journal says besides its files: what was taken of each source, how far each hour was handed over."""
 
     sources: Mapping[MessageQueue, TimerSource] = field(default_factory=dict)
     hours: Mapping[int, TimerHour] = field(default_factory=dict)

@@ -439,7 +439,7 @@ class _Planned:
 
 
 class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module."""
+    """A stream of messages: an offset says how far each queue was read, a batch is what lies between two of them."""
 
     def __init__(self, options: Mapping[str, str], columns: pa.Schema, wanted: Selection) -> None:
         """Read nothing yet.

@@ -608,7 +608,6 @@ class FetchedStore(WrappingStore):
             return key, None  # who reads it finds out what became of it
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
-        """See ``ObjectStore``."""
         found = [self._of(key, wanted) for wanted in byte_ranges]
         if None in found:
             return self._inner.get_ranges(key, byte_ranges)

@@ -628,12 +628,10 @@ class LocalEngine:
         self._tell = tell
 
     def maker(self, guest: Guest) -> LocalMaker:
-        """See ``Engine``."""
         uploader = guest.uploader(self._at.store, self._at.prefix)
         return LocalMaker(self, uploader, self._settings.compression)
 
     def judge(self, looks: Sequence[Look]) -> Verdict:
-        """See ``Engine``."""
         if self._settings.across_queues:
             return Verdict(self._judge_across(looks), 0, 0)
         samples: list[npt.NDArray[np.uint64]] = []
@@ -777,18 +775,15 @@ class LocalMaker:
 
     @property
     def is_full(self) -> bool:
-        """See ``Maker``."""
         return bool(self._made)
 
     def add(self, piece: Piece) -> None:
-        """See ``Maker``."""
         lefts = self._engine.lefts(piece)
         self._open.append((piece.run, section_of(piece.run, lefts, self._packer)))
         if sum(one.place.size_bytes for _, (_, one) in self._open) >= RUN_BYTES_MAX:
             self._upload()
 
     def finish(self) -> list[MadeBundle]:
-        """See ``Maker``."""
         if self._open:
             self._upload()
         made, self._made = self._made, []

@@ -126,7 +126,6 @@ class SparkEngine:
         self._winners: dict[str, Any] = {}
 
     def judge(self, looks: Sequence[Look]) -> Verdict:
-        """See ``Engine``."""
         settings = self._settings
         seen_ms = seen_until_ms(looks) if settings.across_queues else 0
         texts = [json.dumps(some) for some in _stretches(looks)]
@@ -153,7 +152,6 @@ class SparkEngine:
         return Verdict(judged, *_spread(winners, keys_met))
 
     def maker(self, guest: Guest) -> SparkMaker:
-        """See ``Engine``."""
         return SparkMaker(self, guest)
 
     def make(self, topic: str, texts: list[str], takes: list[tuple[int, int, int]]) -> list[str]:
@@ -208,11 +206,9 @@ class SparkMaker:
 
     @property
     def is_full(self) -> bool:
-        """See ``Maker``."""
         return len(self._bundles) >= BUNDLES
 
     def add(self, piece: Piece) -> None:
-        """See ``Maker``."""
         if not self._bundles or self._size + piece.left_bytes > RUN_BYTES_MAX:
             self._bundles.append([])
             self._size = 0
@@ -220,7 +216,6 @@ class SparkMaker:
         self._size += piece.left_bytes
 
     def finish(self) -> list[MadeBundle]:
-        """See ``Maker``."""
         bundles, self._bundles = self._bundles, []
         if not bundles:
             return []
@@ -565,7 +560,6 @@ class _Adopting(WrappingStore):
     """Takes an object that is there already for its own, if it is the same to the last byte."""
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """See ``ObjectStore``."""
         assert isinstance(data, list)  # of a bundle, always
         try:
             self._inner.put_if_absent(key, data)
