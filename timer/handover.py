@@ -25,8 +25,9 @@ Never early: nothing here waits for due times. The target delivers, by its own c
 
 Retries and errors: a batch whose outcome is unknown is asked about, and given again, after a pause; a message that the
 target refuses for good is named in the log and in the journal, and stays in its file, which is kept for it. An hour whose
-file is damaged is left alone, and those behind it go on; what a file has lost for good (a gap) holds up nothing. Both are
-counted and told.
+file is damaged is left alone, and those behind it go on, also where its sweep had begun: what is known of its last batch is
+lost then, so when the file is mended the target is asked for all that is left of it. What a file has lost for good (a gap)
+holds up nothing. Both are counted and told.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ class HandOver:
         unknown = self._not_there(sweep, messages)
         refused = self._give(sweep, unknown) if unknown else ()
         is_unsure = sweep.is_unsure_beyond and high < len(sweep.items)  # what follows as well
-        since = self._since if is_unsure else self._marked()
+        since = self._since if is_unsure else self._marked(sweep.hour)
         rank = sweep.rank_at(high)
         self._say(HandedRow(sweep.hour, sweep.done, sweep.end, rank, refused), since)
         reached("timers-handed")
@@ -303,8 +304,13 @@ class HandOver:
             high = int(dues.searchsorted(dues[high - 1], side="right"))
         return high
 
-    def _marked(self) -> Mapping[str, Any]:
-        return {**self.target.mark(), "batch": [self.batch, BATCH_BYTES]}
+    def _marked(self, hour: int) -> Mapping[str, Any]:
+        mark = {**self.target.mark(), "batch": [self.batch, BATCH_BYTES], "hour": hour}
+        hours = self.journal.state.timers.hours
+        if any(hours[one].done < hours[one].end for one in self._damaged if one != hour):
+            # Who may have something of a sweep that was left alone is asked when it goes on.
+            mark["parties"] = sorted({*mark.get("parties", ()), *self._since.get("parties", ())})
+        return mark
 
     def _say(self, row: HandedRow, since: Mapping[str, Any]) -> None:
         """Append an entry. Only then ``since`` holds: until then what is unsure lies behind the mark before."""
@@ -327,12 +333,14 @@ class HandOver:
             facts, commit = self._facts(hour)
             if facts.done < facts.end:
                 self._since = self.journal.state.timers.run.target
-                items = self.reader.load(hour, facts.done, facts.end, self.journal.state)
-                if first_left(facts, items) < facts.rank:
+                left = self._loaded(hour, facts.done, facts.end)
+                if left is None:
+                    continue
+                if self._since.get("hour") != hour or first_left(facts, left) < facts.rank:
                     parties = {"parties": of} if (of := self._since.get("parties")) else {}
                     self._since = {**parties, "batch": [*ALL_LEFT]}  # of no moment: of all it has
                 count_max, bytes_max = self._since.get("batch") or (BATCH, BATCH_BYTES)
-                return self._open(hour, items, (int(count_max), int(bytes_max)))
+                return self._open(hour, left, (int(count_max), int(bytes_max)))
             if hour * HOUR_MS - self.near_ms > self.clock.now_ms():
                 return None
             items_or_none = self._loaded(hour, facts.end, commit)
@@ -342,19 +350,19 @@ class HandOver:
         return None
 
     def _loaded(self, hour: int, low: int, high: int) -> DueItems | None:
-        """What a sweep is to take, before it is declared; None: it is damaged, and the hour is left alone until it grows."""
+        """What a sweep takes; None: it is damaged, and the hour is left alone until its file grows."""
         try:
             return self.reader.load(hour, low, high, self.journal.state)
         except DataError as error:
             self.counters.damaged += hour not in self._damaged
-            self._damaged[hour] = high
+            self._damaged[hour] = self._facts(hour)[1]
             self._hours.popleft()
             _LOG.error("hour %d is not handed over, its file is damaged: %s", hour, error)
             return None
 
     def _declare(self, hour: int, low: int, high: int, items: DueItems) -> None:
         try:
-            self._say(HandedRow(hour, low, high, 0), self._marked())
+            self._say(HandedRow(hour, low, high, 0), self._marked(hour))
         except BaseException:
             items.close()
             raise

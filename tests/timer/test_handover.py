@@ -213,6 +213,38 @@ def test_a_file_that_has_lost_messages_or_is_damaged_holds_up_nothing(
     assert timers.messages(box)[17:] == [f"{n:032X}" for n in range(10)]
 
 
+@pytest.mark.parametrize("moment", ["before", "within", "after"])
+def test_a_sweep_whose_file_is_damaged_in_its_midst_is_left_alone_and_goes_on_when_it_is_mended(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    """Meanwhile others are handed over, so nobody knows any more what was known of its last batch."""
+    for hour in range(3):
+        timers.put([timers.now_ms + hour * HOUR_MS + n for n in range(10)])
+    first, box = timers.now_ms // HOUR_MS, Box(dies=(moment, 1))
+    with pytest.raises(Killed):
+        timers.hand(box, batch=4)
+    batches = TimerReader._batches
+
+    def damaged(self: TimerReader, state: TierState, hour: int, low: int, high: int) -> Any:
+        if hour == first:
+            raise DataError("its checksum is wrong")
+        return batches(self, state, hour, low, high)
+
+    monkeypatch.setattr(TimerReader, "_batches", damaged)
+    timers.clock.advance(3 * 3600)
+    box.dies = ("within", 2)
+    with pytest.raises(Killed):  # behind a sweep that is left alone another one is left behind
+        timers.hand(box, batch=4)
+    box.dies = None
+    run = timers.hand(box, batch=4)
+    assert run.counters.damaged == 1
+    assert sorted(timers.messages(box)[-20:]) == [f"{n:032X}" for n in range(10, 30)]
+    monkeypatch.undo()
+    run = timers.hand(box, batch=4)
+    assert sorted(timers.messages(box)) == [f"{n:032X}" for n in range(30)]
+    assert run.next_ms is None
+
+
 @pytest.mark.parametrize("lost", [range(3), range(2, 6), range(8, 10)])
 @pytest.mark.parametrize("moment", ["before", "within", "after"])
 def test_a_file_that_loses_messages_while_it_is_swept_loses_no_others(
