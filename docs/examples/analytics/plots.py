@@ -114,7 +114,8 @@ def draw(found: dict[str, Any], out: Path) -> list[Path]:
         paint(axes, found, shown)
         axes.set_title(title + (f" ({len(rest)} more topics not shown)" if rest else ""))
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize="small")
+        # Beside the axes: to look for the best place in them takes seconds where there is much to draw.
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
         files.append(out / f"{name}.png")
         figure.savefig(files[-1], dpi=90, metadata={"Software": None})
         plt.close(figure)
