@@ -229,6 +229,25 @@ def test_versions_that_were_replaced_long_ago_go_with_their_files():
     assert history.rows() == history.expected()
 
 
+def test_a_run_that_takes_longer_than_the_grace_keeps_what_it_made_first():
+    history, clock = History(), ManualClock()
+    history.grow()
+    made = history.update("first", clock)
+    store, folder = history.at.archive, made.files[0][0].rpartition("first")[0]
+    for run, ages_ms in (("long", (2 * GRACE_MS, 0)), ("dead", (2 * GRACE_MS, 2 * GRACE_MS))):
+        for number, age_ms in enumerate(ages_ms):
+            key = f"{folder}{run}/{number}"
+            store.put_if_absent(key, b"x")
+            objects = history.at.bare._objects
+            found = objects[key]
+            objects[key] = found._replace(modified_ms=clock.now_ms() - age_ms)
+    history.grow()
+    history.update("second", clock)
+    left = {key.removeprefix(folder) for key in history.files()}
+    assert {"long/0", "long/1"} <= left
+    assert not any(key.startswith("dead/") for key in left)
+
+
 def test_from_the_command_line(tmp_path: Path):
     """A real broker's compacted topic, from its store to the table."""
     store, url, archive = (

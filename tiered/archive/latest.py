@@ -260,7 +260,10 @@ def _versions(place: Place, topic: str) -> str:
 
 
 def _clean(archive: ObjectStore, place: Place, topic: str, before_ms: int) -> None:
-    """Delete versions that another took the place of before a time, and files that none names and are as old."""
+    """Delete versions that another took the place of before a time, and files that none names and are as old.
+
+    A run's files are as old as its newest: one that takes longer than the grace keeps what it made first.
+    """
     versions = [
         LatestVersion.of(archive.get(info.key), info.key)
         for info in sorted(archive.list(_versions(place, topic)), key=lambda info: info.key)
@@ -268,10 +271,15 @@ def _clean(archive: ObjectStore, place: Place, topic: str, before_ms: int) -> No
     gone = [one for one, after in pairwise(versions) if after.made_ms < before_ms]
     replaced = {key for one in gone for key, *_ in one.files}
     named = {key for one in versions if one not in gone for key, *_ in one.files}
-    for info in list(archive.list(_folder(place, topic))):
-        is_file = not info.key.startswith(_versions(place, topic))
-        is_old = info.key in replaced or 0 <= info.modified_ms < before_ms
-        if is_file and is_old and info.key not in named:
+    listed = archive.list(_folder(place, topic))
+    files = [info for info in listed if not info.key.startswith(_versions(place, topic))]
+    newest_ms: dict[str, int] = {}
+    for info in files:
+        run = info.key.rpartition("/")[0]
+        newest_ms[run] = max(info.modified_ms, newest_ms.get(run, 0))
+    for info in files:
+        is_old = info.modified_ms >= 0 and newest_ms[info.key.rpartition("/")[0]] < before_ms
+        if (info.key in replaced or is_old) and info.key not in named:
             archive.delete(info.key)
     for one in gone:
         archive.delete(f"{_versions(place, topic)}{one.number:020d}.json")
