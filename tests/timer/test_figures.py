@@ -14,6 +14,7 @@ from support.timers import Timers, wheel_record
 
 from backends.local import LocalFolderStore
 from tests.timer.test_local_target import Shifted
+from tiered.bench.dispatch import peak_rss_bytes
 from tiered.clock import SystemClock
 from tiered.log.timers import HOUR_MS
 from tiered.model import MessageQueue
@@ -60,7 +61,7 @@ def hand_a_million(folder: Path, hour_ms: int) -> None:
     target.store.wait_listed()
     print(
         count, target.delivered, f"{MILLION / handed_s:.0f}", f"{MILLION / (cpu_s() - begin_s):.0f}",
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        peak_rss_bytes() >> 20,
     )  # fmt: skip
     run.close()
     target.close()
