@@ -306,8 +306,9 @@ class HandOver:
 
     def _marked(self, hour: int) -> Mapping[str, Any]:
         mark = {**self.target.mark(), "batch": [self.batch, BATCH_BYTES], "hour": hour}
-        hours = self.journal.state.timers.hours
-        if any(hours[one].done < hours[one].end for one in self._damaged if one != hour):
+        facts = self.journal.state.timers.hours
+        others = [facts[one] for one in self._damaged if one != hour and one in facts]
+        if any(one.done < one.end for one in others):
             # Who may have something of a sweep that was left alone is asked when it goes on.
             mark["parties"] = sorted({*mark.get("parties", ()), *self._since.get("parties", ())})
         return mark
