@@ -93,6 +93,8 @@ public final class Clients {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeThreadMin(2);
         consumer.setConsumeThreadMax(2);
+        // Else it keeps its offsets while a listener has its last messages still, and these come again to who goes on.
+        consumer.setAwaitTerminationMillisWhenShutdown(60_000);
         if (options.containsKey("model")) {
             setEnum(consumer, "setMessageModel", one(options, "model", "").toUpperCase());
         }
