@@ -4,8 +4,8 @@
 in a temporary file) and sorts what the index says of them by due time and offset. So an hour of a million messages takes
 a few tens of MB, wherever its records lie.
 
-What is dropped: delete marks; messages that a mark behind them in the same stretch names (as a broker's wheel does within
-one second); those whose offsets the journal says are cancelled.
+What is dropped: delete marks; messages that a mark in the same stretch names, whichever came first (as a broker's wheel does
+within one second); those whose offsets the journal says are cancelled.
 """
 
 from __future__ import annotations
@@ -387,7 +387,7 @@ class _Marks:
     """Finds what delete marks name. Kept are the marks alone: what they may name is due when they are, and read again."""
 
     def __init__(self) -> None:
-        self._marks: dict[tuple[int, bytes], int] = {}
+        self._marks: set[tuple[int, bytes]] = set()
         self._own: list[int] = []
 
     def add(self, batch: RecordBatch) -> None:
@@ -396,19 +396,19 @@ class _Marks:
         rows = read_rows(batch, batch.tag_codes)
         base = int(batch.base_offset)
         for at in np.flatnonzero(rows.marks).tolist():
-            self._marks[int(rows.dues[at]), rows.keys[at]] = base + at
+            self._marks.add((int(rows.dues[at]), rows.keys[at]))
             self._own.append(base + at)
 
     def drop(self, items: DueItems) -> None:
-        """Drop the marks, and messages in front of a mark that names them."""
+        """Drop the marks, and what they name."""
         items.drop(self._own)
         dues = np.unique(np.array([due for due, _ in self._marks], np.int64))
         named = np.flatnonzero(np.isin(items.dues, dues) & ~items.dropped)
         for low in range(0, len(named), _NAMED):
             some = named[low : low + _NAMED]
             block = items.some(some)
-            for at, offset, names in zip(some.tolist(), block.offsets, _names(block), strict=True):
-                items.dropped[at] = any(self._marks.get(name, -1) > offset for name in names)
+            for at, names in zip(some.tolist(), _names(block), strict=True):
+                items.dropped[at] = not self._marks.isdisjoint(names)
 
 
 def _names(block: DueBlock) -> Iterator[Sequence[tuple[int, bytes]]]:

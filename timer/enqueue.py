@@ -82,7 +82,9 @@ class _Names:
     """What the first reading finds."""
 
     lowest: dict[Name, int] = field(default_factory=dict)  # of rolled messages, their lowest number
-    marks: dict[Name, list[int]] = field(default_factory=dict)  # offsets of delete marks
+    marks: dict[Name, list[int]] = field(
+        default_factory=dict
+    )  # offsets of delete marks, by what they name
     hits: set[int] = field(default_factory=set)  # those whose message comes with this reading
     wanted: set[int] = field(default_factory=set)  # those whose message was taken before
 
@@ -168,7 +170,7 @@ class Enqueue:
                     is_known = self._is_known(base + at, name[0], int(rows.rolls[at]))
                     which = found.wanted if is_known else found.hits
                     for either in rows.names(at):
-                        which.update(m for m in found.marks.get(either, ()) if m > base + at)
+                        which.update(found.marks.get(either, ()))
 
     def _chosen(self, rows: TimerRows, names: _Names) -> ChosenTimers:
         counts, base, taken = Counts(), int(rows.batch.base_offset), []
@@ -203,14 +205,11 @@ class Enqueue:
             return "known"
         if is_mark and offset in names.hits and offset not in names.wanted:
             return "cancelled"
-        if not is_mark and names.marks and self._is_taken_back(rows, at, offset, names):
+        if not is_mark and names.marks and any(n in names.marks for n in rows.names(at)):
             return "cancelled"
         if due < self.due_from and not (is_mark and self._was_far(offset, due)):
             return "near"
         return "marks" if is_mark else "taken"
-
-    def _is_taken_back(self, rows: TimerRows, at: int, offset: int, names: _Names) -> bool:
-        return any(mark > offset for n in rows.names(at) for mark in names.marks.get(n, ()))
 
     def _is_known(self, offset: int, due: int, roll: int) -> bool:
         return self._was_taken(offset, due) or bool(roll and self._was_seen(offset, due))

@@ -43,7 +43,15 @@ from tiered.store.embedded import MessageStore
 from tiered.store.restored import ReadyRecords
 from timer.dequeue import DueBlock
 from timer.enqueue import Enqueue, ImportProgress
-from timer.records import MARK, changed_properties, number_of, raw_properties, read_rows, value_of
+from timer.records import (
+    MARK,
+    changed_properties,
+    names_of,
+    number_of,
+    raw_properties,
+    read_rows,
+    value_of,
+)
 from timer.wheel import SLOT_MS, TimingWheel
 
 if TYPE_CHECKING:
@@ -281,7 +289,7 @@ class LocalTarget:
             kept = [
                 at
                 for at, (ms, raw) in enumerate(zip(dues, raws, strict=True))
-                if not value_of(raw, MARK) and (ms, value_of(raw, _KEY)) not in marks
+                if not value_of(raw, MARK) and marks.isdisjoint(names_of(ms, raw))
             ]
             due = DueBlock.of([due[at] for at in kept])
         if not len(due):

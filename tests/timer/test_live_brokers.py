@@ -19,11 +19,13 @@ from tests.e2e.harness import here, until
 from tests.timer.test_broker_target import Died
 from tiered.clock import SystemClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE
+from tiered.format.properties import join_properties
+from tiered.format.remoting import Command
 from timer.broker_target import BrokerTarget, deliver_at
-from timer.producer import Producer
+from timer.producer import Ask, Producer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -76,6 +78,42 @@ def broker(tmp_path: Path) -> Iterator[oracle.Broker]:
 def address(broker: oracle.Broker) -> tuple[str, int]:
     host, _, port = broker.address.partition(":")
     return host, int(port)
+
+
+def send(broker: oracle.Broker, rows: Sequence[dict[str, str]]) -> None:
+    producer = Producer([address(broker)], CLOCK)
+    (target,) = producer.brokers_of("orders")
+    commands = [
+        Command(
+            Ask.SEND_MESSAGE_V2,
+            fields={
+                "a": "g", "b": "orders", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": str(CLOCK.now_ms()),
+                "h": "0", "i": join_properties(row).decode(), "j": "0", "k": "false", "m": "false",
+            },
+            body=(b"x",),
+            language="PYTHON",
+        )
+        for row in rows
+    ]  # fmt: skip
+    answers, why = producer.ask_all(target.address, commands)
+    assert [(one.code, one.remark) for one in answers if one and one.code] == [], why
+    producer.close()
+
+
+def test_a_mark_takes_back_what_is_due_with_it_whichever_came_first(broker: oracle.Broker):
+    broker.produce("orders", 1, queues=4)
+    due = str(CLOCK.now_ms() // 1000 * 1000 + 8_500)
+    names = [f"{n:032X}" for n in range(6)]
+    message = [{"UNIQ_KEY": name, "TIMER_DELIVER_MS": due} for name in names]
+    mark = [
+        {**one, "UNIQ_KEY": f"M{name}", "TIMER_DEL_UNIQKEY": name}
+        for one, name in zip(message, names, strict=True)
+    ]
+    send(broker, [message[0], mark[0], mark[1], message[1], message[2]])
+    send(broker, [mark[3], message[4], message[3], message[5]])
+    until(lambda: CLOCK.now_ms() > int(due) + 4_000, "the time")
+    came = {one["msg_id"] for one in broker_has(broker, "orders")} & set(names)
+    assert came == {names[2], names[4], names[5]}
 
 
 def dying(_refused: list[int]) -> list[int]:
