@@ -396,7 +396,7 @@ class _Marks:
         rows = read_rows(batch, batch.tag_codes)
         base = int(batch.base_offset)
         for at in np.flatnonzero(rows.marks).tolist():
-            self._marks.add((int(rows.dues[at]), rows.keys[at]))
+            self._marks.add(rows.name(at))
             self._own.append(base + at)
 
     def drop(self, items: DueItems) -> None:

@@ -19,13 +19,10 @@ what is due, one that is set forward delivers what it calls due.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
 import threading
 from collections import Counter
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -33,43 +30,42 @@ import numpy as np
 
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
-from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
-from tiered.local.layout import read_timer_progress, read_topics
+from tiered.local.catalog import TIMER_TOPICS, WHEEL_TOPIC
+from tiered.local.layout import read_topics
 from tiered.local.queue_reader import cut_records
-from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.timers import TimerSource
-from tiered.model import MessageQueue, QueueOffset
+from tiered.model import MessageQueue
 from tiered.store.embedded import MessageStore
 from tiered.store.restored import ReadyRecords
 from timer.dequeue import DueBlock
-from timer.enqueue import Enqueue, ImportProgress
+from timer.enqueue import Enqueue
+from timer.progress import WheelState, delivered_since, delivered_so_far, noted, opened
 from timer.records import (
     MARK,
     changed_properties,
     names_of,
     number_of,
     raw_properties,
-    read_rows,
     value_of,
 )
 from timer.wheel import SLOT_MS, TimingWheel
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
     from tiered.clock import Clock
     from tiered.format.block import RecordBlock
-    from tiered.local.layout import TimerProgress
+    from tiered.local.face import LocalStore
     from tiered.store.encoding import QueueKey
     from tiered.store.store_options import StoreOptions
     from timer.dequeue import DueMessage
-    from timer.records import Longs, TimerRows
+    from timer.enqueue import Given
+    from timer.records import Longs
     from timer.wheel import Fired
 
-STATE_FILE: Final = "config/tieredWheel.json"
 SAVE_S: Final = 1.0
 WHEEL: Final = MessageQueue(WHEEL_TOPIC, 0)
 _BATCH: Final = 4096
@@ -77,8 +73,6 @@ _BRIDGED: Final = 8
 """So far apart two records of a queue are still read in one go."""
 _SOURCE: Final = 1 << 48
 """More than a queue offset."""
-_LAG_MS: Final = 60_000
-"""A broker's files are not older than that."""
 _READ_BYTES: Final = 8 << 20
 _DUE: Final = b"TIMER_OUT_MS\x01"
 _KEY: Final = b"UNIQ_KEY\x01"
@@ -134,8 +128,11 @@ class LocalTarget:
             store = MessageStore.create(
                 directory, cluster=cluster, broker=broker, clock=clock, options=options, rng=rng
             )
-            return cls(store, _State(_new_mark(rng), -1, {}), (), -1, clock)
-        state, pending, last_ms = _find_pending(directory, _new_mark(rng), clock)
+            return cls(store, WheelState(_new_mark(rng), -1, {}), (), -1, clock)
+        with opened(directory, clock) as local:
+            state = noted(directory, local, _new_mark(rng))
+            given = delivered_since(local, state)
+            last_ms, pending = given.last_due_ms, list(_pending(directory, local, given))
         said = read_topics(directory)
         store = MessageStore.open(
             directory,
@@ -150,8 +147,8 @@ class LocalTarget:
     def __init__(
         self,
         store: MessageStore,
-        state: _State,
-        pending: Sequence[tuple[int, MessageQueue, int]],
+        state: WheelState,
+        pending: Sequence[tuple[MessageQueue, Longs, Longs]],
         last_ms: int,
         clock: Clock,
     ) -> None:
@@ -169,11 +166,7 @@ class LocalTarget:
         """Held while something goes into the wheel or leaves it: what ``_save`` notes of the store's ends has to be true of
         the wheel, or a crash would lose what is due before the noted time and was given meanwhile."""
         self._is_torn = False  # something left the wheel, and may not have been delivered
-        waiting: dict[MessageQueue, list[tuple[int, int]]] = {}
-        for due, queue, offset in pending:
-            waiting.setdefault(queue, []).append((due, offset))
-        for queue, rows in waiting.items():
-            dues, offsets = np.array(rows, np.int64).T
+        for queue, dues, offsets in pending:
             self.wheel.add(dues, self._source(queue), offsets)
         state.write(store.root)
 
@@ -352,135 +345,27 @@ class LocalTarget:
         self.store.wait_listed()
         self.store.flush()
         queues = self.store.queues()
-        ends = {f"{queue.topic}/{queue.queue_id}": int(end) for queue, end in queues.items()}
-        self._state = _State(self._state.mark, self._read_ms, ends)
+        ends = {str(queue): int(end) for queue, end in queues.items()}
+        self._state = WheelState(self._state.mark, self._read_ms, ends)
         self._state.write(self.store.root)
         self._saved_s = self._clock.monotonic_s()
-
-
-class _State:
-    """What is noted: a mark, up to when all was delivered (-1: the broker's files say that), and where queues ended then."""
-
-    def __init__(self, mark: str, read_ms: int, ends: Mapping[str, int]) -> None:
-        self.mark, self.read_ms, self.ends = mark, read_ms, ends
-
-    @classmethod
-    def read(cls, root: str) -> _State | None:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            document = json.loads(Path(root, STATE_FILE).read_text("utf-8"))
-            ends = {str(name): int(end) for name, end in document["ends"].items()}
-            return cls(str(document["mark"]), int(document["read_ms"]), ends)
-        return None
-
-    def write(self, root: str) -> None:
-        path, document = Path(root, STATE_FILE), {"format": 1, **vars(self)}
-        fresh = path.with_suffix(".new")
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-
-    def end(self, queue: MessageQueue) -> int:
-        return self.ends.get(f"{queue.topic}/{queue.queue_id}", 0)
 
 
 def _new_mark(rng: random.Random) -> str:
     return f"{rng.getrandbits(64):016x}"
 
 
-def _find_pending(
-    directory: str, mark: str, clock: Clock
-) -> tuple[_State, list[tuple[int, MessageQueue, int]], int]:
-    """What is noted, what is pending (due time, queue, offset), and the greatest due time of what was delivered since."""
-    progress = read_timer_progress(directory)
-    state = _State.read(directory) or _State(
-        mark, -1, _ends_at(directory, progress.wheel.read_ms - _LAG_MS, clock)
-    )
-    since = _delivered_since(directory, state, clock)
-    last_ms = max((due for due, _ in since), default=-1)
-    return state, list(_pending(directory, state, progress, since, clock)), last_ms
-
-
-def _ends_at(directory: str, time_ms: int, clock: Clock) -> dict[str, int]:
-    """Where each queue was at a time."""
-    local = RocketMQStore.open(directory, clock=clock)
-    try:
-        local.refresh()
-        return {str(queue): int(local.offset_by_time(queue, time_ms)) for queue in local.queues()}
-    finally:
-        local.close()
-
-
 def _pending(
-    directory: str, state: _State, progress: TimerProgress, since: Counter[Name], clock: Clock
-) -> Iterator[tuple[int, MessageQueue, int]]:
-    local = RocketMQStore.open(directory, clock=clock, options=RocketMQOptions(timers=True))
-    try:
-        local.refresh()
-        for queue, bounds in sorted(local.queues().items()):
-            done = _progress(state, progress, queue)
-            source = Enqueue(queue, bounds, done, TimerSource(bounds.min, bounds.end), 0)
-            for chosen in source.choose(local):
-                yield from _left(queue, chosen.rows, chosen.indices.tolist(), since)
-    finally:
-        local.close()
-
-
-def _left(
-    queue: MessageQueue, rows: TimerRows, indices: Sequence[int], since: Counter[Name]
-) -> Iterator[tuple[int, MessageQueue, int]]:
-    for at in indices:
-        name = int(rows.dues[at]), rows.keys[at]
-        if since[name] > 0:
-            since[name] -= 1
-        else:
-            yield name[0], queue, rows.batch.base_offset + at
-
-
-def _delivered_since(directory: str, state: _State, clock: Clock) -> Counter[Name]:
-    """What came into the queues behind their noted ends and is a timer that this wheel delivered."""
-    found: Counter[Name] = Counter()
-    local = RocketMQStore.open(directory, clock=clock)
-    try:
-        local.refresh()
-        for queue, bounds in local.queues().items():
-            at = QueueOffset(max(bounds.min, state.end(queue)))
-            while at < bounds.end:
-                batch = local.read(queue, at, bytes_max=_READ_BYTES, count_max=1 << 16)
-                if batch is None:
-                    break
-                rows = read_rows(batch, np.zeros(batch.count, np.int64))
-                for number in range(len(rows)):
-                    raw = rows.properties(number)
-                    if value_of(raw, _DELIVERED):
-                        found[number_of(value_of(raw, _DUE), -1), rows.keys[number]] += 1
-                at = batch.end_offset
-    finally:
-        local.close()
-    return found
-
-
-def delivered_so_far(directory: str) -> Callable[[MessageQueue], ImportProgress]:
-    """How far who delivers from a store is with each of its queues: our wheel, where it has noted a time, else the broker.
-
-    Raises:
-        InvalidError: A file may not be read.
-    """
-    state, progress = _State.read(directory), read_timer_progress(directory)
-    return partial(_progress, state, progress)
-
-
-def _progress(state: _State | None, progress: TimerProgress, queue: MessageQueue) -> ImportProgress:
-    if state is None or state.read_ms < 0:
-        return _broker_progress(queue, progress)
-    return ImportProgress(state.read_ms + 1, state.end(queue))
-
-
-def _broker_progress(queue: MessageQueue, found: TimerProgress) -> ImportProgress:
-    if queue.topic == SCHEDULE_TOPIC:
-        return ImportProgress(delivered=found.delayed.get(queue.queue_id + 1, 0))
-    return ImportProgress(found.wheel.read_ms, found.wheel.queue_offset)
+    directory: str, local: LocalStore, given: Given
+) -> Iterator[tuple[MessageQueue, Longs, Longs]]:
+    """What is not delivered: of each queue due times and offsets."""
+    progress = delivered_so_far(directory)
+    for queue, bounds in sorted(local.queues().items()):
+        if queue.topic in TIMER_TOPICS:
+            none = TimerSource(bounds.min, bounds.end)
+            source = Enqueue(queue, bounds, progress(queue), none, 0, given)
+            for dues, offsets in source.columns(local):
+                yield queue, dues, offsets
 
 
 def _parsed(due: DueBlock) -> RecordBlock:

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.block import parse_records
+from tiered.format.block import bytes_at, parse_records
 from tiered.format.record import RecordFault
 from tiered.local.catalog import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tiered.format.block import RecordBlock
     from tiered.local.face import RecordBatch
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Name = tuple[int, bytes]
 
 DUE_MS_MAX: Final = 2**31 * 3_600_000 - 1
 """Its hour is the number of a queue, which has 32 bits."""
@@ -54,7 +55,6 @@ class TimerRows:
         block: Their fields; element ``i`` is that of item ``i`` (of a hole it means nothing).
         dues: int64[n], due time, ms; -1: a hole, or no timer that can be understood.
         rolls: int64[n], how often it was rolled.
-        keys: Unique id; of a delete mark that of the message that it takes back.
         marks: Which are delete marks.
     """
 
@@ -62,14 +62,18 @@ class TimerRows:
     block: RecordBlock
     dues: Longs
     rolls: Longs
-    keys: list[bytes]
     marks: Flags
 
     def __len__(self) -> int:
         """Number of items."""
         return len(self.dues)
 
-    def names(self, at: int) -> tuple[tuple[int, bytes], ...]:
+    def name(self, at: int) -> Name:
+        """Due time and unique id; of a delete mark those of the message that it takes back."""
+        raw = self.properties(at)
+        return int(self.dues[at]), value_of(raw, MARK) or value_of(raw, _KEY)
+
+    def names(self, at: int) -> tuple[Name, Name]:
         """The names of a message that is no delete mark (``names_of``)."""
         return names_of(int(self.dues[at]), self.properties(at))
 
@@ -80,7 +84,7 @@ class TimerRows:
         return bytes(view[start : start + int(self.block.properties_sizes[at])])
 
 
-def names_of(due: int, properties: bytes) -> tuple[tuple[int, bytes], ...]:
+def names_of(due: int, properties: bytes) -> tuple[Name, Name]:
     """By which a delete mark may name a message: due time, and unique id without and with the real topic."""
     key, topic = value_of(properties, _KEY), value_of(properties, _TOPIC)
     return (due, key), (due, topic + b"+" + key)
@@ -137,7 +141,7 @@ def number_of(text: bytes, otherwise: int) -> int:
 
 
 def read_rows(batch: RecordBatch, known: Longs | None = None) -> TimerRows:
-    """What the records of a batch say. A loop over the records, a few us each.
+    """What the records of a batch say.
 
     Args:
         batch: Of a timer topic, or of an hourly file.
@@ -145,42 +149,97 @@ def read_rows(batch: RecordBatch, known: Longs | None = None) -> TimerRows:
     """
     sizes = np.maximum(batch.sizes, 0)
     block = parse_records(batch.data, batch.positions, sizes)
-    sound = ((block.faults == RecordFault.OK) & (batch.sizes > 0)).tolist()
+    said = PropertyColumns(block, (block.faults == RecordFault.OK) & (batch.sizes > 0))
     if known is not None:
-        due_of = _known(known.tolist())
+        dues = np.where(said.sound, known, -1)
+    elif batch.queue.topic == SCHEDULE_TOPIC:
+        dues = _due_scheduled(batch, said.numbers(_LEVEL, 0))
     else:
-        due_of = _due_scheduled(batch) if batch.queue.topic == SCHEDULE_TOPIC else _due_in_wheel
-    dues, rolls, keys, marks = [], [], [], []
-    for at, (one, is_sound) in enumerate(zip(raw_properties(block), sound, strict=True)):
-        raw = one if is_sound else b""
-        mark = value_of(raw, MARK)
-        due = due_of(at, raw)
-        dues.append(due if 0 <= due <= DUE_MS_MAX else -1)
-        rolls.append(number_of(value_of(raw, _ROLLS), 0))
-        keys.append(mark or value_of(raw, _KEY))
-        marks.append(bool(mark))
-    as_longs = np.array(dues, np.int64), np.array(rolls, np.int64)
-    return TimerRows(batch, block, *as_longs, keys, np.array(marks, np.bool_))
+        dues = said.numbers(_DUE, -1)
+    dues[(dues < 0) | (dues > DUE_MS_MAX)] = -1
+    return TimerRows(batch, block, dues, said.numbers(_ROLLS, 0), said.has(MARK))
 
 
-def _known(dues: list[int]) -> Callable[[int, bytes], int]:
-    return lambda at, _raw: dues[at]
+def may_have_others(batch: RecordBatch) -> bool:
+    """Whether any of its records may be of a rolled message, or a delete mark. Much cheaper than reading them."""
+    data = bytes(batch.data)
+    return _ROLLS in data or MARK in data
 
 
-def _due_in_wheel(_at: int, raw: bytes) -> int:
-    return number_of(value_of(raw, _DUE), -1)
+def _due_scheduled(batch: RecordBatch, levels: Longs) -> Longs:
+    """The tag code is the time; one that was made anew from the record is not, and its neighbours, or the level, tell.
+
+    A level is a queue, so all that lies in it is delayed by the same: by what its broker's table says.
+    """
+    codes, times = batch.tag_codes.astype(np.int64), batch.store_timestamps_ms
+    is_time = (codes >= times) & (levels > 0)
+    usual = (codes - times)[is_time][-1:]
+    by_level = np.array(DELAYS_MS, np.int64)[np.clip(levels, 1, len(DELAYS_MS)) - 1]
+    found = np.where(is_time, codes, times + (usual if len(usual) else by_level))
+    return np.where(levels > 0, found, -1)
 
 
-def _due_scheduled(batch: RecordBatch) -> Callable[[int, bytes], int]:
-    """The tag code is the time; one that was made anew from the record is not, and the level tells."""
-    codes, times = batch.tag_codes.tolist(), batch.store_timestamps_ms.tolist()
+class PropertyColumns:
+    """Values of properties of many records at once, found as ``value_of`` finds them.
 
-    def due_of(at: int, raw: bytes) -> int:
-        level = number_of(value_of(raw, _LEVEL), 0)
-        if not level:
-            return -1
-        if codes[at] >= times[at]:
-            return int(codes[at])
-        return int(times[at]) + DELAYS_MS[min(level, len(DELAYS_MS)) - 1]
+    Attributes:
+        sound: Which records are looked at; the others have none.
+    """
 
-    return due_of
+    def __init__(self, block: RecordBlock, sound: Flags) -> None:
+        self.sound = sound
+        self._data = block.buffer
+        self._view = bytes_at(block.buffer, np.uint8)
+        self._rows = np.flatnonzero(sound)
+        starts = block.properties_positions[self._rows]
+        if len(starts) > 1 and (starts[1:] < starts[:-1]).any():
+            order = np.argsort(starts)
+            self._rows, starts = self._rows[order], starts[order]
+        self._starts, self._sizes = starts, block.properties_sizes[self._rows]
+        self._names = np.flatnonzero(self._view == 1)  # each name ends with it
+        self._ends = np.flatnonzero(self._view == 2)  # noqa: PLR2004 (ends a pair)
+
+    def has(self, name: bytes) -> Flags:
+        """Which have a value that is not empty."""
+        starts, ends = self._values(name)
+        return ends > starts
+
+    def numbers(self, name: bytes, otherwise: int) -> Longs:
+        """The values as ``number_of`` reads them."""
+        starts, ends = self._values(name)
+        sizes = ends - starts
+        is_number = (sizes > 0) & (sizes <= _DIGITS_MAX)
+        values = np.zeros(len(starts), np.int64)
+        for at in range(int(sizes[is_number].max(initial=0))):
+            rows = np.flatnonzero(is_number & (sizes > at))
+            digits = self._view[starts[rows] + at] - np.uint8(48)
+            is_number[rows] &= digits <= 9  # noqa: PLR2004
+            values[rows] = values[rows] * 10 + digits
+        values[~is_number] = otherwise
+        return values
+
+    def _values(self, name: bytes) -> tuple[Longs, Longs]:
+        """Where the value of each record begins and ends; both 0 where it has none."""
+        starts, ends = np.zeros((2, len(self.sound)), np.int64)
+        if name not in bytes(self._data):
+            return starts, ends
+        size = len(name)
+        at = self._names[self._names >= size - 1] - (size - 1)
+        for byte, offset in (
+            (name[0], 0),
+            (name[size // 2], size // 2),
+        ):  # few are left for the comparison
+            at = at[self._view[at + offset] == byte]
+        at = at[bytes_at(self._data, f"S{size}")[at] == name]
+        row = np.searchsorted(self._starts, at, side="right") - 1
+        own = row >= 0
+        at, row = at[own], row[own]
+        own = at < self._starts[row] + self._sizes[row]
+        own &= (at == self._starts[row]) | (self._view[at - 1] == 2)  # noqa: PLR2004
+        at, row = at[own], row[own]
+        begin, limit = at + size, self._starts[row] + self._sizes[row]
+        separator = np.searchsorted(self._ends, begin)
+        end = np.append(self._ends, len(self._view))[separator]
+        rows = self._rows[row]
+        starts[rows], ends[rows] = begin, np.minimum(end, limit)  # of several the last counts
+        return starts, ends

@@ -40,6 +40,7 @@ from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS
 from tiered.model import QueueBounds, QueueOffset
 from timer.dequeue import TimerReader
+from timer.enqueue import Given
 from timer.handover import HandOver
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ class TimedWorld:
         with (
             mock.patch("tiered.journal.append.CHECKPOINT_ENTRIES", 3),
             mock.patch("tiered.attach.timer_import._made_ahead", iter),  # its thread is no actor
+            mock.patch("tiered.attach.timer_import._Taking._delivered", return_value=Given()),
         ):
             self.scheduler.run()
 

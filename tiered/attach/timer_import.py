@@ -46,11 +46,12 @@ from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, FactsCopy, TimerSource, TimersTaken
 from tiered.model import QueueBounds, QueueOffset
-from timer.enqueue import Counts, Enqueue
+from timer.enqueue import Counts, Enqueue, Given
+from timer.progress import delivered_since, delivered_so_far, noted, opened
 from timer.rounds import TimerWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from tiered.dispatch.group_commit import Fact
     from tiered.local.face import LocalStore
     from tiered.model import MessageQueue
-    from timer.enqueue import ImportProgress
 
 _LOG = logging.getLogger("tiered.timer")
 LEASE_S = 30.0
@@ -304,8 +304,7 @@ class _Taking:
         Args:
             is_incremental: Look only at what has come since it was looked at last, in this run or an earlier one.
         """
-        from timer.local_target import delivered_so_far  # noqa: PLC0415 (start-up loads no writer of stores)
-
+        is_first = self._writer is None
         if self._writer is None:
             self._journal.catch_up()
             self._require_same_store()
@@ -315,10 +314,14 @@ class _Taking:
         bundles, rounds = writer.bundles, writer.rounds
         result = TimerImport(self._place, due_from)
         progress = delivered_so_far(self._directory)
+        given = Given() if due_from or not is_first else self._delivered()
         for queue, bounds in sorted(self._local.queues().items()):
             if queue.topic in TIMER_TOPICS:
                 some = self._fresh(queue, bounds) if is_incremental else bounds
-                result.counts[queue] = self._take(writer, queue, some, progress, due_from)
+                fresh = TimerSource(some.min, some.end)
+                known = self._journal.state.timers.sources.get(queue, fresh)
+                source = Enqueue(queue, some, progress(queue), known, due_from, given)
+                result.counts[queue] = self._take(writer, source, is_new=known is fresh)
         self._commit(writer)
         result.bundles, result.entries = writer.bundles - bundles, writer.rounds - rounds
         if not is_incremental:
@@ -326,6 +329,11 @@ class _Taking:
         if result.entries or not is_incremental:
             self._copy.keep(self._journal.state.timers, self._journal.number)
         return result
+
+    def _delivered(self) -> Given:
+        """What was delivered and is not noted so. It was due, so only who takes all that is pending has to know."""
+        with opened(self._directory, self._clock) as local:
+            return delivered_since(local, noted(self._directory, local))
 
     def _due_from(self, is_incremental: bool) -> int:
         """What is due before it stays. Of one who looks often it moves in steps, since the journal keeps each."""
@@ -414,20 +422,11 @@ class _Taking:
         self._journal.append([fact.action])
         fact.done()
 
-    def _take(
-        self,
-        writer: TimerWriter,
-        queue: MessageQueue,
-        bounds: QueueBounds,
-        progress: Callable[[MessageQueue], ImportProgress],
-        due_from: int,
-    ) -> Counts:
+    def _take(self, writer: TimerWriter, source: Enqueue, *, is_new: bool) -> Counts:
         """Take what is to be taken of one source; a round is committed when it is full."""
-        fresh = TimerSource(bounds.min, bounds.end)
-        known = self._journal.state.timers.sources.get(queue, fresh)
-        source = Enqueue(queue, bounds, progress(queue), known, due_from)
-        counts, low = Counts(), int(max(bounds.min, known.start))
-        place, high = (queue, known.start, known.first_end), low
+        known, due_from = source.known, source.due_from
+        counts, low = Counts(), int(max(source.bounds.min, known.start))
+        place, high = (source.queue, known.start, known.first_end), low
         for chosen in _made_ahead(source.choose(self._local)):
             writer.add(chosen)
             counts.add(chosen.counts)
@@ -436,7 +435,7 @@ class _Taking:
                 self._taken.append(TimersTaken(*place, low, high, due_from))
                 self._commit(writer)
                 low = high
-        if known is fresh or known.with_taken(low, high, due_from) != known:
+        if is_new or known.with_taken(low, high, due_from) != known:
             self._taken.append(TimersTaken(*place, low, high, due_from))
         return counts
 
