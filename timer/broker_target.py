@@ -15,9 +15,10 @@ and comes twice if the first comes back with it. So it does where a broker keeps
 The broker from which the timers were taken may be among those that they go to, when it lives on. It has its own copies, so
 it is asked for each message first, and what it has is not sent.
 
-Never early: a broker's wheel counts seconds, and looks at a second when it is over. What it notes as due (``TIMER_OUT_MS``)
-is the second before the message's own time, and its own time is what is sent on (``deliver_at``). It delivers by its own
-clock. A broker without a wheel (4.x, or ``timerWheelEnable=false``) gets each message when it is due by ours.
+Never early: a broker's wheel counts seconds (``timerPrecisionMs``), and looks at a second when it is over. What it notes as
+due (``TIMER_OUT_MS``) is the second before the message's own time, and its own time is what is sent on (``deliver_at``). It
+delivers by its own clock. A broker without a wheel (4.x, or ``timerWheelEnable=false``) gets each message when it is due by
+ours.
 
 A topic that no broker has, while there are brokers, is waited for, ``WAITED_S`` as well; then its messages are refused for
 good, as is what a broker calls illegal. For one thread; ``close`` it.
@@ -43,6 +44,7 @@ from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
 from tiered.log.timers import HOUR_MS
 from timer.handover import require_ours
 from timer.producer import QUEUES_MADE, TEMPLATE, Ask, WritableBroker
+from timer.records import PRECISION_MS_MAX, SECOND_MS, number_of
 
 if TYPE_CHECKING:
     import threading
@@ -60,7 +62,6 @@ SETTLE_S: Final = 2.0
 """Before a broker is asked what became of a send: it may still be at it, and lists a message a moment after it stored it."""
 NEAR_MS_MAX: Final = 40 * HOUR_MS
 """What is due in two days or later a broker stores anew every other day, and what is due in three it refuses."""
-_SECOND_MS: Final = 1000
 _TRIES: Final = 4
 _PAUSE_S: Final = 0.25
 _QUERY_MAX: Final = 32
@@ -149,7 +150,7 @@ def outgoing(message: DueMessage, seed: str) -> Outgoing:
     hour_place = f"{seed}{record.queue_id}/{message.offset}".encode()
     made = blake2b(hour_place, digest_size=16).hexdigest().upper()
     key = kept.setdefault(names.UNIQ_KEY, made)
-    deliver_ms = deliver_at(message.due_ms, said)
+    deliver_ms = deliver_at(message.due_ms, said, record.store_timestamp_ms)
     kept[names.TIMER_DELIVER_MS] = str(deliver_ms)
     queue_id = said.get(names.REAL_QUEUE_ID, "")
     return Outgoing(
@@ -161,18 +162,27 @@ def outgoing(message: DueMessage, seed: str) -> Outgoing:
     )
 
 
-def deliver_at(due_ms: int, said: Mapping[str, str]) -> int:
+def deliver_at(due_ms: int, said: Mapping[str, str], stored_ms: int) -> int:
     """The time that a message asked for: a broker's wheel notes the second before it, a delay level the time itself.
 
     Args:
         due_ms: As noted in the file.
         said: Properties of the record.
+        stored_ms: When the broker stored it.
     """
     if names.TIMER_OUT_MS not in said:
         return due_ms
-    asked = said.get(names.TIMER_DELIVER_MS, "")
-    is_known = asked.isdigit() and due_ms < int(asked) <= due_ms + _SECOND_MS
-    return int(asked) if is_known else due_ms + _SECOND_MS
+    after_s, after_ms = said.get(names.TIMER_DELAY_SEC, ""), said.get(names.TIMER_DELAY_MS, "")
+    asked_ms, low_ms = number_of(said.get(names.TIMER_DELIVER_MS, "").encode(), -1), due_ms
+    if after_s or after_ms:  # goes before a time
+        after = (
+            number_of(after_s.encode(), -1) * SECOND_MS
+            if after_s
+            else number_of(after_ms.encode(), -1)
+        )
+        asked_ms, low_ms = stored_ms + after, due_ms + 2 * SECOND_MS
+    is_known = low_ms < asked_ms <= due_ms + PRECISION_MS_MAX
+    return asked_ms if is_known else due_ms + SECOND_MS
 
 
 class Outcome(Enum):

@@ -42,6 +42,7 @@ from timer.enqueue import Enqueue
 from timer.progress import WheelState, delivered_since, delivered_so_far, noted, opened
 from timer.records import (
     MARK,
+    asked_times,
     changed_properties,
     names_of,
     number_of,
@@ -193,11 +194,9 @@ class LocalTarget:
             block = self.store.reader.block(WHEEL, at, at + _BATCH)
             known.update(map(_name_of, raw_properties(block)))
         found = []
-        block = _parsed(DueBlock.of(messages))
-        for due, raw in zip(
-            DueBlock.of(messages).dues.tolist(), raw_properties(block), strict=True
-        ):
-            name = due, value_of(raw, _KEY)
+        block = _parsed(given := DueBlock.of(messages))
+        dues = _own_dues(block, given.dues).tolist()
+        for name in zip(dues, map(_key_of, raw_properties(block)), strict=True):
             found.append(known[name] > 0)
             known[name] -= 1
         return found
@@ -218,13 +217,14 @@ class LocalTarget:
 
     def _put(self, due: DueBlock) -> None:
         block = _parsed(due)
-        raws = zip(raw_properties(block), due.dues.tolist(), strict=True)
+        dues = _own_dues(block, due.dues)
+        raws = zip(raw_properties(block), dues.tolist(), strict=True)
         made = [changed_properties(raw, _NOT_KEPT, {_DUE: b"%d" % ms}) for raw, ms in raws]
         queues = [(WHEEL.topic, WHEEL.queue_id)] * len(due)
         ready = ReadyRecords(block, queues, made, self.store.options)
         with self._lock:
             offsets = np.array(self.store.append_records(ready).queue_offsets, np.int64)
-            self.wheel.add(due.dues, self._source(WHEEL), offsets)
+            self.wheel.add(dues, self._source(WHEEL), offsets)
 
     def _put_one(self, due: DueBlock) -> bool:
         try:
@@ -409,8 +409,17 @@ def _batch_end(dues: Longs, low: int) -> int:
     return min(alike, low + 16 * _BATCH)
 
 
+def _own_dues(block: RecordBlock, dues: Longs) -> Longs:
+    """What is noted here as due: of a message from a coarser wheel the second before the time that it asked for."""
+    return asked_times(block, dues) - SLOT_MS
+
+
 def _name_of(raw: bytes) -> Name:
-    return number_of(value_of(raw, _DUE), -1), value_of(raw, _KEY)
+    return number_of(value_of(raw, _DUE), -1), _key_of(raw)
+
+
+def _key_of(raw: bytes) -> bytes:
+    return value_of(raw, _KEY)
 
 
 @lru_cache(maxsize=4096)

@@ -31,6 +31,10 @@ Name = tuple[int, bytes]
 
 DUE_MS_MAX: Final = 2**31 * 3_600_000 - 1
 """Its hour is the number of a queue, which has 32 bits."""
+SECOND_MS: Final = 1000
+"""A broker's wheel looks at a second when it is over, unless ``timerPrecisionMs`` says otherwise."""
+PRECISION_MS_MAX: Final = 60_000
+"""No broker's wheel is taken to be coarser."""
 DELAYS_MS: Final = tuple(
     1000 * seconds
     for seconds in (1, 5, 10, 30, *(60 * m for m in range(1, 11)), 1200, 1800, 3600, 7200)
@@ -41,6 +45,9 @@ _ROLLS: Final = b"TIMER_ROLL_TIMES\x01"
 _KEY: Final = b"UNIQ_KEY\x01"
 MARK: Final = b"TIMER_DEL_UNIQKEY\x01"
 """The property that makes a record a delete mark."""
+_ASKED: Final = b"TIMER_DELIVER_MS\x01"
+_AFTER_S: Final = b"TIMER_DELAY_SEC\x01"
+_AFTER_MS: Final = b"TIMER_DELAY_MS\x01"
 _LEVEL: Final = b"DELAY\x01"
 _TOPIC: Final = b"REAL_TOPIC\x01"
 _DIGITS_MAX: Final = 16
@@ -164,6 +171,30 @@ def may_have_others(batch: RecordBatch) -> bool:
     """Whether any of its records may be of a rolled message, or a delete mark. Much cheaper than reading them."""
     data = bytes(batch.data)
     return _ROLLS in data or MARK in data
+
+
+def asked_times(block: RecordBlock, dues: Longs) -> Longs:
+    """When messages of a wheel are to be delivered at the earliest: int64[n], ms, what is due being noted as ``dues``.
+
+    A broker's wheel notes the last whole second before the time that was asked for; a coarser one (``timerPrecisionMs``) an
+    earlier moment. Then the message tells: by its own time, or by how long after its being stored.
+
+    Args:
+        block: Records, all sound.
+        dues: int64[n], as noted.
+    """
+    said = PropertyColumns(block, np.ones(len(block), np.bool_))
+    asked, low = said.numbers(_ASKED, -1), dues + SECOND_MS
+    for name, unit_ms in (
+        (_AFTER_MS, 1),
+        (_AFTER_S, SECOND_MS),
+    ):  # each goes before those in front of it
+        after = np.minimum(said.numbers(name, -1), DUE_MS_MAX // unit_ms)
+        is_said = said.has(name)
+        asked = np.where(is_said, block.store_timestamps_ms + after * unit_ms, asked)
+        low = np.where(is_said, dues + 2 * SECOND_MS, low)  # it was stored a moment later
+    is_known = said.has(_DUE) & (asked > low) & (asked <= dues + PRECISION_MS_MAX)
+    return np.where(is_known, asked, dues + SECOND_MS)
 
 
 def _due_scheduled(batch: RecordBatch, levels: Longs) -> Longs:

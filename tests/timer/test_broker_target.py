@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +15,13 @@ from support.brokers import FakeCluster
 from support.timers import Timers, wheel_record
 
 from tiered.errors import FencedError, StoreUnavailableError
-from tiered.format.record import decode_record
+from tiered.format.block import parse_records
+from tiered.format.properties import join_properties
+from tiered.format.record import decode_record, encode_record
 from tiered.format.remoting import Command
 from timer.broker_target import WAITED_S, BrokerTarget, Outcome, deliver_at, outcome_of
 from timer.producer import Producer
+from timer.records import asked_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -303,12 +308,25 @@ def test_the_broker_that_has_them_still_gets_none_twice(timers: Timers):
         ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "6000"}, 6_000),
         ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_SEC": "4"}, 6_000),
         ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "5000"}, 6_000),
-        ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "9000"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "9000"}, 9_000),  # of a wheel of 5 s
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "99000"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_SEC": "8"}, 9_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_MS": "7900", "TIMER_DELIVER_MS": "9999"}, 8_900),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_SEC": "5", "TIMER_DELAY_MS": "7900"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_SEC": "x", "TIMER_DELIVER_MS": "9999"}, 6_000),
         ({"DELAY": "4"}, 5_000),
     ],
 )
 def test_the_time_that_was_asked_for(said: dict[str, str], asked: int):
-    assert deliver_at(5_000, said) == asked
+    """As it is sent, and as our own wheel has it, which looks at whole seconds."""
+    assert deliver_at(5_000, said, 1_000) == asked
+    record = replace(decode_record(wheel_record(0, 0), 0), store_timestamp_ms=1_000)
+    raw = join_properties(said)
+    size = record.size - len(record.properties_raw) + len(raw)
+    data = encode_record(replace(record, properties_raw=raw, size=size))
+    block = parse_records(data, np.array([0]), np.array([size], np.int32))
+    if "TIMER_OUT_MS" in said:
+        assert asked_times(block, np.array([5_000])).tolist() == [max(asked, 6_000)]
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_from_one_broker_into_the_tier_and_to_another_while_runs_and_brokers_end
     assert here(*taking).good().document["taken"] == 130
     listed = here("timer", "ls", url, "--messages", "-o", "jsonl").good().rows
     due_of = {
-        row["msg_id"]: deliver_at(row["due_timestamp_ms"], row["properties"]) for row in listed
+        row["msg_id"]: deliver_at(row["due_timestamp_ms"], row["properties"], 0) for row in listed
     }
     assert set(due_of) == {row["msg_id"] for row in acked}
     giving = ("timer", "run", url, "--to", f"namesrv://{broker.address}", "--near", "1h", "--json")

@@ -143,6 +143,48 @@ def test_nothing_is_delivered_before_the_second_that_was_noted_is_over(tmp_path:
         assert target.tick() == 1
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_a_coarser_wheel_noted_is_not_early(is_killed: bool, tmp_path: Path):
+    """Of one of 5 s: it noted the last multiple before the time that was asked for. Also when a run is killed meanwhile."""
+    clock = Stopped()
+    timers = Timers(clock=clock)
+    due_ms = clock.now_ms() // 10_000 * 10_000 + 60_000
+    timers.put([due_ms], TIMER_DELIVER_MS=str(due_ms + 4_600))
+    timers.put([due_ms, due_ms + 1_000])
+
+    def moved(target: LocalTarget) -> int:
+        late_ms = clock.time_ms - due_ms
+        counts = target.tick(), len(target.wheel)
+        assert (
+            counts
+            == {900: (0, 3), 1_000: (1, 2), 3_000: (1, 1), 4_500: (0, 1), 4_600: (1, 0)}[late_ms]
+        )
+        return counts[1]
+
+    target = opened_at(tmp_path, clock)
+    if is_killed:
+        give = target.give
+        target.give = lambda some: die(give(some))  # type: ignore[method-assign]
+        with pytest.raises(Died):
+            hand(timers, target)
+        target.give = give  # type: ignore[method-assign]
+    assert hand(timers, target).counters.found == 3 * is_killed
+    for late_ms in (900, 1_000, 3_000, 4_500, 4_600):
+        clock.time_ms = due_ms + late_ms
+        left = moved(target)
+        target.close()
+        target = opened_at(tmp_path, clock)
+        assert len(target.wheel) == left
+    target.close()
+    assert set(delivered(tmp_path).values()) == {1}
+
+
+def opened_at(folder: Path, clock: SystemClock) -> LocalTarget:
+    return LocalTarget.open(
+        str(folder), cluster="c", broker="b", clock=clock, rng=random.Random(), options=SMALL
+    )
+
+
 def test_a_clock_that_is_set_back_loses_and_doubles_nothing(tmp_path: Path):
     clock = Shifted()
     timers = Timers(clock=clock)
