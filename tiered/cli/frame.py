@@ -103,6 +103,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "store.tail": CommandEntry("store:TAIL", "Prints the last messages of a store directory."),
     "store.info": CommandEntry("store:INFO", "Says what a store directory holds."),
+    "store.refill": CommandEntry(
+        "refill:COMMAND", "Gives a replica's compacted topics what lies before its own messages."
+    ),
     "store.recover": CommandEntry(
         "store:RECOVER", "Makes a store whole that was not stopped cleanly."
     ),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from tiered.cli.call import Call
-    from tiered.model import MessageQueue, QueueBounds
+    from tiered.model import MessageQueue, QueueBounds, QueueOffset
     from tiered.store.embedded import MessageStore
     from tiered.store.new_message import NewMessage
     from tiered.store.store_options import StoreOptions
@@ -128,9 +128,7 @@ def create(call: Call, options: CreateOptions) -> int:
 
 def topic(call: Call, options: TopicOptions) -> int:
     """Make a topic, or give one more queues."""
-    from tiered.store.store_options import StoreOptions
-
-    with _open(call, options.dir, StoreOptions()) as store:
+    with open_store(call, options.dir) as store:
         store.create_topic(options.topic, queues=options.queues, is_compacted=options.compacted)
     made = {"topic": options.topic, "queues": options.queues, "compacted": options.compacted}
     return _tell(call, {"store": store.root, **made})
@@ -150,7 +148,7 @@ def put(call: Call, options: PutOptions) -> int:
 
     with contextlib.ExitStack() as stack:
         lines = _lines(options.file, stack)
-        store = _open(call, options.dir, StoreOptions(flush=flush))
+        store = open_store(call, options.dir, StoreOptions(flush=flush))
         stack.enter_context(at_end(close_now))
         stack.enter_context(store)
         writer = _Writer(store, keep_offsets=options.keep_offsets)
@@ -239,9 +237,7 @@ def info(call: Call, options: StoreDirOptions) -> int:
 
 def recover(call: Call, options: RecoverOptions) -> int:
     """Open, which recovers, and close."""
-    from tiered.store.store_options import StoreOptions
-
-    with _open(call, options.dir, StoreOptions(), anew=options.anew) as store:
+    with open_store(call, options.dir, anew=options.anew) as store:
         found = store.recovered
     return _tell(
         call,
@@ -358,7 +354,15 @@ def _body(document: dict[str, Any]) -> bytes:
         raise ValueError("body has half of a surrogate pair, which is no text") from error
 
 
-def _open(call: Call, directory: str, options: StoreOptions, *, anew: bool = False) -> MessageStore:
+def open_store(
+    call: Call,
+    directory: str,
+    options: StoreOptions | None = None,
+    *,
+    anew: bool = False,
+    begins: Mapping[MessageQueue, QueueOffset] | None = None,
+) -> MessageStore:
+    """A store to write to; see ``MessageStore.open``."""
     from tiered.local.layout import read_topics
     from tiered.store.embedded import MessageStore
 
@@ -370,6 +374,7 @@ def _open(call: Call, directory: str, options: StoreOptions, *, anew: bool = Fal
         clock=call.clock,
         options=options,
         anew=anew,
+        begins=begins,
     )
 
 

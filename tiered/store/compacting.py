@@ -123,7 +123,7 @@ class _Appender:
                 self._write(block, tags, where[:many])
                 where = where[many:]
             else:
-                self._roll()
+                self.roll()
 
     def _fitting(self, sizes: Longs) -> int:
         """How many records the present file takes; its last unit says that it ends."""
@@ -156,8 +156,10 @@ class _Appender:
         self._put(1, end.count * BATCH_ITEM_BYTES, units.tobytes())
         end.size, end.count = end.size + len(data), end.count + len(where)
 
-    def _roll(self) -> None:
+    def roll(self) -> None:
         """End the file; it is on the disk before there is another, so that after a crash only the last is looked at."""
+        if not self.end.size:
+            return
         room = self._sizes.log_file_bytes - self.end.size
         self._put(0, self.end.size, room.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big"))
         unit = np.zeros(1, BATCH_ITEM)
@@ -342,7 +344,7 @@ class _Queue:
 
     def closed(self) -> list[CompactedFile]:
         """All files with records but the last."""
-        return [file for file in self.log.files[:-1] if file.count] if self.log else []
+        return [*filter(_is_full, self.log.files[:-1])] if self.log else []
 
     def planned(self, compacted_to: int, settings: PassSettings, now_ms: int) -> PassPlan:
         """What a pass would be over."""
@@ -383,13 +385,12 @@ class _Queue:
         flags: npt.NDArray[np.bool_],
         before: Iterable[tuple[RecordBlock, Longs, Longs]] = (),
     ) -> int:
-        """Make files of what stays of others, aside, behind other records; bytes of what stays.
+        """Make files of what stays of others, aside, behind those of other records; bytes of what stays.
 
         Raises:
             DataError: A record is damaged.
             OSError: The disk refused it.
         """
-        assert self.log is not None
         aside = tuple(f"{folder}/{ASIDE}" for folder in self.folders)
         for folder in aside:
             shutil.rmtree(folder, ignore_errors=True)
@@ -398,8 +399,10 @@ class _Queue:
         appender = _Appender((aside[0], aside[1]), self._sizes, rows, _End())
         for block, tags, where in before:
             appender.put(block, tags, where)
+        appender.roll()
         number = written = 0
-        for file, every in chain.from_iterable(map(self._pieces, files)):
+        for file, every in chain.from_iterable(map(self._pieces, filter(_is_full, files))):
+            assert self.log is not None
             units = every[flags[number : number + len(every)]]
             number += len(every)
             if len(units):
@@ -412,8 +415,9 @@ class _Queue:
         rows.close()
         reached("store-compacted-built")
         new = list_bases(aside[0])
-        left = [file.base for file in self.log.files if file.base > files[-1].base]
-        old = [file.base for file in self.log.files if file.base <= files[-1].base]
+        there = list_bases(self.folders[0])
+        left = [base for base in there if files and base > files[-1].base]
+        old = there[: len(there) - len(left)]
         if left and new and new[-1] >= left[0]:
             raise DataError(
                 "what stays takes more files than it had, as lists of another writer are fuller than ours",
@@ -457,6 +461,10 @@ class _Queue:
 def _leading(flags: npt.NDArray[np.bool_]) -> int:
     """How many are true before the first that is not."""
     return len(flags) if flags.all() else int(np.argmin(flags))
+
+
+def _is_full(file: CompactedFile) -> bool:
+    return file.count > 0
 
 
 def _path(folder: str, base: int) -> str:
@@ -569,36 +577,58 @@ class Compactions:
         """Take in what another store or a tier has of a queue before this log begins, and make a pass.
 
         Args:
-            queue: Which; there must be something of it.
-            batches: Its messages, in order; those from where this log begins on are left out.
+            queue: Which; it must be there, if only by its end (``Listing.begin``).
+            batches: Its messages, in order; those from where this log begins on, or the queue ends, are left out.
 
         Returns:
             How many messages were taken in.
 
         Raises:
-            InvalidError: Nothing is there of such a queue, or batches are not in order.
+            InvalidError: There is no such queue, or batches are not in order.
             DataError: A record is damaged, or of another queue.
             OSError: The disk refused it. Nothing is changed; again does it.
         """
         with self._lock:
             self.advance()
             mine = self._queues.get(queue)
-            if mine is None or mine.log is None or not mine.log.end:
+            if mine is None:
                 raise InvalidError(
                     f"there is nothing yet of {queue}, or its topic is not compacted"
                 )
-            root, taken = self._parts.hold.root, list[int]()
-            before = _older(queue, batches, mine.log.first, taken)
-            flags = np.ones(sum(file.count for file in mine.log.files), np.bool_)
+            root, taken, log = self._parts.hold.root, list[int](), mine.log
+            files = log.files if log is not None else ()
+            end = self._parts.listing.queues[queue].next_offset
+            limit = log.first if log is not None and log.end else end
+            before = _older(queue, batches, limit, taken)
+            flags = np.ones(sum(file.count for file in files), np.bool_)
             with self._whole(queue):
-                mine.build(mine.log.files, flags, before)
+                mine.build(files, flags, before)
                 # Before, not behind: what comes has not been looked at, and a crash must not say that it was.
                 _drop_mark(root, queue)
                 mine.put_in_place()
                 self._torn.add(queue)  # the file that is written to is another now
             self._open(is_sound=True)
-            self.compact(by_hand=True)
+            self._force(self._queues[queue], has_active=limit < end)
+            self._open(is_sound=True)
             return sum(taken)
+
+    def _force(self, mine: _Queue, *, has_active: bool) -> None:
+        """A pass over what was taken in and what was there but its last file, which counts for the rest.
+
+        Without such a file all is looked at but the newest message, by which the queue's end is known.
+        """
+        files = [*filter(_is_full, mine.log.files)] if mine.log is not None else []
+        active = files[len(files) - has_active :]
+        files = files[: len(files) - has_active]
+        if not files:
+            return
+        flags = self._judged(mine, files, active, files[0].first, (active or files)[-1].last + 1)
+        flags[-1] |= not active
+        if not flags.all():
+            with self._whole(mine.queue):
+                mine.build(files, flags)
+                mine.put_in_place()
+                self._torn.add(mine.queue)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -676,15 +706,7 @@ class Compactions:
         if not planned.is_due:
             return
         files = mine.closed()
-        flags = np.ones(sum(file.count for file in files), np.bool_)
-        at, cache = planned.dirty_from, PieceCache(self._settings.memory_bytes)
-        while at < planned.end:
-            known = OffsetMap(self._settings.memory_bytes)
-            at = fill(known, mine.keyed(files, cache, at), planned.end)
-            self._judge(mine.keyed(files, cache), known, flags)
-            self.counts.rounds += 1
-            self.counts.keys += known.keys
-            self.counts.map_use = known.use
+        flags = self._judged(mine, files, [], planned.dirty_from, planned.end)
         if not flags.all():
             with self._whole(mine.queue):
                 self.counts.rewritten_bytes += mine.build(files, flags)
@@ -694,6 +716,26 @@ class Compactions:
         self.counts.passes += 1
         self.counts.messages += len(flags)
         self.counts.gone_messages += int(np.count_nonzero(~flags))
+
+    def _judged(
+        self,
+        mine: _Queue,
+        files: list[CompactedFile],
+        others: list[CompactedFile],
+        at: int,
+        end: int,
+    ) -> npt.NDArray[np.bool_]:
+        """Which messages of files stay, by the keys of these from ``at`` on and of later ones."""
+        flags = np.ones(sum(file.count for file in files), np.bool_)
+        cache = PieceCache(self._settings.memory_bytes)
+        while at < end:
+            known = OffsetMap(self._settings.memory_bytes)
+            at = fill(known, mine.keyed([*files, *others], cache, at), end)
+            self._judge(mine.keyed(files, cache), known, flags)
+            self.counts.rounds += 1
+            self.counts.keys += known.keys
+            self.counts.map_use = known.use
+        return flags
 
     def _judge(
         self, pieces: Iterator[KeyedRecords], known: OffsetMap, flags: npt.NDArray[np.bool_]

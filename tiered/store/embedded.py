@@ -52,7 +52,7 @@ from tiered.store.store_options import Expiry, Flush, StoreOptions
 from tiered.store.topictable import KnownTopics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
@@ -114,11 +114,13 @@ class MessageStore:
         options: StoreOptions | None = None,
         rng: random.Random | None = None,
         anew: bool = False,
+        begins: Mapping[MessageQueue, QueueOffset] | None = None,
     ) -> Self:
         """Go on with a store, ours or a broker's; recovers it where it was not stopped cleanly.
 
         Arguments are those of ``create``, but the sizes of files that are there win, and before there are any those that
-        ``create`` was given. With ``anew`` consume queues and index are made anew from the log.
+        ``create`` was given. With ``anew`` consume queues and index are made anew from the log. ``begins`` says at which
+        offsets queues begin that are not there (for ``refill``).
 
         Raises:
             InvalidError: It is no store, or someone else writes to it, or a name or option is none.
@@ -127,7 +129,7 @@ class MessageStore:
         """
         options = options or StoreOptions()
         check_names(cluster, broker, options)
-        parts = open_existing(directory, options, clock, anew=anew)
+        parts = open_existing(directory, options, clock, anew=anew, begins=begins or {})
         return cls(parts, cluster, clock, rng or random.SystemRandom())
 
     def __init__(self, parts: StoreParts, cluster: str, clock: Clock, rng: random.Random) -> None:
@@ -368,14 +370,14 @@ class MessageStore:
         """Give a replica what a compacted queue had before this store has anything of it; then a pass is made.
 
         Args:
-            queue: Which; this store must have something of it.
+            queue: Which; this store must have something of it, or was opened with the offset at which it begins.
             batches: Its messages from another store or a tier, in order; what this store has itself is left out.
 
         Returns:
             How many messages were taken in.
 
         Raises:
-            InvalidError: There is nothing of such a queue, or batches are not in order.
+            InvalidError: There is no such queue, or batches are not in order.
             DataError: A record is damaged, or of another queue.
             ClosedError: The store has been closed.
             StoreUnavailableError: The disk refused it; nothing is changed.

@@ -197,6 +197,22 @@ class Listing:
             return None
         return _batch(queue, facts.block, indices, counts, tags)
 
+    def begin(self, queue: MessageQueue, offset: int) -> None:
+        """Let a plain queue begin at an offset, on the disk; not one that is there.
+
+        Raises:
+            OSError: The disk refused it.
+        """
+        known = self.queues.get(queue)
+        if not offset or (known is not None and known.next_offset):
+            return
+        end = self.queues[queue] = QueueEnd(offset, self._kinds.file_bytes)
+        folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        # One item at least, by which whoever opens the store knows where the queue ends.
+        lead = offset * ITEM_BYTES % end.file_bytes or end.file_bytes
+        items = fillers(lead // ITEM_BYTES)
+        self._rows.write(folder, end.file_bytes, offset * ITEM_BYTES - lead, items)
+
     def _begin(self, queue: MessageQueue, offset: int) -> QueueEnd:
         if self._kinds.is_batch(queue.topic):
             return QueueEnd(offset, self._kinds.batch_file_bytes, is_new=True, unit=0)

@@ -24,7 +24,7 @@ from tiered.format.broker_checkpoint import (
     listed_offset,
 )
 from tiered.format.items import BATCH_ITEM_BYTES, FILLER_SIZE, ITEM_BYTES, is_filler
-from tiered.local.compaction_log import file_sizes
+from tiered.local.compaction_log import file_sizes, folders_of
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import (
     ABORT_FILE,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.format.block import RecordBlock
     from tiered.format.items import Flags, Items
-    from tiered.model import MessageQueue
+    from tiered.model import MessageQueue, QueueOffset
     from tiered.store.store_options import StoreOptions
 
 
@@ -150,7 +150,12 @@ def make_new(
 
 
 def open_existing(
-    directory: str | os.PathLike[str], options: StoreOptions, clock: Clock, *, anew: bool
+    directory: str | os.PathLike[str],
+    options: StoreOptions,
+    clock: Clock,
+    *,
+    anew: bool,
+    begins: Mapping[MessageQueue, QueueOffset],
 ) -> StoreParts:
     """Go on with a store, recovered where it was not stopped cleanly. Errors as of ``MessageStore.open``.
 
@@ -159,6 +164,7 @@ def open_existing(
         options: As asked for.
         clock: Time.
         anew: Make consume queues and index anew from the whole log, whatever is there.
+        begins: Where queues begin that are not there.
     """
     layout = inspect(os.fspath(directory))
     hold = StoreHold(layout.root)
@@ -166,16 +172,32 @@ def open_existing(
         topics = TopicTable.load(layout.root)
         options = _as_on_disk(_as_made(options, layout.root), layout)
         with Disk(layout.root):
-            if anew or Path(layout.root, ABORT_FILE).exists():
-                return _recover(hold, topics, options, layout, clock, anew=anew)
-            try:
-                end = read_end(layout)
-            except DataError:
-                return _recover(hold, topics, options, layout, clock, anew=False)
-            return _assemble(hold, topics, options, end, clock, queue_rows=RowWriter())
+            parts = _open_as_left(hold, topics, options, layout, clock, anew=anew)
+            for queue, offset in begins.items():
+                parts.listing.begin(queue, offset)
+            parts.queue_rows.sync()
+            return parts
     except BaseException:
         hold.close()
         raise
+
+
+def _open_as_left(
+    hold: StoreHold,
+    topics: TopicTable,
+    options: StoreOptions,
+    layout: Layout,
+    clock: Clock,
+    *,
+    anew: bool,
+) -> StoreParts:
+    if anew or Path(layout.root, ABORT_FILE).exists():
+        return _recover(hold, topics, options, layout, clock, anew=anew)
+    try:
+        end = read_end(layout)
+    except DataError:
+        return _recover(hold, topics, options, layout, clock, anew=False)
+    return _assemble(hold, topics, options, end, clock, queue_rows=RowWriter())
 
 
 def _recover(
@@ -684,11 +706,18 @@ def cut_queues(
     """
     ends: dict[MessageQueue, QueueEnd] = {}
     for queue, folder, index in _plain_queues(layout, cache):
-        end = queue_end(index, limit)
+        end = max(queue_end(index, limit), _filled_end(layout.root, queue, index))
         cut_row(rows, folder, index.row.file_bytes, end * ITEM_BYTES)
         if end > index.unit_span()[0]:
             ends[queue] = QueueEnd(end, index.row.file_bytes)
     return ends
+
+
+def _filled_end(root: str, queue: MessageQueue, index: PlainQueue) -> int:
+    """Where a queue ends of which only a compaction log may have anything (``MessageStore.refill``); 0: it is none such."""
+    first, last = index.unit_span()
+    end = index.split(first, last, is_filler)
+    return end if end > first and Path(folders_of(root, queue)[0]).is_dir() else 0
 
 
 def queue_end(index: PlainQueue, limit: int) -> int:
