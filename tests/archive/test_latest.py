@@ -20,6 +20,7 @@ from tests.archive import jobs
 from tests.archive.jobs import workshop
 from tests.e2e.harness import here, unpack
 from tiered.archive import latest
+from tiered.archive.duck import ask
 from tiered.archive.latest import (
     GRACE_MS,
     ROOT,
@@ -29,7 +30,7 @@ from tiered.archive.latest import (
     update_latest,
 )
 from tiered.clock import ManualClock
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
@@ -214,6 +215,40 @@ def test_brokers_that_share_an_archive_have_a_table_each():
         for history in (one, two):
             assert history.rows() == history.expected()
     assert not one.plan().has_work, "another broker's table is none of its business"
+
+
+def test_sql_has_a_table_of_it_of_all_brokers_that_share_an_archive():
+    one, two = History(1), History(2)
+    two.at = replace(
+        two.at, place=type(one.at.place)("c", "b2"), archive=one.at.archive, bare=one.at.bare
+    )
+    one.grow()
+    store = one.at.archive
+    with pytest.raises(InvalidError, match="does not exist"):
+        ask(store, 'FROM "t$latest"')
+    for number, history in enumerate((one, two, one)):
+        history.grow()
+        history.update(f"run{number}")
+    question = 'SELECT broker, queue_id, queue_offset, msg_key, body FROM "T$latest"'
+    found = [tuple(row.values()) for row in ask(store, question).rows.to_pylist()]
+    for broker, history in (("b", one), ("b2", two)):
+        assert sorted(row[1:] for row in found if row[0] == broker) == history.expected()
+    assert len(found) == len(one.expected()) + len(two.expected())
+    few = """SELECT count(*) FROM "t$latest" l JOIN t USING (broker, queue_id, queue_offset)"""
+    assert ask(store, few).rows.to_pylist() == [{"count_star()": len(found)}]
+    assert ask(store, "SHOW TABLES").rows.to_pylist() == [{"name": "t"}, {"name": "t$latest"}]
+
+
+def test_of_a_topic_whose_keys_are_all_deleted_the_table_is_empty():
+    history = History()
+    history.tier.post(QUEUES[0], [Mail(("k",), body=b"", time_ms=1_600_000_000_000)])
+    life = history.tier.journal.state.life(QUEUES[0])
+    assert life
+    base = life.segments[-1].base_offset
+    history.tier.say(queue_action("seal", QUEUES[0], life.incarnation, segment=base))
+    jobs.archive(history.at)
+    history.update("run")
+    assert ask(history.at.archive, 'FROM "t$latest"').rows.num_rows == 0
 
 
 def test_versions_that_were_replaced_long_ago_go_with_their_files():

@@ -1,5 +1,7 @@
 """Questions in SQL, answered by DuckDB in this process. Each topic of the archive is a table of its name.
 
+With ``$latest`` behind it it is the table of its newest rows (``tiered.archive.latest``), of all brokers together.
+
 Files come through the same ``ObjectStore`` as everything else here, with its credentials and options, as a file system that
 DuckDB is handed: ranges of objects, nothing is downloaded whole. DuckDB does not look at checksums, so what it gets has been
 held against those of its blocks before (``tiered.archive.checked_ranges``), in a folder too. No extension of DuckDB is
@@ -293,6 +295,8 @@ def _micros(time: str) -> int | None:
 # -- questions -------------------------------------------------------------------------------------
 
 SCHEME = "tieredarchive"
+LATEST = "$latest"
+"""Behind the name of a topic's table it is that of its newest rows: no topic has a dollar in its name."""
 _SHOWN = 20
 _SUMS = 256
 """Files of which the checksums are kept: DuckDB opens each several times."""
@@ -353,6 +357,7 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
     topics = files_by_topic(state)
     tables = table_names(topics)
     sizes = {file.key: file.size_bytes for files in topics.values() for file in files}
+    latest = _latest_files(archive, tables, question, sizes)
     with TemporaryDirectory(prefix="tiered-sql-") as work, duckdb.connect(":memory:") as connection:
         for option in (*_OPTIONS, f"temp_directory = {_quoted(work)}"):
             connection.execute(f"SET {option}")
@@ -363,6 +368,7 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
         named = {t: table for t, table in tables.items() if is_named(table, question)}
         try:
             stand_ins = {table: _stand_in(state, topic, root) for topic, table in named.items()}
+            stand_ins |= dict.fromkeys(latest, no_rows())
             make_tables(connection, stand_ins)
             connection.begin()
             is_one = len(connection.extract_statements(question)) == 1
@@ -375,6 +381,8 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
             views = dict.fromkeys(tables.values() if may_list_tables(question) else (), EMPTY)
             for topic, table in named.items():
                 views[table] = _view(state, topic, root, chosen[topic])
+            for table, keys in latest.items():
+                views[table] = _read_files(root, keys, differ=True) if keys else no_rows()
             make_views(connection, views)
             found = connection.sql(question)
             answer = arrow.table({}) if found is None else found.to_arrow_table()
@@ -383,10 +391,27 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
                 raise files.failed[0] from error
             if isinstance(error, duckdb.OutOfMemoryException):
                 raise InvalidError(_said(error), where=work, do=_DO_FULL) from error
-            raise InvalidError(_said(error), do=tables_there(tables.values())) from error
+            there = [*tables.values(), *latest]
+            raise InvalidError(_said(error), do=tables_there(there)) from error
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
     return QueryAnswer(answer, len(every), len(every - read))
+
+
+def _latest_files(
+    archive: ObjectStore, tables: Mapping[str, str], question: str, sizes: dict[str, int]
+) -> dict[str, list[str]]:
+    """The files of each table of newest rows that a question may be about; their sizes are added."""
+    from tiered.archive.latest import latest_versions  # noqa: PLC0415 (only who asks)
+
+    if LATEST not in question.casefold() and not may_list_tables(question):
+        return {}
+    found: dict[str, list[str]] = {}
+    for topic, versions in latest_versions(archive, tables).items():
+        files = [file for version in versions for file in version.files]
+        sizes.update((key, size) for key, _, size, _ in files)
+        found[tables[topic] + LATEST] = [key for key, *_ in files]
+    return found
 
 
 def _without(archive: ObjectStore, wanted: Sequence[Selection]) -> dict[str | None, set[str]]:
@@ -448,9 +473,12 @@ def _stand_in(state: ArchiveState, topic: str, root: str) -> str:
 
 def _rows_of(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
     """A SELECT of the rows of files; all are opened for their columns only where these may differ."""
+    return _read_files(root, keys, differ=_has_more(state, topic))
+
+
+def _read_files(root: str, keys: Sequence[str], *, differ: bool) -> str:
     listed = ", ".join("'" + f"{root}{key}".replace("'", "''") + "'" for key in keys)
-    differ = str(_has_more(state, topic)).lower()
-    options = f"hive_partitioning = false, union_by_name = {differ}"
+    options = f"hive_partitioning = false, union_by_name = {str(differ).lower()}"
     return f"SELECT * FROM read_parquet([{listed}], {options})"  # noqa: S608 (quoted)
 
 

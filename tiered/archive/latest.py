@@ -44,7 +44,7 @@ from tiered.journal.replay import JournalReader
 from tiered.upkeep.compact import PLACE, is_among, newest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -126,6 +126,28 @@ def latest_version(archive: ObjectStore, place: Place, topic: str) -> LatestVers
     """
     keys = [info.key for info in archive.list(_versions(place, topic))]
     return LatestVersion.of(archive.get(max(keys)), max(keys)) if keys else None
+
+
+def latest_versions(
+    archive: ObjectStore, topics: Collection[str]
+) -> dict[str, list[LatestVersion]]:
+    """The versions that count, one of each broker, of those topics that have any. One listing, and a request for each.
+
+    Raises:
+        DataError: One is damaged.
+        BackendError: The store could not be read.
+    """
+    folders = {f"/topic_dir={partition_value(topic)}/versions": topic for topic in topics}
+    newest: dict[str, str] = {}
+    for info in archive.list(ROOT):
+        folder = info.key.rpartition("/")[0]
+        newest[folder] = max(info.key, newest.get(folder, ""))
+    found: dict[str, list[LatestVersion]] = {}
+    for folder, key in sorted(newest.items()):
+        topic = folders.get("/" + "/".join(folder.split("/")[-2:]))
+        if topic is not None:
+            found.setdefault(topic, []).append(LatestVersion.of(archive.get(key), key))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

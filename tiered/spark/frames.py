@@ -37,6 +37,7 @@ from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema as archive_schema
 from tiered.archive.columns import topic_schema
 from tiered.archive.duck import (
+    LATEST,
     is_named,
     local_root,
     may_list_tables,
@@ -695,7 +696,10 @@ def ask_spark(
         is_wrong = isinstance(error, AnalysisException)
         if not is_wrong and (harm := find_damage(archive, asked)):
             raise harm from error
-        do = full_advice(str(error)) or tables_there(tables.values(), "`")
+        there = tables_there(tables.values(), "`")
+        if LATEST in question.casefold():
+            there = "tables of newest rows are DuckDB's alone: leave --engine out"
+        do = full_advice(str(error)) or there
         raise InvalidError(_said(str(error)), do=do) from error
 
 
