@@ -18,6 +18,7 @@ from store.reading import KINDS
 from support.oracle import SMALL as FILES
 from support.oracle import Broker, dump, needs_java, run
 
+from tests.e2e.harness import here
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.new_message import NewMessage, delayed
 from tiered.store.special import inner_batch
@@ -25,7 +26,11 @@ from tiered.store.store_options import Compacting, StoreOptions
 from tiered.store.transactions import Transactions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from tiered.format.record import Record
+    from tiered.store.embedded import MessageStore
 
 pytestmark = [pytest.mark.java, needs_java]
 OPTIONS = StoreOptions(
@@ -183,3 +188,51 @@ def test_a_real_broker_goes_on_with_a_compaction_log_of_ours(tmp_path: Path):
         found = run("pull", "--namesrv", broker.address, "--topic", "prices")
     assert [(one["queue_offset"], one["keys"]) for one in found] == wanted
     assert len(wanted) < 400
+
+
+@pytest.mark.slow
+def test_a_real_broker_goes_on_with_a_replica_that_was_refilled(tmp_path: Path):
+    """Java reads all that was taken in; a queue of which nothing else is there goes on where the other one ended."""
+    options = replace(
+        OPTIONS, compacting=Compacting(23_000, 100, interval_s=1e9), message_bytes_max=8_000
+    )
+    busy, quiet, root = MessageQueue("prices", 0), MessageQueue("prices", 1), tmp_path / "s"
+    sent = {busy: [f"k{at % 50}" for at in range(300)], quiet: [f"q{at % 9}" for at in range(40)]}
+
+    def send(store: MessageStore, queue: MessageQueue, first: int = 0) -> None:
+        for key in sent[queue][first:]:
+            store.append(NewMessage("prices", queue.queue_id, b"x" * 100, keys=key))
+        store.wait_listed()
+
+    with create(tmp_path / "other", options) as other:
+        other.create_topic("prices", queues=2, is_compacted=True)
+        for queue in sent:
+            send(other, queue)
+    with create(root, options) as store:
+        store.create_topic("prices", queues=2, is_compacted=True)
+        store.begin_queue(busy, QueueOffset(200))
+        send(store, busy, 200)
+    here("store", "refill", root, "--from", tmp_path / "other").good()
+    found = [line for line in map(json.loads, dump(root)) if line["type"] == "compacted"]
+    with reopen(root, options) as store:
+        wanted = [
+            (queue.queue_id, record.queue_offset)
+            for queue in sent
+            for record in every_record(store, queue)
+        ]
+    assert [(line["queue_id"], line["queue_offset"]) for line in found] == wanted
+    (tmp_path / "b").mkdir()
+    sizes = {"compactionMappedFileSize": 25_000, "compactionCqMappedFileSize": 4_600}
+    with Broker(tmp_path / "b", root, **sizes) as broker:
+        broker.start()
+        more = ("--topic", "prices", "--queue", "1", "--count", "2", "--keys", "5")
+        acked = run("produce", "--namesrv", broker.address, *more)
+    assert [line["queue_offset"] for line in acked] == [40, 41]
+
+
+def every_record(store: MessageStore, queue: MessageQueue) -> Iterator[Record]:
+    at, end = store.reader.bounds(queue)
+    while at < end:
+        got = store.reader.get(queue, at)
+        yield from got.records
+        at = got.next_offset
