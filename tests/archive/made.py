@@ -86,7 +86,7 @@ def _write(
     day = proof.store_min_ms // DAY_MS
     key = f"{folder_key(lane.topic, day)}0-{low:020d}-{proof.high:020d}.parquet"
     archive.put_if_absent(key, written.data)
-    return ParquetFile(key, *proof[:3], len(written.data), written.crc, *proof[3:])
+    return ParquetFile(key, *proof[:3], written.size_bytes, written.crc, *proof[3:])
 
 
 def batch_of(lane: ArchiveLane, low: int, ids: list[str], rng: random.Random) -> pa.RecordBatch:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # as the command sets it
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")

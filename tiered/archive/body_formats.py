@@ -846,8 +846,6 @@ def _json_columns(text: str) -> BodyColumns:
         columns = parse_columns(text)
     if not columns:
         raise InvalidError("a schema of bodies has no columns")
-    from tiered.archive.body_formats import JsonDecoder  # noqa: PLC0415 (heavy)
-
     JsonDecoder(columns)  # refuses what JSON cannot become
     return BodyColumns("json", columns_text(columns))
 
@@ -887,16 +885,10 @@ def open_decoder(body: BodyColumns) -> Decoder:
     columns = parse_columns(body.columns)
     match body.format:
         case "json":
-            from tiered.archive.body_formats import JsonDecoder  # noqa: PLC0415 (heavy)
-
             return JsonDecoder(columns)
         case "avro":
-            from tiered.archive.body_formats import AvroDecoder  # noqa: PLC0415 (heavy)
-
             return AvroDecoder(body.definition, columns)
         case "protobuf":
-            from tiered.archive.body_formats import ProtoDecoder  # noqa: PLC0415 (heavy)
-
             return ProtoDecoder(body.definition, body.message, columns)
         case _:
             return TextDecoder()

@@ -79,6 +79,11 @@ class Sums:
 
 def with_sums(data: Any) -> bytes:  # noqa: ANN401 (a buffer)
     """A Parquet file with checksums of its blocks."""
+    return b"".join(pieces_with_sums(data))
+
+
+def pieces_with_sums(data: Any) -> tuple[memoryview, bytes]:  # noqa: ANN401 (a buffer)
+    """The same in two pieces, the blocks and what follows them, since copying a large file is what this costs."""
     whole = memoryview(data).cast("B")
     length, magic = _END.unpack(whole[-_END.size :])
     assert magic == _PARQUET
@@ -87,7 +92,7 @@ def with_sums(data: Any) -> bytes:  # noqa: ANN401 (a buffer)
     found = (zlib_ng.crc32(blocks[at : at + BLOCK_BYTES]) for at in starts)
     crcs = b"".join(crc.to_bytes(_CRC_BYTES, "big") for crc in found)
     trailer = _TRAILER.pack(BLOCK_BYTES, len(blocks), _proof(crcs, len(blocks), footer), _MAGIC)
-    return b"".join([blocks, crcs, trailer, footer])
+    return blocks, b"".join([crcs, trailer, footer])
 
 
 def _proof(crcs: bytes | memoryview, covered: int, footer: bytes | memoryview) -> int:
@@ -132,15 +137,19 @@ def sums_of(tail: bytes, size_bytes: int) -> Sums | int:
     return sums
 
 
-def require_sums(data: Any) -> None:  # noqa: ANN401 (a buffer)
+def require_sums(data: Any, end: bytes = b"") -> None:  # noqa: ANN401 (a buffer)
     """See that a whole file in memory is as it was written.
+
+    Args:
+        data: The file, or its blocks.
+        end: What follows them, if that is a piece of its own.
 
     Raises:
         DataError: It is not.
     """
     whole = memoryview(data).cast("B")
     try:
-        found = sums_of(bytes(whole[-_TAIL_BYTES:]), len(whole))
+        found = sums_of(end or bytes(whole[-_TAIL_BYTES:]), len(whole) + len(end))
         while isinstance(found, int):
             found = sums_of(bytes(whole[-found:]), len(whole))
         found.require(0, whole[: found.start])

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tiered.archive.model import Archived, ArchiveLane
     from tiered.log.decode import TierBatch
 
-"""Places in a record (``tiered.format.record``)."""
 BODY_REASON = "body: "
 """What reasons begin with in a side file when the message is a row all the same."""
 _TAKEN = {

@@ -8,7 +8,7 @@ A file is made of *pieces*: rows of one stretch each, in order of lane and offse
 other files, makes them here, so what proves a piece is reckoned in one way.
 
 Memory of one writer: the rows of a row group that is not full, ``GROUP_BYTES`` and a batch, and the file so far; at its end
-the file twice, and a row group that is read back.
+the file, and what is read back of it at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zlib_ng import zlib_ng
 
 from tiered import __version__
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.checked_ranges import require_sums, with_sums
+from tiered.archive.checked_ranges import pieces_with_sums, require_sums, with_sums
 from tiered.archive.model import SCHEMA_VERSION, ArchiveLane
 from tiered.errors import DataError, InternalError
 
@@ -131,6 +131,8 @@ GROUP_BYTES = 64 << 20
 """A row group is ended when its columns take so many bytes."""
 _WHOLE_BATCHES = 64
 """Of more batches a row group is copied together before it is written: the writer would begin each column anew for each."""
+_PROOF_BYTES = 4 << 20
+"""Of columns, read back at once: memory that was used a moment ago is fast, a row group's worth of it is not."""
 _DICTIONARIES = [
     *("topic", "queue_id", "tag", "born_host", "store_host", "sys_flag", "flag"),
     *("reconsume_times", "prepared_tx_offset", "broker", "incarnation"),
@@ -232,14 +234,19 @@ class Written:
     """A finished file and what is in it.
 
     Attributes:
-        data: Its bytes.
+        data: Its bytes, in buffers one behind the other.
         crc: CRC-32 of them.
         pieces: In order.
     """
 
-    data: Any
+    data: tuple[memoryview, bytes]
     crc: int
     pieces: tuple[Piece, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file."""
+        return sum(map(len, self.data))
 
 
 @dataclass(slots=True)
@@ -297,9 +304,11 @@ class FileWriter:
         pieces = tuple(self._pieces)
         self._writer.add_key_value_metadata({**metadata, **_said_of(pieces)})
         self._writer.close()
-        data = with_sums(self._sink.getvalue())
-        require_equal(data, self._given)
-        return Written(data, zlib_ng.crc32(data), pieces)
+        made = self._sink.getvalue()
+        blocks, end = pieces_with_sums(made)
+        step = max(self._given.rows * _PROOF_BYTES // max(self.size_bytes, 1), 1)
+        require_equal(made, self._given, (blocks, end), step)
+        return Written((blocks, end), zlib_ng.crc32(end, zlib_ng.crc32(blocks)), pieces)
 
     def _write_group(self) -> None:
         arrow = load_pyarrow()
@@ -363,18 +372,23 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
     )
 
 
-def require_equal(data: Any, given: Digest) -> None:  # noqa: ANN401 (a buffer)
+def require_equal(made: Any, given: Digest, data: tuple[memoryview, bytes], step: int) -> None:  # noqa: ANN401 (a buffer)
     """See that a file has exactly the rows that were given to its writer: every column is read back, bodies too.
+
+    Args:
+        made: The file as Parquet has it.
+        given: What was given to its writer.
+        data: The same with checksums.
+        step: So many rows are read at once.
 
     Raises:
         InternalError: It does not reconcile with its source.
     """
     arrow, found = load_pyarrow(), Digest()
     try:
-        require_sums(data)
-        file = open_whole(data)
-        for number in range(file.num_row_groups):
-            found.add(file.read_row_group(number))
+        require_sums(*data)
+        for rows in open_whole(made).iter_batches(step, use_threads=False):
+            found.add(rows)
     except (DataError, arrow.ArrowException, OSError) as error:
         raise InternalError(f"a file cannot be read back, and is not published: {error}") from error
     if found != given:

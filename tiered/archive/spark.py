@@ -70,6 +70,7 @@ _QUIET = {
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+    "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",  # as `tiered archive` has it by itself
 }
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from zlib_ng import zlib_ng
@@ -308,19 +308,18 @@ def publish_file(archive: ObjectStore, key: str, written: Written) -> tuple[int,
         DataError: Something else lies there.
         BackendError: The store failed.
     """
-    data: Any = written.data
     try:
-        archive.put_if_absent(key, data)
+        archive.put_if_absent(key, written.data)
     except AlreadyExistsError:
         present = archive.get(key)
         crc = zlib_ng.crc32(present)
-        if crc != written.crc and not _has_same_rows(present, data):
+        if crc != written.crc and not _has_same_rows(present, b"".join(written.data)):
             raise _another(archive, key) from None
         return len(present), crc
-    return len(data), written.crc
+    return written.size_bytes, written.crc
 
 
-def _has_same_rows(present: bytes, ours: Any) -> bool:  # noqa: ANN401 (a buffer)
+def _has_same_rows(present: bytes, ours: bytes) -> bool:
     """Whether two files hold the same messages, whatever their bytes."""
     names = {"tiered.schema", "tiered.source", "tiered.pieces"}
     said, wanted = read_metadata(present), read_metadata(ours)

@@ -208,6 +208,8 @@ def run(call: Call, options: ArchiveOptions) -> int:
     from tiered.api.arrow import load_pyarrow
     from tiered.api.stores import backend_errors
 
+    # Arrow's allocator gives memory back within milliseconds, and the next file would pay for it anew: a tenth of all work.
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     load_pyarrow()
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workshop(call, options, stack)
