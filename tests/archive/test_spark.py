@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import use_server
 
+from backends.errors import ObjectNotFoundError
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tests.archive.questions import ANSWERS, QUESTIONS, for_spark
@@ -19,7 +22,10 @@ from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_ja
 from tests.e2e.harness import here
 from tiered.api.broker_place import choose_place
 from tiered.archive import spark
-from tiered.archive.job import Workshop, run_job
+from tiered.archive.job import Workshop, log_writer, run_job
+from tiered.archive.merging import Together, merge, plan_merge
+from tiered.archive.moves import pieces_of
+from tiered.archive.tables import read_archive
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError
 from tiered.spark.frames import ask_spark, make_views
@@ -61,6 +67,31 @@ def test_spark_makes_the_same_archive(
     assert read_all(archive_url) == read_all(local)
     assert here("archive", tier.url, "--to", archive_url, "--json").document["planned"] == 0
     assert here("archive", tier.url, "--to", archive_url, "--verify").good()
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_spark_merges_into_the_same_files(
+    sealed: Callable[[str], Sealed], archive_url: str, tmp_path: Path, session: Any
+) -> None:
+    tier, local, options = sealed("s01-basic"), f"file://{tmp_path}/local", S3Options()
+    for url in (archive_url, local):
+        here("archive", tier.url, "--to", url, "--pack-below", "0").good()
+    assert here("archive", tier.url, "--to", local, "--merge", "--json").document["new_files"]
+    source, target, other = (open_store(url, options) for url in (tier.url, archive_url, local))
+    with closing(source), closing(target), closing(other):
+        place = choose_place(source, None, None)
+        at = Workshop(source, place, target, target, SystemClock(), random.Random(1))
+        order = spark.SparkOrder(tier.url, place.prefix, archive_url, options)
+        log, maker = log_writer(at), spark.spark_maker(session, order)
+        result = merge(at, log, plan_merge(log.state, takes=lambda _lane: True), maker=maker)
+        assert (result.new_files, result.overtaken) == (result.planned, 0)
+        assert log.state.lanes == read_archive(other).lanes
+        assert here("archive", tier.url, "--to", archive_url, "--verify").good()
+        one = Together.of(list(pieces_of(log.state.lanes))[:1])
+        target.delete(one.pieces[0].file.key)
+        with pytest.raises(ObjectNotFoundError, match=re.escape(one.pieces[0].file.key)):
+            merge(at, log, [one], maker=maker)
 
 
 @pytest.mark.spark

@@ -23,7 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_files import advice_for, write_regular
@@ -42,7 +42,7 @@ from tiered.archive.machine import (
     forget_action,
     job_action,
 )
-from tiered.archive.merging import merge, plan_division
+from tiered.archive.merging import merge, plan_division, write_together
 from tiered.archive.model import LOG, Archived
 from tiered.archive.moves import pack_action
 from tiered.archive.plan import NO_LIMITS, Limits, Work, limited, plan_archive, plan_works
@@ -58,7 +58,9 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
+    from tiered.archive.merging import Maker, Together
     from tiered.archive.model import ArchiveLane
+    from tiered.archive.moves import NewFile
     from tiered.archive.plan import Overtaken, Plan, Task
     from tiered.clock import Clock
     from tiered.journal.entry import Action
@@ -70,19 +72,21 @@ if TYPE_CHECKING:
 
 Made = tuple[Archived, ...] | Exception
 Outcome = tuple[Work, Made]
+T = TypeVar("T")
+V = TypeVar("V")
 Engine = Callable[[Iterable[Work]], Iterator[Outcome]]
 """Does work in any order, and takes it as it comes to it; gives what each came to: what was archived for each of its tasks,
 in order, or why not. Failure of work is an outcome, not an exception."""
 
 
 def rolling(
-    works: Iterable[Work],
-    do: Callable[[Sequence[Work]], Sequence[Made]],
+    works: Iterable[T],
+    do: Callable[[Sequence[T]], Sequence[V]],
     *,
     count: int,
     window: int,
     give_up: Callable[[], object] = lambda: None,
-) -> Iterator[Outcome]:
+) -> Iterator[tuple[T, V]]:
     """Work done in threads, in a window that rolls on: the one scheduler of all engines.
 
     Args:
@@ -94,7 +98,7 @@ def rolling(
     """
     ahead = iter(works)
     with ThreadPoolExecutor(window, "tiered-archive") as pool:
-        running: dict[Future[Sequence[Made]], list[Work]] = {}
+        running: dict[Future[Sequence[V]], list[T]] = {}
         try:
             while True:
                 while len(running) < 2 * window and (some := list(islice(ahead, count))):
@@ -127,6 +131,20 @@ def local_engine(at: Workshop, jobs: int) -> Engine:
             return [error]
 
     return lambda works: rolling(works, do, count=1, window=jobs)
+
+
+def local_maker(at: Workshop, jobs: int) -> Maker:
+    """Files of others made in threads of this process.
+
+    Args:
+        at: The archive.
+        jobs: How many at once (> 0); each needs the memory of the old files of it, and of itself.
+    """
+
+    def do(some: Sequence[Together]) -> list[NewFile]:
+        return [write_together(at.archive, one) for one in some]
+
+    return lambda plan: (new for _, new in rolling(plan, do, count=1, window=jobs))
 
 
 # -- what it has done ------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ After a crash: new files that no entry names, and the old ones count; or the ent
 from __future__ import annotations
 
 from bisect import bisect_right
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
@@ -38,8 +38,6 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     import pyarrow as pa
 
     from backends.base import ObjectStore
@@ -118,6 +116,8 @@ def write_together(archive: ObjectStore, together: Together) -> NewFile:
     return NewFile(together.key, size, crc, together.pieces)
 
 
+Maker = Callable[[Iterable[Together]], Iterator[NewFile]]
+"""Makes files, in any order, and takes them as it comes to them; it ends with the first failure."""
 _KEPT = ("tiered.source", "tiered.body_format", "tiered.body_columns")
 """What a file says of itself that the one in its place says, too."""
 
@@ -317,7 +317,7 @@ def merge(
     log: JournalWriter[ArchiveState],
     plan: Iterable[Together],
     *,
-    jobs: int = 1,
+    maker: Maker | None = None,
     told: Callable[[Merged], None] = lambda _result: None,
 ) -> Merged:
     """Make files, and put them in the place of those that they are made of.
@@ -326,22 +326,20 @@ def merge(
         at: Tier and archive.
         log: The archive's, at its head.
         plan: What is to be made.
-        jobs: Files at once; each needs the memory of the old files of it, and of itself.
+        maker: Makes the files; None: this thread, one after another.
         told: Called after each entry, with the result so far.
 
     Raises:
-        DataError: A file is not what the log says. What was merged before stays so.
+        DataError: A file is not what the log says. What was merged before stays so, and what was made is there for the next.
         InternalError: A new file does not hold what it was made of.
         BackendError: A store failed.
     """
     todo = list(plan)
     result = Merged(len(todo))
-    with ThreadPoolExecutor(jobs, "tiered-merge") as pool:
-        for start in range(0, len(todo), ENTRY_FILES):
-            some = todo[start : start + ENTRY_FILES]
-            made = list(pool.map(lambda one: write_together(at.archive, one), some))
-            append_moves(log, made, result)
-            told(result)
+    making = maker(todo) if maker else (write_together(at.archive, one) for one in todo)
+    while made := list(islice(making, ENTRY_FILES)):
+        append_moves(log, made, result)
+        told(result)
     log.write_checkpoint()
     return result
 

@@ -1,4 +1,4 @@
-"""Work of an archive job as Spark tasks: a segment each, or small ones together; the same function as without Spark.
+"""Archiving and merging as Spark tasks: a segment each, small ones together, or a file of files; by the same functions.
 
 Overview: the driver sends a few tasks at a time as a table of numbers, one partition each; ``mapInArrow`` has each worker
 read its segments, write its Parquet objects and give one row back, which says what it made. No message enters the JVM. The
@@ -22,9 +22,11 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_files import MAKE_ROOM
@@ -33,7 +35,9 @@ from tiered.api.stores import open_for_reading
 from tiered.archive.bodies import BodyLayout
 from tiered.archive.job import rolling
 from tiered.archive.machine import lane_row
-from tiered.archive.model import Archived, ArchiveLane
+from tiered.archive.merging import Together, write_together
+from tiered.archive.model import Archived, ArchiveLane, ParquetFile
+from tiered.archive.moves import MovedPiece, NewFile
 from tiered.archive.plan import Task, Work
 from tiered.archive.task import do_work
 from tiered.clock import SystemClock
@@ -47,13 +51,14 @@ from tiered.errors import (
 from tiered.log.parts import decode_columns, encode_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
     from tiered.archive.job import Engine, Made
+    from tiered.archive.merging import Maker
 
 MASTER = "local[*,4]"
 """All processors of this machine, and a failed task is tried again as on a cluster."""
@@ -61,6 +66,10 @@ JAVA_MIN = 17
 WINDOW = 8
 """Jobs of Spark under way: one that waits for a slow task holds up an eighth of the rest at most."""
 _ROW = "number long, text string"
+T = TypeVar("T")
+V = TypeVar("V")
+Do = Callable[["ObjectStore", "ObjectStore", str, str], str]
+"""What a worker does for one text, with tier, archive and prefix; what it came to is a text, too."""
 _KINDS = {
     error.kind: error for error in (DataError, InternalError, InvalidError, StoreUnavailableError)
 }
@@ -145,31 +154,76 @@ def open_session(master: str | None, conf: Mapping[str, str]) -> Any:  # noqa: A
 
 
 def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
-    """Work by Spark, in a rolling window of small jobs of it: as one ends, its outcomes are given, and another begins.
-
-    About two tasks a core are under way, however much there is to do; driver and closures hold no more than these. While
-    the caller commits, executors work on.
+    """Work by Spark: a segment each, or small ones together. While the caller commits, executors work on.
 
     Args:
         session: Of Spark.
         order: Where tier and archive are, as workers see them.
     """
+
+    def do(texts: list[str]) -> list[Made]:
+        return list(map(outcome_of, ask(texts)))
+
+    ask = partial(_ask, session, order, do_task)
+    return lambda works: _rolled(session, works, work_text, do)
+
+
+def spark_maker(session: Any, order: SparkOrder) -> Maker:  # noqa: ANN401
+    """Files of others made by Spark, each by a task.
+
+    Args:
+        session: Of Spark.
+        order: Where the archive is, as workers see it.
+    """
+
+    def do(texts: list[str]) -> list[Any]:
+        return list(map(_heard, _ask(session, order, do_together, texts)))
+
+    def make(plan: Iterable[Together]) -> Iterator[NewFile]:
+        for one, made in _rolled(session, plan, together_text, do):
+            if isinstance(made, Exception):
+                raise made
+            size, crc = made
+            yield NewFile(one.key, size, crc, one.pieces)
+
+    return make
+
+
+def _rolled(
+    session: Any,  # noqa: ANN401
+    works: Iterable[T],
+    text_of: Callable[[T], str],
+    do: Callable[[list[str]], list[V]],
+) -> Iterator[tuple[T, V]]:
+    """Work in a rolling window of small jobs of Spark: as one ends, its outcomes are given, and another begins.
+
+    About two tasks a core are under way, however much there is to do; driver and closures hold no more than these.
+    """
     context = session.sparkContext
     count = max(2 * context.defaultParallelism // WINDOW, 1)
-    group = f"tiered-archive-{id(order):x}"
+    group = f"tiered-archive-{id(do):x}"
 
-    def do(some: Sequence[Work]) -> list[Made]:
+    def some(those: Sequence[T]) -> list[V]:
         context.setJobGroup(group, "tiered archive", interruptOnCancel=False)
-        texts = [work_text(work) for work in some]
-        numbers = session.range(0, len(some), 1, len(some))
-        rows = _collect(numbers.mapInArrow(worker(order, texts), _ROW))
-        found = {row["number"]: outcome_of(row["text"]) for row in rows}
-        return [found[number] for number in range(len(some))]
+        return do([text_of(one) for one in those])
 
     def give_up() -> None:
         context.cancelJobGroup(group)
 
-    return lambda works: rolling(works, do, count=count, window=WINDOW, give_up=give_up)
+    return rolling(works, some, count=count, window=WINDOW, give_up=give_up)
+
+
+def _ask(
+    session: Any,  # noqa: ANN401
+    order: SparkOrder,
+    do: Do,
+    texts: list[str],
+) -> list[str]:
+    """What workers say, a task for each text."""
+    numbers = session.range(0, len(texts), 1, len(texts))
+    rows = _collect(numbers.mapInArrow(worker(order, texts, do), _ROW))
+    found = {row["number"]: row["text"] for row in rows}
+    return [found[number] for number in range(len(texts))]
 
 
 def _collect(frame: Any) -> list[Any]:  # noqa: ANN401
@@ -219,7 +273,7 @@ def _stores(order: SparkOrder) -> tuple[ObjectStore, ObjectStore]:
 
 
 def worker(
-    order: SparkOrder, texts: list[str]
+    order: SparkOrder, texts: list[str], do: Do
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What a worker does with numbers of tasks."""
 
@@ -227,7 +281,7 @@ def worker(
         arrow = load_pyarrow()
         for batch in batches:
             numbers = batch.column(0).to_pylist()
-            done = [do_task(*_stores(order), order.prefix, texts[number]) for number in numbers]
+            done = [do(*_stores(order), order.prefix, texts[number]) for number in numbers]
             columns = [arrow.array(numbers, arrow.int64()), arrow.array(done, arrow.string())]
             yield arrow.RecordBatch.from_arrays(columns, ["number", "text"])
 
@@ -236,9 +290,27 @@ def worker(
 
 def do_task(tier: ObjectStore, archive: ObjectStore, prefix: str, text: str) -> str:
     """Some work; what it came to, as ``outcome_of`` reads it."""
+
+    def made() -> list[Any]:
+        return [one.document() for one in do_work(tier, prefix, archive, work_of(text))]
+
+    return _said(made)
+
+
+def do_together(_tier: ObjectStore, archive: ObjectStore, _prefix: str, text: str) -> str:
+    """A file of others: its size and checksum, as ``_heard`` reads them."""
+
+    def made() -> list[int]:
+        new = write_together(archive, together_of(text))
+        return [new.size_bytes, new.crc]
+
+    return _said(made)
+
+
+def _said(do: Callable[[], list[Any]]) -> str:
+    """What something came to; damage and failures of stores are outcomes, too."""
     try:
-        made = do_work(tier, prefix, archive, work_of(text))
-        return json.dumps({"done": [archived.document() for archived in made]})
+        return json.dumps({"done": do()})
     except ObjectNotFoundError as error:
         return json.dumps({"moved": str(error)})
     except TieredStoreError as error:
@@ -249,17 +321,36 @@ def do_task(tier: ObjectStore, archive: ObjectStore, prefix: str, text: str) -> 
         return json.dumps({"kind": StoreUnavailableError.kind, "said": [str(error), "", ""]})
 
 
-def outcome_of(text: str) -> tuple[Archived, ...] | Exception:
-    """What a worker said."""
+def outcome_of(text: str) -> Made:
+    """What a worker said of some work."""
+    said = _heard(text)
+    return said if isinstance(said, Exception) else tuple(map(Archived.of, said))
+
+
+def _heard(text: str) -> list[Any] | Exception:
+    """Undo ``_said``."""
     said = json.loads(text)
     if "done" in said:
-        return tuple(Archived.of(document) for document in said["done"])
+        done: list[Any] = said["done"]
+        return done
     if "moved" in said:
         return ObjectNotFoundError(said["moved"])
     if "full" in said:
         return StoreFullError(said["full"])
     what, where, do = said["said"]
     return _KINDS.get(said["kind"], InternalError)(what, where=where, do=do)
+
+
+def together_text(one: Together) -> str:
+    """A file to be as JSON."""
+    return json.dumps([one.key, [[lane_row(p.lane), p.file.row()] for p in one.pieces]])
+
+
+def together_of(text: str) -> Together:
+    """Undo ``together_text``."""
+    key, rows = json.loads(text)
+    pieces = (MovedPiece(ArchiveLane.of(lane), ParquetFile.of(file)) for lane, file in rows)
+    return Together(key, tuple(pieces))
 
 
 def work_text(work: Work) -> str:

@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from tiered.archive.body_formats import BodyWishes
     from tiered.archive.job import Engine, Result, Watch
     from tiered.archive.lookup import Built
-    from tiered.archive.merging import Merged
+    from tiered.archive.merging import Maker, Merged
     from tiered.archive.model import ArchiveLane
     from tiered.archive.plan import Limits, Plan, Task
+    from tiered.archive.spark import SparkOrder
     from tiered.archive.task import Workshop
     from tiered.cli.call import Call
 
@@ -89,7 +90,7 @@ class ArchiveOptions(PlanOptions, SparkOptions):
 
     to: str = required("URL of the archive", "URL", str)
     engine: str = option(
-        "what does the work: this process, or Spark",
+        "what archives and merges: this process, or Spark",
         "ENGINE",
         OneOf("local", "spark"),
         default="local",
@@ -344,15 +345,33 @@ def _engine(
 
         return local_engine(at, options.jobs or os.cpu_count() or 1)
     from tiered.archive.job import spark_ahead
-    from tiered.archive.spark import SparkOrder, open_session, spark_engine
+    from tiered.archive.spark import spark_engine
+
+    session, order = _spark(call, options, at, stack)
+    watch.ahead = spark_ahead(session)
+    return spark_engine(session, order)
+
+
+def _maker(call: Call, options: ArchiveOptions, at: Workshop, stack: contextlib.ExitStack) -> Maker:
+    if options.engine == "local":
+        from tiered.archive.job import local_maker
+
+        return local_maker(at, options.jobs or os.cpu_count() or 1)
+    from tiered.archive.spark import spark_maker
+
+    return spark_maker(*_spark(call, options, at, stack))
+
+
+def _spark(
+    call: Call, options: ArchiveOptions, at: Workshop, stack: contextlib.ExitStack
+) -> tuple[Any, SparkOrder]:
+    """A session, which the stack stops, and what its workers have to know."""
+    from tiered.archive.spark import SparkOrder, open_session
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)
     session = open_session(options.master, conf)
     stack.callback(session.stop)
-    watch.ahead = spark_ahead(session)
-    urls = options.url, options.to
-    order = SparkOrder(urls[0], at.place.prefix, urls[1], call.s3_options())
-    return spark_engine(session, order)
+    return session, SparkOrder(options.url, at.place.prefix, options.to, call.s3_options())
 
 
 def _verify(call: Call, at: Workshop) -> int:
@@ -474,9 +493,10 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop) -> int:
         text = f"{result.new_files} of {counted(result.planned, 'file')}, {format_size(result.new_bytes)}"
         now = Progressed(text, result.new_files, result.planned)
 
-    with call.progress("merge", lambda: now):
-        jobs = options.jobs or os.cpu_count() or 1
-        result = merge(at, log, plan, jobs=jobs, told=told)
+    with contextlib.ExitStack() as stack:
+        maker = _maker(call, options, at, stack) if plan else None
+        stack.enter_context(call.progress("merge", lambda: now))
+        result = merge(at, log, plan, maker=maker, told=told)
     published, refused = publish_tables(call, options, at)
     document = {
         "format": 1,
