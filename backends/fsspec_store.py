@@ -116,7 +116,10 @@ class FsspecStore:
     @property
     def url(self) -> str:
         """The scheme and the folder; never a user or password."""
-        return f"{self._scheme}://{self._root}"
+        start = f"{self._scheme}://"
+        return start + self._root.removeprefix(
+            start
+        )  # of http the file system keeps it in its paths
 
     @property
     def capabilities(self) -> Capabilities:

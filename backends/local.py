@@ -106,7 +106,9 @@ class LocalFolderStore:
         if not path.is_absolute():
             raise ConfigurationError(f"not an absolute path: {str(root)!r}")
         if path.exists() and not path.is_dir():
-            raise ConfigurationError(f"not a folder: {str(root)!r}")
+            raise ConfigurationError(
+                f"not a folder: {str(root)!r}; name one, or what is to be made"
+            )
         self._url = path.as_uri()
         self._root = os.fsencode(path)
         self._timeout_s = timeout_s

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 
 RANGES_AT_ONCE_MAX = 8
+_NEEDS = "s3:// needs libraries that are not installed; pip install 'tieredmq[s3]', or `make setup` in a checkout"
 _CONFLICT = 409
 _PRECONDITION = 412
 _NOT_FOUND = 404
@@ -74,7 +75,7 @@ def open_s3(location: str, options: S3Options) -> S3Store:
     try:
         make = getattr(importlib.import_module(f"backends.{module}"), name)
     except ImportError as error:
-        raise ConfigurationError("s3:// needs more libraries: install tieredmq[s3]") from error
+        raise ConfigurationError(_NEEDS) from error
 
     def connect() -> tuple[S3Wire, str]:
         settings = resolve(bucket, options, os.environ)
@@ -323,7 +324,7 @@ def read_rules(location: str, options: S3Options) -> BucketRules:
     try:
         module = importlib.import_module("backends.s3_control")
     except ImportError as error:
-        raise ConfigurationError("s3:// needs more libraries: install tieredmq[s3]") from error
+        raise ConfigurationError(_NEEDS) from error
     settings = resolve(bucket, options, os.environ)
     wire = cast("Callable[..., _Wire]", module.BotoWire)(settings)
     try:

@@ -115,6 +115,21 @@ def test_a_prefix_that_leaves_no_room_for_keys(tiered: CommandLine, basic: Path,
     assert ran.code == 0, ran.err
 
 
+def test_what_cannot_keep_two_writers_apart_is_refused_unasked(tiered: CommandLine, basic: Path):
+    """By what is known of the scheme: a host that is not there would be waited for."""
+    ran = tiered("attach", basic, "--once", "--to", "http://no-such-host.invalid/tier")
+    assert ran.code == 2
+    assert "does not write conditionally" in ran.error
+    assert "(http://no-such-host.invalid/tier)" in ran.error
+
+
+def test_a_tier_without_timers_says_so(tiered: CommandLine, basic_tier: str):
+    for words in (("ls", basic_tier), ("show", basic_tier, "12"), ("cancel", basic_tier, "id")):
+        ran = tiered("timer", *words)
+        assert (ran.code, ran.out) == (2, b"")
+        assert "there are no timers here" in ran.error
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_an_empty_place_is_no_tier(made: bool, tiered: CommandLine, tmp_path: Path):
     if made:

@@ -89,7 +89,8 @@ def test_no_stub_is_offered(tiered: CommandLine):
 def test_an_unknown_command_or_option_or_none_is_wrong_usage(tiered: CommandLine):
     assert tiered("frobnicate").error == "no such command 'frobnicate'; see `tiered --help`"
     assert tiered("ls", "--frob", "memory://x").code == 2
-    assert tiered("ls").error.endswith("see `tiered ls --help`")
+    for words in (("ls",), ("query", "memory://x", "t", "--key"), ("ls", "--frob", "memory://x")):
+        assert tiered(*words).error.endswith(f"see `tiered {words[0]} --help`")
     assert tiered().code == 2
 
 

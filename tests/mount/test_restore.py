@@ -125,6 +125,8 @@ def test_a_dry_run_says_what_comes_and_writes_nothing(captured_tier: Tier, tmp_p
     assert said["requests"] / 4 <= done["requests"] <= said["requests"] * 4 + 16
     assert said["request_dollars"] > 0
     assert said["seconds"] >= 0
+    ran = here(*words, "--dry-run")
+    assert (ran.code, "there is something already" in ran.err) == (2, True), ran.err
 
 
 def test_a_dry_run_of_many_queues_knows_that_they_are_read_side_by_side(tmp_path: Path):

@@ -201,13 +201,22 @@ def require_conditional_writes(
         BackendError: It does not answer, or refuses us.
     """
     found = probe(store, f"{rng.getrandbits(64):016x}", below=below)
-    if not (found.put_if_absent and found.compare_and_set):
+    require_able(found, where)
+    return found
+
+
+def require_able(able: Capabilities, where: str) -> None:
+    """Refuse a store that cannot write conditionally, by what it says of itself or was found out about it.
+
+    Raises:
+        InvalidError: So it is.
+    """
+    if not (able.put_if_absent and able.compare_and_set):
         raise InvalidError(
             "this store does not write conditionally, so two writers could not be kept apart",
             where=where,
             do="use AWS S3, MinIO, versitygw, LocalStack, or a local folder",
         )
-    return found
 
 
 def store_document(identity: StoreIdentity, place: Place) -> dict[str, Any]:

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
 from backends.s3_settings import S3Options
-from tiered.api.broker_place import require_conditional_writes, require_same_store, store_document
+from tiered.api.broker_place import (
+    require_able,
+    require_conditional_writes,
+    require_same_store,
+    store_document,
+)
 from tiered.api.stores import PatientStore, backend_errors, open_for_reading, with_retries
 from tiered.attach.broker import open_named, place_of, require_apart
 from tiered.attach.index import IndexThread
@@ -175,6 +180,7 @@ class Attachment:
             meter = objects.meter
             opened.callback(meter.close)
             require_apart(directory, meter.url)
+            require_able(meter.capabilities, meter.url)  # before anything is asked or waited for
             local = open_named(directory, settings, clock, stopping)
             opened.callback(local.close)
             with backend_errors():

@@ -431,7 +431,9 @@ def _read(name: str) -> bytes:
         return read_regular(name)
     except OSError as error:
         raise InvalidError(
-            f"a schema of bodies cannot be read: {error.strerror}", where=name
+            f"a schema of bodies cannot be read: {error.strerror}",
+            where=name,
+            do="name a file for --body-schema",
         ) from None
 
 

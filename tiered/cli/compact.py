@@ -250,7 +250,11 @@ def _topics(call: Call, options: CompactOptions) -> list[str]:
         topics = read_topics(options.store)
         if topics.names is None:
             where = f"{options.store}/{TOPICS_FILE}"
-            raise InvalidError("the broker's topics cannot be read", where=where)
+            raise InvalidError(
+                "the broker's topics cannot be read",
+                where=where,
+                do="give the broker's store directory, or name topics with --topic",
+            )
         named |= topics.compacted
     if not named:
         raise InvalidError(

@@ -133,7 +133,15 @@ COMMANDS: Mapping[str, CommandEntry] = {
 
 
 class _Sections:
-    """Help whose common options stand apart."""
+    """Help whose common options stand apart, and errors that know whose options they speak of."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """An error of click's parser does not say by itself in which command it was made."""
+        try:
+            return cast("list[str]", super().parse_args(ctx, args))  # type: ignore[misc] # of click
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         command = cast("click.Command", self)

@@ -414,7 +414,9 @@ def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
         raise InvalidError(what, where=path, do="name an existing TOML file") from error
     except ValueError as error:  # TOML and UTF-8 alike
         what = f"the configuration file is no TOML: {error}"
-        raise InvalidError(what, where=path) from error
+        raise InvalidError(
+            what, where=path, do="mend it; docs/configuration.md has an example"
+        ) from error
     known = {setting.key for setting in settings}
     sections = {setting.section for setting in settings}
     found: dict[str, object] = {}

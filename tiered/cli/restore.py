@@ -96,7 +96,8 @@ class RestoreOptions:
 def run(call: Call, options: RestoreOptions) -> int:
     """Plan, and restore unless it is a dry run."""
     from tiered.cli.call import open_tier
-    from tiered.mount.restore import Restore, plan_restore
+    from tiered.mount.restore import STATE_FILE, Restore, plan_restore
+    from tiered.store.disk import require_empty
     from tiered.store.store_options import StoreOptions
 
     output, stopping = Output(call), threading.Event()
@@ -104,6 +105,8 @@ def run(call: Call, options: RestoreOptions) -> int:
         tier = open_tier(call, options.url, stack, memory_bytes=options.memory_bytes)
         plan = plan_restore(tier, read_selection(call, options))
         document = planned(options, tier, plan)
+        if not Path(options.to, STATE_FILE).exists():
+            require_empty(Path(options.to).absolute())
         if options.dry_run:
             document["seconds"] = sampled_seconds(call, tier, plan)
             return told(call, output, document, plan_lines(document))

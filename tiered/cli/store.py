@@ -276,13 +276,17 @@ class _Writer:
             queue = MessageQueue(message.topic, message.queue_id)
             wanted = document.get("queue_offset")
             if not isinstance(wanted, int):
-                raise InvalidError(f"a message for {queue} has no queue_offset")
+                what = f"a message for {queue} has no queue_offset"
+                raise InvalidError(what, do="leave out --keep-offsets, or give it one")
             end = ends.get(queue, self._store.queue_end(queue))
             if not end and wanted:
                 self._store.begin_queue(queue, QueueOffset(wanted))
                 end = wanted
             if end != wanted:
-                raise InvalidError(f"{queue} goes on at {end}, and a message has {wanted}")
+                what = f"{queue} goes on at {end}, and a message has {wanted}"
+                raise InvalidError(
+                    what, do="leave out --keep-offsets, or begin with an empty queue"
+                )
             ends[queue] = end + 1
 
 
@@ -384,7 +388,10 @@ def _lines(name: str | None, stack: contextlib.ExitStack) -> BinaryIO:
     try:
         return stack.enter_context(open(name, "rb"))  # noqa: PTH123 (a name from the command line)
     except OSError as error:
-        raise InvalidError(f"cannot be read: {error.strerror}", where=name) from error
+        what = f"the messages cannot be read: {error.strerror}"
+        raise InvalidError(
+            what, where=name, do="name a file of JSON lines, or - for stdin"
+        ) from error
 
 
 def _batches(lines: Iterable[bytes]) -> Iterator[list[_Line]]:

@@ -350,16 +350,13 @@ class TimerCancelOptions:
 def run_cancel(call: Call, options: TimerCancelOptions) -> int:
     """Take one pending message back."""
     from tiered.api.stores import backend_errors
-    from tiered.attach.timer_place import TIMER_SIGNS, timers_of
     from tiered.cli.planned import open_workplace
     from tiered.upkeep.cancel_timer import cancel
 
     msg_id = options.msg_id
     with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(
-            call, options.url, stack, give_up_s=options.give_up_s, signs=TIMER_SIGNS
-        )
-        found = cancel(at.at_place(timers_of(at.place)), msg_id)
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s, timers=True)
+        found = cancel(at, msg_id)
     output = Output(call)
     document = {
         "format": 1,

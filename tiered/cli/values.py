@@ -290,7 +290,7 @@ def address(text: str) -> Address:
 
 
 class Addresses(tuple[Address, ...]):
-    """One or more, between semicolons."""
+    """One or more, between semicolons or commas."""
 
     __slots__ = ()
 
@@ -299,8 +299,8 @@ class Addresses(tuple[Address, ...]):
 
 
 def addresses(text: str) -> Addresses:
-    """``HOST:PORT;...``, each with a host and a port, one at least."""
-    found = Addresses(address(one.strip()) for one in text.split(";") if one.strip())
+    """``HOST:PORT;...``, each with a host and a port, one at least. Commas do as well: a shell leaves them alone."""
+    found = Addresses(address(one.strip()) for one in re.split("[;,]", text) if one.strip())
     if not found or not all(found_one.host and found_one.port for found_one in found):
         raise ValueError(f"{text!r} is no HOST:PORT;...")
     return found

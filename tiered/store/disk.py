@@ -131,6 +131,18 @@ def _take(descriptor: int) -> None:
 # -- the directory ---------------------------------------------------------------------------------
 
 
+def require_empty(root: Path) -> None:
+    """Refuse a directory that has anything in it; one that is missing may be made.
+
+    Raises:
+        InvalidError: It has, or it is no directory.
+    """
+    if root.exists() and not (root.is_dir() and not any(root.iterdir())):
+        raise InvalidError(
+            "there is something already", where=str(root), do="name an empty directory"
+        )
+
+
 class StoreHold:
     """Holds one directory, from construction to ``close``.
 
@@ -158,10 +170,7 @@ class StoreHold:
             StoreUnavailableError: The disk refuses it.
         """
         root = Path(directory).absolute()
-        if root.exists() and not (root.is_dir() and not any(root.iterdir())):
-            raise InvalidError(
-                "there is something already", where=str(root), do="name an empty directory"
-            )
+        require_empty(root)
         with Disk(str(root)):
             make_folder(root)
         return cls(str(root))

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import threading
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zlib_ng import zlib_ng
@@ -65,10 +65,6 @@ class Workplace:
     def new_id(self) -> str:
         """A random id of 8 hex digits."""
         return f"{self.rng.getrandbits(32):08x}"
-
-    def at_place(self, place: Place) -> Workplace:
-        """The same at another place of the tier, as that of the broker's timers."""
-        return replace(self, place=place)
 
 
 # --------------------------------------------------------------------------------------------------
