@@ -26,7 +26,6 @@ from tiered.archive.model import (
     partition_value,
 )
 from tiered.archive.plan import plan_archive
-from tiered.archive.tables import Wanted, choose_files
 from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_pieces
 from tiered.journal.entry import Entry
 from tiered.log.parts import Parts, QueueLife, Segment, TierState
@@ -115,13 +114,6 @@ def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> Non
     assert data is not None
     assert decode_checkpoint(data, where="x") == CheckpointText(1, 2, machine.dump(found))
     assert machine.load(json.loads(json.dumps(machine.dump(found)))) == found
-
-
-def test_files_are_chosen_by_what_the_log_says() -> None:
-    known = state(2, range(10))
-    files, left_out = choose_files(known, Wanted("t", 25, 45, 1))
-    assert [file.key for file in files] == ["k-2", "k-3", "k-4"]
-    assert left_out == 7, "a key counts once, though two queues name it"
 
 
 def test_names_of_partitions() -> None:

@@ -23,7 +23,6 @@ from tiered.format.items import (
     ITEM_BYTES,
     decode_items,
     encode_items,
-    ext_address,
     fillers,
     is_batch,
     is_ext_address,
@@ -162,7 +161,6 @@ def test_item_vector_and_fillers():
 def test_ext_addresses():
     codes = np.array([-(2**63), -(2**31) - 1, -(2**31), 0, 2**40])
     assert is_ext_address(codes).tolist() == [True, True, False, False, False]
-    assert ext_address(-(2**63) + 77) == 77
 
 
 def test_item_sizes():

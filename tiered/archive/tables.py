@@ -62,50 +62,6 @@ def files_by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
     return {topic: whole_files(files) for topic, files in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which files of a topic can hold what is wanted.
-
-    Attributes:
-        topic: The topic.
-        from_ms: First store time, UTC.
-        until_ms: One past the last; None for no end.
-        queue_id: Only this queue; None for all.
-    """
-
-    topic: str
-    from_ms: int = 0
-    until_ms: int | None = None
-    queue_id: int | None = None
-
-
-def choose_files(state: ArchiveState, wanted: Wanted) -> tuple[list[ParquetFile], int]:
-    """The files that may hold it, by what the log says of each, and how many were left out.
-
-    A file that several queues share comes once, with the numbers of those of its rows that may be wanted.
-
-    Raises:
-        InvalidError: The archive has no such topic.
-    """
-    every: list[ParquetFile] = []
-    chosen: list[ParquetFile] = []
-    lanes = [lane for lane in sorted(state.lanes) if lane.topic == wanted.topic]
-    if not lanes:
-        raise InvalidError(f"the archive has no topic {wanted.topic}")
-    for lane in lanes:
-        files = [file for one in state.lanes[lane] for file in one.files]
-        every += files
-        if wanted.queue_id in {None, lane.queue_id}:
-            chosen += [file for file in files if _meets(file, wanted)]
-    kept = whole_files(chosen)
-    return kept, len({file.key for file in every}) - len(kept)
-
-
-def _meets(file: ParquetFile, wanted: Wanted) -> bool:
-    until = wanted.until_ms
-    return file.store_max_ms >= wanted.from_ms and (until is None or file.store_min_ms < until)
-
-
 # -- what a selection needs ------------------------------------------------------------------------
 #
 # Which files and row groups of an archive have to be read for a selection, and which are left out by what.

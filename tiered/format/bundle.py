@@ -677,15 +677,6 @@ class SectionBlocks:
         first, stop = start // block, _blocks(end, block)
         return int(self.starts[first]), int(self.starts[stop])
 
-    def items_range(self, first: int, end: int) -> tuple[int, int]:
-        """Where the blocks are stored that hold items ``[first, end)``: positions in the section."""
-        at = self.place.items_at
-        if self.place.gone:
-            return at, self.place.table_at
-        low = at + ITEM_BYTES * first // BLOCK_BYTES * BLOCK_BYTES
-        high = at + _blocks(ITEM_BYTES * end) * BLOCK_BYTES
-        return low, min(high, self.place.table_at)
-
     def check(self, data: Buffer, start: int, *, where: str) -> None:
         """Check whole blocks that were read from a position of the section.
 

@@ -58,7 +58,6 @@ BATCH_ITEM: Final = np.dtype(
 BATCH_ITEM_BYTES: Final = 46
 FILLER_SIZE: Final = 0x7FFF_FFFF
 _EXT_ADDRESS_MAX: Final = -(2**31) - 1
-_LONG_MIN: Final = -(2**63)
 
 Items = npt.NDArray[np.void]
 Flags = npt.NDArray[np.bool_]
@@ -111,8 +110,3 @@ def is_batch(items: Items) -> Flags:
 def is_ext_address(tag_codes: npt.NDArray[np.int64]) -> Flags:
     """Which tag codes are addresses in ``consumequeue_ext``: those that no 32-bit hash can be."""
     return tag_codes <= _EXT_ADDRESS_MAX
-
-
-def ext_address(tag_code: int) -> int:
-    """Byte offset in ``consumequeue_ext`` that such a tag code names."""
-    return tag_code - _LONG_MIN

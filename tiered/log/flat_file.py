@@ -61,11 +61,6 @@ class TieredFileSegment:
         starts = np.concatenate(([0], np.cumsum(sizes))) + base_offset
         return cls(base_offset, created_ms, sealed, parts, starts, of_items)
 
-    @property
-    def commit_position(self) -> int:
-        """Bytes that are durable and named by a journal entry."""
-        return int(self.starts[-1]) - self.base_offset
-
     def ranges(self, start: int, end: int) -> list[SectionRange]:
         """Where addresses ``[start, end)`` lie; all of them must be committed."""
         assert self.base_offset <= start < end <= self.starts[-1]

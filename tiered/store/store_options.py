@@ -157,12 +157,3 @@ class StoreOptions:
         return min(
             self.message_bytes_max + RECORD_ROOM_BYTES, self.commitlog_file_bytes - BLANK_BYTES_MIN
         )
-
-    @property
-    def index_file_bytes(self) -> int:
-        """Length of an index file."""
-        return (
-            INDEX_HEADER_BYTES
-            + INDEX_SLOT_BYTES * self.index_slots
-            + INDEX_ITEM_BYTES * self.index_items
-        )
