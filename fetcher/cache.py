@@ -705,15 +705,13 @@ class Stock:
         """
         if self._waiting and not urgent:
             return []
-        plan = plan_claims(view, start, window, self, self._settings)
+        plan = plan_claims(view, start, window, self, self._settings, until=stream.until)
         begun: Begun = []
         stream.asked = plan.asked
         for claim in plan.claims:
             if begun and claim.layout is None and self.is_known(key_of(claim.part, INDEX)):
                 continue  # it comes along with what was claimed a moment ago
-            has_room, dropped = self.cache.reserve(claim.size_bytes)
-            self._lose(dropped)
-            if not has_room:
+            if not self._make_room(stream, claim.size_bytes, is_needed=urgent and not begun):
                 stream.asked = min(stream.asked, claim.part.log_offset)
                 break
             load: Load[Thing | None] = Load(stream, urgent and not begun, claim.size_bytes)
@@ -722,6 +720,15 @@ class Stock:
             if stream.sweep is not None and claim.layout is None and claim.blocks:
                 begun += self._beside(stream.sweep, *begun[-1])
         return begun
+
+    def _make_room(self, stream: Stream, size_bytes: int, *, is_needed: bool) -> bool:
+        if stream.until >= 0 and not is_needed:
+            # It will be wanted for sure, and can be asked for later. So nothing goes for it that others will want as surely:
+            # each would drop what the next is about to read, and all of it would be read again and again.
+            return self.cache.reserve_gently(size_bytes)
+        has_room, dropped = self.cache.reserve(size_bytes)
+        self._lose(dropped)
+        return has_room
 
     def _beside(self, sweep: Beside, bid: Bid, leader: Load[Thing | None]) -> Begun:
         """Claim what lies beside a section and is wanted by the same reader, as far as there is room.

@@ -89,7 +89,13 @@ class ClaimPlan:
 
 
 def plan_claims(
-    view: LifeView, start: QueueOffset, window: int, known: Known, settings: FetchSettings
+    view: LifeView,
+    start: QueueOffset,
+    window: int,
+    known: Known,
+    settings: FetchSettings,
+    *,
+    until: int = -1,
 ) -> ClaimPlan:
     """Plan what a reader needs.
 
@@ -99,6 +105,8 @@ def plan_claims(
         window: Bytes wanted from there on (> 0): at least the block of ``start``.
         known: What is here.
         settings: Sizes of blocks and pieces.
+        until: Everything before this queue offset will be read: a part of it that is no larger than a piece is asked for
+            whole, a little beyond the window or with the next plan, rather than its index now and its records in pieces.
     """
     claims: list[Claim] = []
     asked = view.life.log_end
@@ -106,7 +114,12 @@ def plan_claims(
     for part in islice(view.parts_from(start), PARTS_MAX):
         layout = known.layout(part)
         if layout is None:
-            if left <= 0 or not _fits(part, left, settings):
+            is_one = start <= part.queue_offset and part.queue_end <= until
+            is_one &= part.log_bytes <= min(window, settings.piece_bytes)
+            if is_one and 0 < 2 * left < part.log_bytes:
+                asked = part.log_offset
+                break
+            if left <= 0 or not (is_one or _fits(part, left, settings)):
                 claims += _indexes_ahead(view, part, left, known, settings)
                 asked = part.log_offset
                 break

@@ -50,7 +50,7 @@ from tiered.log.reader import QueueReader
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
     from concurrent.futures import Executor, Future
 
     from backends.base import ObjectStore
@@ -392,7 +392,8 @@ class TieredMessageFetcher:
     ) -> None:
         """A reader says what it will read: what lies side by side then comes with one request (``fetcher.window``).
 
-        It changes nothing of what is read. Until the reader is forgotten, or says something else.
+        It changes nothing of what is read. Until the reader is forgotten, or says something else. The first of them are
+        asked for at once, so that who reads them in turn need not wait for each by itself.
 
         Args:
             group: Who reads.
@@ -400,17 +401,40 @@ class TieredMessageFetcher:
         """
         places = [(cursor, cursor.at(start), start, until) for cursor, start, until in wanted]
         with self._stock.lock:
-            members = []
+            names, members = [], []
             for cursor, place, start, until in places:
-                stream = self._readers.announce((group, cursor.queue, cursor.history))
+                names.append((group, cursor.queue, cursor.history))
+                stream = self._readers.announce(names[-1])
                 stream.look(place.view)
                 stream.until = until
-                members.append(
-                    Member(stream, place.view, start, QueueOffset(min(until, place.end)))
-                )
+                first = QueueOffset(max(start, place.view.life.min_offset))
+                end = QueueOffset(min(until, place.end))
+                members.append(Member(stream, place.view, first, end))
             sweep = Sweep(members, self.settings)
             for member in members:
                 member.stream.sweep = sweep
+            begun = self._start(names, members)
+        self._stock.begin(begun)
+
+    def _start(self, names: Sequence[Name], members: Sequence[Member]) -> Begun:
+        """Ask for where the first of them begin, or who reads in turn waits for each by itself; with the lock held."""
+        begun: Begun = []
+        most = self.settings.transfers.requests_in_flight_max
+        share = self.settings.cache_bytes // (2 * (len(self._readers) + min(len(members), most)))
+        for name, (stream, view, first, end) in zip(names, members, strict=True):
+            part = view.part_at(first) if first < end and stream.next_offset < 0 else None
+            if part is None or self._stock.on_its_way(part, first) is not None:
+                continue  # it comes along with its neighbours
+            stream.begin_at(first)
+            claimed = self._stock.claim(stream, view, first, stream.aim(share))
+            if not claimed:
+                break
+            self._readers.start(name)
+            begun += claimed
+            most -= 1
+            if not most:
+                break
+        return begun
 
     def forget(self, group: str, queue: MessageQueue | None = None) -> None:
         """A reader has done: what was read ahead for it makes room, and the others may read further ahead.

@@ -24,7 +24,8 @@ class TransferLimits:
         requests_per_s: Most calls begun in a second, on average; None: no limit.
         coalesce_gap_bytes: Waiting neighbours of one object become one request when at most this many unwanted bytes
             lie between them.
-        coalesced_bytes_max: Most bytes of a request that was merged.
+        coalesced_bytes_max: Most bytes of a request that was merged. No more than a reader's own requests have: what is
+            kept of a merged one has to be copied apart, and two large ones are sooner here side by side.
         hedge_factor: A request is asked again after this many times the running median of its like,
         hedge_floor_s: but not before this many seconds.
         hedge_budget: Most hedges for each request; 0: no hedging.
@@ -37,7 +38,7 @@ class TransferLimits:
     bytes_per_s: float | None = None
     requests_per_s: float | None = None
     coalesce_gap_bytes: int = 64 * _KIB
-    coalesced_bytes_max: int = 8 * _MIB
+    coalesced_bytes_max: int = 4 * _MIB
     hedge_factor: float = 3.0
     hedge_floor_s: float = 0.05
     hedge_budget: float = 0.05
@@ -181,6 +182,6 @@ class FetchSettings:
             transfers=replace(
                 transfers,
                 bytes_in_flight_max=min(transfers.bytes_in_flight_max, cache_bytes),
-                coalesced_bytes_max=min(transfers.coalesced_bytes_max, 2 * piece_bytes),
+                coalesced_bytes_max=min(transfers.coalesced_bytes_max, piece_bytes),
             ),
         )

@@ -66,6 +66,10 @@ def wants_more(window: int, unread: int, limits: WindowLimits) -> bool:
     return unread < window * limits.refill
 
 
+SURE_REFILL: Final = 0.5
+"""As ``WindowLimits.refill``, of what a reader says that it will read: nothing is lost if much is asked for at once."""
+
+
 def plan_pieces(
     sizes: Sequence[int], is_here: Sequence[bool], *, piece_bytes: int, gap_bytes: int
 ) -> list[range]:
@@ -202,6 +206,10 @@ class Stream:
         self.next_offset, self.last_start, self.leapt_to = -1, -1, start
         return had_asked
 
+    def begin_at(self, start: int) -> None:
+        """It will begin there: what is asked for before it comes is not in vain."""
+        self.window, self.leapt_to = self.limits.bytes_min, start
+
     def pass_over(self, start: int, end: int) -> None:
         """There is nothing at ``[start, end)``: reading in order goes on behind it."""
         self.last_start = self.last_start if start == self.next_offset else start
@@ -254,7 +262,7 @@ class Stream:
     def ahead_now(self, share: int) -> int:
         """How many bytes to read ahead now, of no more than ``share``; 0: none, enough is here or on its way."""
         view, position = self.view, self.position
-        if view is None or self.next_offset < 0:
+        if view is None or (self.next_offset < 0 and self.until < 0):
             return 0
         if self.until < 0:
             window = max(min(self.window, share), 1)
@@ -264,12 +272,15 @@ class Stream:
         here, most = self._reached(view), self._sure_most(share)
         left, unread = self._sure_end(view) - here, self.asked - here
         if left >= most:
-            return most if wants_more(most, unread, self.limits) else 0
+            return most if unread < most * SURE_REFILL else 0
         # The end is near: a share of what is left, and then a share of the rest, would be a wait for each.
         return max(left, 1) if unread < left else 0
 
     def _sure_most(self, share: int) -> int:
-        return max(min(self.sure_max, share // 2, self.ahead_max or share), 1)
+        # The rest of its share is for what its batches are cut from, which is not ahead of it any more.
+        return max(
+            min(self.sure_max, max(share // 2, share - SERVED_BYTES), self.ahead_max or share), 1
+        )
 
     def _reached(self, view: LifeView) -> int:
         """Log offset at which it stands. Records need not be alike: where nothing was read, or too much, by their number."""
@@ -300,6 +311,9 @@ IDLE_SECONDS = 60.0
 SURE_SHARE = 2
 """How much further is read ahead, at most, of what a reader says that it will read: nothing of that is in vain."""
 
+SERVED_BYTES: Final = 2 << 20
+"""Of a reader's share, for what it is served from; where this is more than half of the share, half."""
+
 Name = tuple[str, "MessageQueue", "History | None"]
 """Group, queue and history (None: whichever is the present one)."""
 
@@ -315,31 +329,40 @@ class Readers:
         self._limits = limits
         self._streams: dict[Name, Stream] = {}
         self._announced: dict[Name, Stream] = {}
+        self._early: set[Name] = set()
         self._together: dict[tuple[MessageQueue, History | None], dict[Stream, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self._streams) + len(self._early)
 
     def find(self, name: Name) -> Stream | None:
         """A reader that is known."""
         return self._streams.get(name)
 
     def announce(self, name: Name) -> Stream:
-        """A reader that will begin; it takes no share until then."""
+        """A reader that will begin; it takes no share until then, or until something is asked for it (``start``)."""
         stream = self._streams.get(name) or self._announced.get(name)
         if stream is None:
-            group, queue, _ = name
-            stream = self._announced[name] = Stream(group, queue, self._limits)
+            stream = self._announced[name] = self._new(name)
         return stream
+
+    def start(self, name: Name) -> None:
+        """Something is asked for a reader that was announced: it takes a share, or those who begin would take too much."""
+        if name in self._announced:
+            self._early.add(name)
+
+    def _new(self, name: Name) -> Stream:
+        group, queue, _ = name
+        return Stream(group, queue, self._limits, sure_max=SURE_SHARE * self._limits.bytes_max)
 
     def make(self, name: Name, now_s: float) -> Stream:
         """A reader, which begins now unless it is known."""
         stream = self._streams.get(name)
         if stream is None:
-            group, queue, _ = name
-            stream = self._announced.pop(name, None) or Stream(group, queue, self._limits)
+            stream = self._announced.pop(name, None) or self._new(name)
+            self._early.discard(name)
             self._streams[name] = stream
-            stream.used_s, stream.sure_max = now_s, SURE_SHARE * self._limits.bytes_max
+            stream.used_s = now_s
             self._together.setdefault(name[1:], {})[stream] = None
         return stream
 
@@ -347,6 +370,7 @@ class Readers:
         """A reader has done; None: nobody knows it."""
         stream = self._streams.pop(name, None)
         if stream is None:
+            self._early.discard(name)
             return self._announced.pop(name, None)
         others = self._together[name[1:]]
         del others[stream]
@@ -377,6 +401,7 @@ class Readers:
         """Forget all."""
         self._streams.clear()
         self._announced.clear()
+        self._early.clear()
         self._together.clear()
 
 

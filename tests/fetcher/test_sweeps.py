@@ -353,6 +353,55 @@ def test_a_bundle_that_was_cut_off_costs_what_is_gone():
     fetcher.close()
 
 
+def test_all_that_fits_is_on_its_way_before_the_first_read():
+    """Who read sixteen queues in turn waited for the beginning of each, one after the other."""
+    builder, queues = TierBuilder(), [MessageQueue("many", number) for number in range(16)]
+    bodies = [bytes(50 * KIB)] * 40
+    for round_ in range(3):
+        for queue in queues:
+            builder.add_round(batch_of(round_ * 40, bodies, queue=queue))
+    held = HeldExecutor()
+    fetcher = fetcher_of(builder.store, executor=held)
+    cursors = [fetcher.tier.cursor(queue) for queue in queues]
+    fetcher.expect("g", [(cursor, cursor.low, cursor.end) for cursor in cursors])
+    held.run_all()
+    stats = fetcher.transfers.stats
+    assert stats.requests == 3 * 16, "whole sections, each with its index"
+    for queue in queues:
+        assert read_on(fetcher, queue, {}, count=1)
+    assert fetcher.stats().waits == 0
+    assert fetcher.stats().hits == 16
+    fetcher.close()
+
+
+def test_who_announces_much_and_reads_nothing_holds_no_more_than_half():
+    many = Many(60, 4, each=40, size=8000)
+    fetcher = fetcher_of(many.builder.store, cache_bytes=16 * MIB)
+    many.expect(fetcher, many.queues)
+    stats = fetcher.stats()
+    assert 2 * MIB <= stats.cached_bytes + stats.reserved_bytes <= 8 * MIB
+    assert fetcher.transfers.stats.requests <= 16 * 3
+    fetcher.forget("g")
+    assert not fetcher._stock.cache._unread_bytes
+    assert fetcher.stats().streams == 0
+    fetcher.close()
+
+
+def test_readers_that_begin_one_after_the_other_drop_nothing_of_each_other():
+    """The first takes the share of one, the second that of one of two; together that is more than there is room for."""
+    builder, queues = TierBuilder(), [MessageQueue("many", number) for number in range(12)]
+    bodies = [bytes(50 * KIB)] * 20
+    for queue in queues:
+        for round_ in range(16):
+            builder.add_round(batch_of(round_ * 20, bodies, queue=queue))
+    fetcher = fetcher_of(builder.store, cache_bytes=32 * MIB)
+    found = in_turn(fetcher, queues, count=4)
+    assert all(len(some) == 320 for some in found.values())
+    assert fetcher.transfers.stats.received_bytes <= 1.13 * 12 * 320 * 50 * KIB
+    assert fetcher.stats().unread_bytes == 0
+    fetcher.close()
+
+
 def test_who_leaves_does_not_take_along_what_came_for_others():
     many = Many(6, 1)
     pending = HeldExecutor()
@@ -360,14 +409,8 @@ def test_who_leaves_does_not_take_along_what_came_for_others():
     cursors = [fetcher.tier.cursor(queue) for queue in many.queues]
     fetcher.expect("g", [(cursor, cursor.low, cursor.end) for cursor in cursors])
     stock = fetcher._stock
-    with stock.lock:
-        stream = fetcher._readers.make(("g", many.queues[0], cursors[0].history), 0.0)
-        begun = stock.claim(
-            stream, fetcher.tier.view(many.queues[0], cursors[0].life), QueueOffset(0), MIB
-        )
-    stock.begin(begun)
-    assert begun[0][0].strip is not None
-    assert len(begun[0][0].strip) == 6
+    (load,) = {id(load): load for load in stock._loads.values()}.values()
+    assert len(load.streams) == 6
     fetcher.forget("g", many.queues[0])
     pending.run()
     assert stock.cache.held_bytes > 6 * 10 * 1000

@@ -225,8 +225,9 @@ class OpenTier:
     def expect(
         self, group: str, wanted: Iterable[tuple[QueueCursor, QueueOffset, QueueOffset]]
     ) -> None:
-        """A group says what it will read, so that what lies side by side comes with one request."""
-        self.fetcher.expect(group, wanted)
+        """A group says what it will read, so that what lies side by side comes with one request, and the first of it now."""
+        if not self.is_direct:
+            self.fetcher.expect(group, wanted)
 
     def forget(self, group: str, queue: MessageQueue) -> None:
         """A reader has done with a queue."""
