@@ -10,6 +10,7 @@ takes back the message with that unique id (or real topic, ``+`` and unique id) 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -193,7 +194,9 @@ def asked_times(block: RecordBlock, dues: Longs) -> Longs:
         is_said = said.has(name)
         asked = np.where(is_said, block.store_timestamps_ms + after * unit_ms, asked)
         low = np.where(is_said, dues + 2 * SECOND_MS, low)  # it was stored a moment later
-    is_known = said.has(_DUE) & (asked > low) & (asked <= dues + PRECISION_MS_MAX)
+    is_known = (asked > low) & (asked <= dues + PRECISION_MS_MAX)
+    if is_known.any():
+        is_known &= said.has(_DUE)
     return np.where(is_known, asked, dues + SECOND_MS)
 
 
@@ -227,8 +230,7 @@ class PropertyColumns:
             order = np.argsort(starts)
             self._rows, starts = self._rows[order], starts[order]
         self._starts, self._sizes = starts, block.properties_sizes[self._rows]
-        self._names = np.flatnonzero(self._view == 1)  # each name ends with it
-        self._ends = np.flatnonzero(self._view == 2)  # noqa: PLR2004 (ends a pair)
+        self._found: dict[bytes, tuple[Longs, Longs]] = {}
 
     def has(self, name: bytes) -> Flags:
         """Which have a value that is not empty."""
@@ -249,8 +251,21 @@ class PropertyColumns:
         values[~is_number] = otherwise
         return values
 
+    @cached_property
+    def _names(self) -> Longs:
+        return np.flatnonzero(self._view == 1)  # each name ends with it
+
+    @cached_property
+    def _ends(self) -> Longs:
+        return np.flatnonzero(self._view == 2)  # noqa: PLR2004 (ends a pair)
+
     def _values(self, name: bytes) -> tuple[Longs, Longs]:
         """Where the value of each record begins and ends; both 0 where it has none."""
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def _find(self, name: bytes) -> tuple[Longs, Longs]:
         starts, ends = np.zeros((2, len(self.sound)), np.int64)
         if name not in bytes(self._data):
             return starts, ends
