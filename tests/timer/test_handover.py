@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.timers import Box, Killed, Timers
 
+from backends.errors import BackendError
 from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
 from backends.s3_settings import S3Options
+from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
 from tiered.api.broker_place import Place
 from tiered.attach.timer_run import LEASE_S, KeptLease, RunSettings, TimerDelivery, hand_over
 from tiered.clock import ManualClock, SystemClock
@@ -272,6 +275,59 @@ def test_a_file_that_loses_messages_while_it_is_swept_loses_no_others(
     assert set(got) >= {*range(10)} - {*lost}
     assert max(got.values()) == 1
     assert run.next_ms is None
+
+
+def test_a_store_that_is_away_over_the_due_hours_makes_late_what_was_not_handed_over_and_nothing_else():
+    """It answers nothing for three hours; what the target has comes in time, the rest in due order when it is back."""
+    store = FaultyStore(MemoryStore(), random.Random(1))
+    with Timers(store) as timers:
+        begin_ms, box, delivered = timers.now_ms, Box(), list[tuple[int, int]]()
+        dues = [begin_ms + 600_000 * n for n in range(36)]
+        timers.put(dues)
+        run, refused = timers.run(box, batch=4), 0
+        while (now_ms := timers.now_ms) < begin_ms + 8 * HOUR_MS:
+            store.heal()
+            if HOUR_MS <= now_ms - begin_ms < 4 * HOUR_MS:
+                store.add(Rule(Fault.UNAVAILABLE, READS | WRITES, times=None))
+            try:
+                run.refresh()
+                while run.step():
+                    pass
+            except (BackendError, StoreUnavailableError):
+                refused += 1
+            fired = box.wheel.fire(timers.now_ms).dues.tolist()
+            delivered += [(due, timers.now_ms - due) for due in fired]
+            timers.clock.advance(60)
+    assert refused > 20
+    assert [due for due, _ in delivered] == dues
+    assert min(late for _, late in delivered) >= 0
+    late = [due for due, late in delivered if late > 400_000]  # tries take some of the time
+    assert late == dues[12:24]  # two hours had been near
+
+
+ZONE = "CET-1CEST,M3.5.0,M10.5.0/3"
+
+
+@pytest.mark.parametrize("change", [1_774_746_000_000, 1_792_890_000_000])
+def test_daylight_saving_has_no_effect(change: int, monkeypatch: pytest.MonkeyPatch):
+    """In the night when an hour is left out, and in the one that has an hour twice."""
+    monkeypatch.setenv("TZ", ZONE)
+    time.tzset()
+    try:
+        before, after = (time.localtime(change / 1000 + s).tm_gmtoff for s in (-1, 1))
+        assert abs(after - before) == 3_600
+        with Timers(clock=ManualClock(change - 3 * HOUR_MS)) as timers:
+            dues = [change - 3 * HOUR_MS + 600_000 * n for n in range(36)]
+            timers.put(dues[1::2])
+            timers.put(dues[::2])
+            delivered = timers.live(Box(), 8, near_ms=HOUR_MS)
+            hours = sorted(timers.run(Box()).journal.state.timers.hours)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert [due for due, _ in delivered] == dues
+    assert all(0 <= at - due <= 1_000 for due, at in delivered)
+    assert [hour * HOUR_MS for hour in hours] == dues[::6]
 
 
 def test_what_comes_while_its_hour_is_swept_is_handed_over_too(timers: Timers):

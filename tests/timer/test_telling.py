@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import urllib.request
 from queue import Queue
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,23 @@ def test_many_hours_are_drawn_as_days(tiered: CommandLine, tmp_path: Path, store
     assert "a million" in lines[-1]
     said = tiered("timer", "ls", url, "--cost", "--json").document
     assert said["cost"]["writes"] > 2 * len(said["hours"])
+
+
+def test_times_are_told_and_understood_in_utc(
+    tiered: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
+):
+    url, told = f"file://{store.parent}/tier", []
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    hour = tiered("timer", "ls", url).text.splitlines()[1].split()[0]
+    for zone in ("UTC0", "XST-9:30"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        ran = [tiered("timer", "ls", url), tiered("timer", "show", url, hour)]
+        told.append([one.text for one in ran])
+    monkeypatch.undo()
+    time.tzset()
+    assert told[0] == told[1]
+    assert len(told[0][1].splitlines()) > 1
 
 
 def test_a_run_tells_its_metrics(
