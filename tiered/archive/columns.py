@@ -222,7 +222,7 @@ class Columns:
         """
         records = batch.records
         aside = [
-            Aside(records.base_offset + at, _hole(int(records.tag_codes[at])), None)
+            Aside(records.base_offset + at, hole_text(int(records.tag_codes[at])), None)
             for at in np.flatnonzero(records.sizes <= 0).tolist()
         ]
         rows: list[pa.RecordBatch] = []
@@ -352,7 +352,8 @@ def _records(arrow: Any, batch: TierBatch, numbers: npt.NDArray[np.int64]) -> An
     return spans_array(arrow, view, starts, sizes)
 
 
-def _hole(code: int) -> str:
+def hole_text(code: int) -> str:
+    """The reason of a hole as side files have it."""
     known = {reason.value: reason.name.lower() for reason in HoleReason}
     return f"hole: {known.get(code, code)}"
 

@@ -49,11 +49,14 @@ def has_times(stretches: Sequence[Archived], segment: Segment, start: int, end: 
     """
     mine = segment.parts.store_times
     theirs = [(f.store_min_ms, f.store_max_ms) for one in stretches for f in one.files]
+    is_compacted = segment.parts.holes > sum(
+        one.holes for one in stretches
+    )  # since it was archived
     if mine is None or not theirs:
-        return not theirs
+        return is_compacted or not theirs
     low, high = mine
     found = min(low for low, _ in theirs), max(high for _, high in theirs)
-    if any(one.start < start or one.end > end for one in stretches):
+    if is_compacted or any(one.start < start or one.end > end for one in stretches):
         return found[0] <= low and high <= found[1]
     is_within = low <= found[0] and found[1] <= high
     is_plain = not any(one.bad for one in stretches)  # of bad records the archive knows no times
