@@ -26,6 +26,8 @@ from tiered.archive.model import (
     partition_value,
 )
 from tiered.archive.plan import plan_archive
+from tiered.archive.selection import selection_of
+from tiered.archive.tables import plan_files
 from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_pieces
 from tiered.journal.entry import Entry
 from tiered.log.parts import Parts, QueueLife, Segment, TierState
@@ -114,6 +116,14 @@ def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> Non
     assert data is not None
     assert decode_checkpoint(data, where="x") == CheckpointText(1, 2, machine.dump(found))
     assert machine.load(json.loads(json.dumps(machine.dump(found)))) == found
+
+
+def test_files_are_chosen_by_what_the_log_says() -> None:
+    known = state(2, range(10))
+    wanted = selection_of({"topic": "t", "from": "25", "until": "45", "queue": "1"})
+    found = plan_files(known, wanted)
+    assert [file.key for file in found.files] == ["k-2", "k-3", "k-4"]
+    assert found.files_left.total() == 7, "a key counts once, though two queues name it"
 
 
 def test_names_of_partitions() -> None:
