@@ -5,7 +5,8 @@ in a temporary file) and sorts what the index says of them by due time and offse
 a few tens of MB, wherever its records lie.
 
 What is dropped: delete marks; messages that a mark in the same stretch names, whichever came first (as a broker's wheel does
-within one second); those whose offsets the journal says are cancelled.
+within one second); of a message that was rolled, and taken again by another of its records when the first was gone from the
+broker, all but the first; those whose offsets the journal says are cancelled.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap
 from tiered.log.timers import HOUR_MS, TimerHour, hour_queue
 from tiered.model import QueueOffset
-from timer.records import MARK, names_of, raw_properties, read_rows
+from timer.records import (
+    MARK,
+    may_be_rolled,
+    names_of,
+    raw_properties,
+    read_rows,
+    rolled_columns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
 
 SPOOL_BYTES: Final = 64 * 1024 * 1024
 _NAMED: Final = 1024
+_AT_ONCE: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +236,16 @@ class TimerReader:
         state = self.state if state is None else state
         facts = state.timers.hours[hour]
         kept = _Kept()
-        marks = _Marks() if facts.marks else None
+        marks, is_rolled = _Marks() if facts.marks else None, False
         for batch in self._batches(state, hour, low, high):
             kept.add(batch)
+            is_rolled = is_rolled or may_be_rolled(batch)
             if marks is not None:
                 marks.add(batch)
         items = kept.items()
         items.drop(facts.cancels)
+        if is_rolled:
+            _drop_rolled(items)
         if marks is not None:
             marks.drop(items)
         return items
@@ -409,6 +421,26 @@ class _Marks:
             block = items.some(some)
             for at, names in zip(some.tolist(), _names(block), strict=True):
                 items.dropped[at] = not self._marks.isdisjoint(names)
+
+
+def _drop_rolled(items: DueItems) -> None:
+    """Of each rolled message keep the records that were rolled least."""
+    hashes, rolls = np.zeros(len(items), np.uint64), np.zeros(len(items), np.int64)
+    for low in range(0, len(items), _AT_ONCE):
+        some = slice(low, low + _AT_ONCE)
+        block = items.some(np.arange(len(items))[some])
+        records = parse_records(block.data, block.positions, block.sizes.astype(np.int32))
+        hashes[some], rolls[some] = rolled_columns(records)
+    order = np.lexsort((rolls, hashes, items.dues))
+    order = order[rolls[order] >= 0]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (np.diff(hashes[order]) != 0) | (np.diff(items.dues[order]) != 0)
+    first = order[np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))]
+    alike = np.flatnonzero(rolls[order] > rolls[first])
+    for low in range(0, len(alike), _NAMED):
+        at, of = order[alike[low : low + _NAMED]], first[alike[low : low + _NAMED]]
+        pairs = zip(_names(items.some(at)), _names(items.some(of)), strict=True)
+        items.dropped[at] |= np.array([own == other for own, other in pairs], np.bool_)
 
 
 def _names(block: DueBlock) -> Iterator[Sequence[tuple[int, bytes]]]:

@@ -52,6 +52,7 @@ _AFTER_MS: Final = b"TIMER_DELAY_MS\x01"
 _LEVEL: Final = b"DELAY\x01"
 _TOPIC: Final = b"REAL_TOPIC\x01"
 _DIGITS_MAX: Final = 16
+_PRIME: Final = np.uint64(0x100000001B3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,20 @@ def read_rows(batch: RecordBatch, known: Longs | None = None) -> TimerRows:
 
 def may_have_others(batch: RecordBatch) -> bool:
     """Whether any of its records may be of a rolled message, or a delete mark. Much cheaper than reading them."""
-    data = bytes(batch.data)
-    return _ROLLS in data or MARK in data
+    return MARK in bytes(batch.data) or may_be_rolled(batch)
+
+
+def may_be_rolled(batch: RecordBatch) -> bool:
+    """Whether any of its records may be of a rolled message."""
+    return _ROLLS in bytes(batch.data)
+
+
+def rolled_columns(block: RecordBlock) -> tuple[npt.NDArray[np.uint64], Longs]:
+    """Of messages a hash of real topic and unique id, and how often they were rolled; -1: a mark, or without an id."""
+    said = PropertyColumns(block, np.ones(len(block), np.bool_))
+    hashes = said.hashes(_TOPIC) * _PRIME ^ said.hashes(_KEY)
+    is_message = said.has(_KEY) & ~said.has(MARK)
+    return hashes, np.where(is_message, said.numbers(_ROLLS, 0), -1)
 
 
 def asked_times(block: RecordBlock, dues: Longs) -> Longs:
@@ -236,6 +249,15 @@ class PropertyColumns:
         """Which have a value that is not empty."""
         starts, ends = self._values(name)
         return ends > starts
+
+    def hashes(self, name: bytes) -> npt.NDArray[np.uint64]:
+        """Of the values; equal ones have equal hashes, and hardly any others."""
+        starts, ends = self._values(name)
+        sizes, found = ends - starts, np.zeros(len(starts), np.uint64)
+        for at in range(int(sizes.max(initial=0))):
+            rows = np.flatnonzero(sizes > at)
+            found[rows] = found[rows] * _PRIME + self._view[starts[rows] + at] + np.uint64(1)
+        return found
 
     def numbers(self, name: bytes, otherwise: int) -> Longs:
         """The values as ``number_of`` reads them."""

@@ -190,6 +190,33 @@ def test_a_delete_mark_takes_back_what_is_due_with_it_whichever_came_first(
         assert run.counters.dropped == len(rows) - len(left)
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 1), st.integers(0, 3)),
+        max_size=30,
+    )
+)
+def test_of_a_rolled_message_that_was_taken_by_several_records_one_is_given(
+    rows: list[tuple[int, int, int, int]],
+):
+    """As by imports with days between: the broker stores it anew every other day, and loses the old record."""
+    with Timers() as timers:
+        due_ms, least = timers.now_ms, dict[tuple[int, int, int], int]()
+        for due, key, topic, roll in rows:
+            said = {"UNIQ_KEY": f"K{key}", "REAL_TOPIC": f"t{topic}", "TIMER_ROLL_TIMES": str(roll)}
+            said = {name: value for name, value in said.items() if value != "0"}
+            timers.put([due_ms + due], **said)
+            name = due, key, topic
+            least[name] = min(roll, least.get(name, roll))
+        box = Box()
+        timers.hand(box)
+        said_ = [(one.due_ms - due_ms, decode_record(one.record, 0).properties) for one in box.got]
+        found = Counter((due, said["UNIQ_KEY"], said["REAL_TOPIC"]) for due, said in said_)
+        wanted = [row[:3] for row in rows if row[3] == least[row[:3]]]
+        assert found == Counter((due, f"K{key}", f"t{topic}") for due, key, topic in wanted)
+
+
 def test_a_file_that_has_lost_messages_or_is_damaged_holds_up_nothing(
     timers: Timers, monkeypatch: pytest.MonkeyPatch
 ):
