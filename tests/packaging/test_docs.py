@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiered.cli.docs import LAYERS
+from tiered.cli.frame import Program, program
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9-]*")
 TARGETS = ["setup", "demo", "test", "test-all", "lint", "lock", "bench", "minio", "docs", "clean"]
@@ -95,4 +96,55 @@ def test_names_that_the_architecture_gives_are_in_the_files_beside_them(root: Pa
         if not any(re.search(rf"\b{name}\b", (root / file).read_text()) for file in files)
     ]
     assert len(named) > 10
+    assert missing == []
+
+
+def in_pages(tracked: dict[str, str], pattern: str) -> list[tuple[str, tuple[str, ...]]]:
+    pages = [(name, text) for name, text in tracked.items() if name.endswith(".md")]
+    return [(name, found.groups()) for name, text in pages for found in re.finditer(pattern, text)]
+
+
+def test_commands_and_options_that_pages_show_are_there(tracked: dict[str, str]):
+    """Every ``tiered ...`` in backticks, and in blocks behind a prompt: its command, and each option that it has."""
+    commands = {"": program(), **dict(program().walk())}
+    options = {
+        path: {
+            name
+            for parameter in command.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        for path, command in commands.items()
+    }
+    shown = in_pages(tracked, r"(?:`|\$ (?:\S*/)?)tiered ((?:[^`\n\\]|\\\n)+)")
+    wrong = []
+    for page, (text,) in shown:
+        words, path = re.split(r"\s+", re.split(" [#|]", text)[0]), ""
+        while (
+            words
+            and isinstance(commands[path], Program)
+            and f"{path} {words[0]}".strip() in commands
+        ):
+            path = f"{path} {words.pop(0)}".strip()
+        given = {
+            word.split("=")[0].strip("[]();,.") for word in words if word.startswith(("--", "[--"))
+        }
+        unknown = given - options[path] - {"--help", "--version", "--"}
+        if unknown or (isinstance(commands[path], Program) and re.match("[a-z]", " ".join(words))):
+            wrong.append((page, text))
+    assert len(shown) > 100
+    assert wrong == []
+
+
+def test_links_into_pages_meet_a_heading(root: Path, tracked: dict[str, str]):
+    def anchors(text: str) -> set[str]:
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    links = in_pages(tracked, r"\]\(([^)#:]*)#([^)]+)\)")
+    missing = []
+    for page, (to, anchor) in links:
+        target = (root / page).parent / to if to else root / page
+        if target.suffix == ".md" and anchor not in anchors(target.read_text("utf-8")):
+            missing.append((page, f"{to}#{anchor}"))
+    assert len(links) > 20
     assert missing == []

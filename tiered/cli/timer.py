@@ -492,6 +492,9 @@ def _beside(
             stack.enter_context(served)
         if options.once:
             stack.enter_context(call.progress("timers", progressed))
+        else:
+            place = f"{work.place.cluster}/{work.place.broker}"
+            call.say(f"tiered: handing over timers of {place} at {meter.url} to {options.to}")
         yield
 
 
