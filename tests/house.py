@@ -21,6 +21,7 @@ import tokenize
 from collections import Counter, defaultdict
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -254,8 +255,8 @@ def table(house: list[Module]) -> list[tuple[str, str, str, list[str]]]:
     ]
 
 
-def entered(arguments: list[str], text: str = "") -> int:
-    """How many of the project's files one command enters in this process, in any thread, what is run at import left out."""
+def entered(arguments: list[str], text: str = "") -> list[str]:
+    """The project's files that one command enters in this process, in any thread, what is run at import left out."""
     seen: set[str] = set()
 
     def hook(frame: FrameType, event: str, _: object) -> None:
@@ -269,9 +270,8 @@ def entered(arguments: list[str], text: str = "") -> int:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return sum(
-        name.startswith(tuple(f"{ROOT / package}/" for package in PACKAGES)) for name in seen
-    )
+    ours = tuple(f"{ROOT / package}/" for package in PACKAGES)
+    return sorted(str(Path(name).relative_to(ROOT)) for name in seen if name.startswith(ours))
 
 
 def run(arguments: list[str], text: str = "") -> None:
@@ -285,7 +285,7 @@ def run(arguments: list[str], text: str = "") -> None:
         raise SystemExit(f"{arguments} ended with {code}")
 
 
-def entered_rows(work: Path) -> Iterator[tuple[str, str, str]]:
+def entered_rows(work: Path) -> Iterator[tuple[str, str, str, list[str]]]:
     """Files entered by commands as typed, on a folder. Each is run once before it is counted, so that it is warm."""
     line = '{"topic": "orders", "body": "x"}\n'
     demo, store = work / "demo", work / "store"
@@ -307,7 +307,8 @@ def entered_rows(work: Path) -> Iterator[tuple[str, str, str]]:
             [*(word.replace("{time}", time) for word in command), "--quiet"] for time in "12"
         )
         run(first, text)
-        yield f"project files entered by {what}", f"{entered(second, text)}", goal
+        files = entered(second, text)
+        yield f"project files entered by {what}", f"{len(files)}", goal, files
 
 
 def main() -> None:
@@ -320,16 +321,13 @@ def main() -> None:
         help="count the files that an append, a read and an archive task enter",
     )
     options = parser.parse_args()
-    rows = table(modules())
     print(f"| {'what':<64} | {'now':>12} | {'reach':>13} |\n|{'-' * 66}|{'-' * 14}|{'-' * 15}|")
-    for what, now, goal, made_of in rows:
-        print(f"| {what:<64} | {now:>12} | {goal:>13} |")
-        if options.names:
-            print("\n".join(f"    {row}" for row in made_of))
-    if options.entered:
-        with tempfile.TemporaryDirectory() as work:
-            for what, now, goal in entered_rows(Path(work)):
-                print(f"| {what:<64} | {now:>12} | {goal:>13} |")
+    with tempfile.TemporaryDirectory() as work:
+        counted_by_running = entered_rows(Path(work)) if options.entered else ()
+        for what, now, goal, made_of in chain(table(modules()), counted_by_running):
+            print(f"| {what:<64} | {now:>12} | {goal:>13} |")
+            if options.names:
+                print("\n".join(f"    {row}" for row in made_of))
 
 
 if __name__ == "__main__":
