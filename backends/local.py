@@ -135,6 +135,7 @@ class LocalFolderStore:
             try:
                 return self._create(folder, name, key, pieces)
             except FileNotFoundError:
+                # Whoever deletes the last object of a folder removes it, maybe between our opening it and the name in it.
                 self._folders.forget(folder)
             except OSError as error:
                 raise self._refusal(key, error) from error
@@ -176,6 +177,7 @@ class LocalFolderStore:
         with mapped(self._where(key)):
             if not os.path.isfile(path):
                 return
+            # Under the lock: else one between a compare-and-set's look and its replacing would be undone by that.
             with self._locked(), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(path)
             self._remove_empty(folder)
@@ -243,6 +245,7 @@ class LocalFolderStore:
                 with _saying_removed(folder_fd):
                     draft.publish(name)
             except FileExistsError:
+                # Another process may have given the name and not have forced it yet: who is told "exists" relies on it.
                 self._force_names(folder, folder_fd, key)
                 raise
             finally:
@@ -305,6 +308,7 @@ class LocalFolderStore:
             try:
                 os.rmdir(self._root + b"/" + folder)
             except OSError:
+                # Not empty, as a rule: others keep theirs in it, or have just put something there.
                 return
             self._folders.forget(folder)
             folder = folder.rpartition(b"/")[0]
@@ -316,6 +320,7 @@ class LocalFolderStore:
         Raises:
             UnavailableError: Somebody else held it for ``timeout_s`` seconds.
         """
+        # Threads take turns by this one, which wakes who waits; the file's lock can only be polled.
         if not self._change.acquire(timeout=self._timeout_s):
             raise UnavailableError(f"another thread holds the lock: {self._url}")
         try:
@@ -334,6 +339,7 @@ class LocalFolderStore:
     def _await_lock(self, fd: int) -> None:
         never = threading.Event()
         for _ in range(max(1, round(self._timeout_s / _LOCK_POLL_S))):
+            # Polled: a flock that waits cannot be given a deadline.
             with suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return

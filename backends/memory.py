@@ -95,6 +95,7 @@ class MemoryStore:
             self._insert(key, stored)
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        # Bytes never change, so that all that follows needs no lock.
         data = self._object(key).data
         if byte_range is None:
             return data

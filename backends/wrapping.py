@@ -245,6 +245,7 @@ class RetryingStore(WrappingStore):
             try:
                 version = self._inner.compare_and_set(key, data, expected)
             except UnknownOutcomeError:
+                # It may have been done: the same call once more would then find another version than it expects.
                 raise
             except BackendError as error:
                 if not tries.wait_after(error):
@@ -262,6 +263,7 @@ class RetryingStore(WrappingStore):
                 if not tries.wait_after(error):
                     raise
             else:
+                # Without a lock, as elsewhere: it only ever becomes true, whoever says so.
                 self._has_answered = True
                 return found
 
@@ -450,6 +452,7 @@ class MeteredStore(WrappingStore):
 
     def snapshot(self) -> MeterSnapshot:
         """The counts so far, consistent among each other."""
+        # All under one lock: a request must not be missing where its bytes are counted.
         with self._lock:
             kinds = {kind: counter.frozen() for kind, counter in self._counters.items()}
             return MeterSnapshot(kinds, self._prices, self._retries)
@@ -502,6 +505,7 @@ class MeteredStore(WrappingStore):
 
     @contextmanager
     def _counted(self, kind: Kind, *, requests: int = 1, up: int = 0) -> Iterator[None]:
+        # Before it is made: a store bills what it refuses, and what nobody waits for any more.
         self._add(kind, requests=requests, up=up)
         try:
             yield

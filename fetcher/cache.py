@@ -322,6 +322,7 @@ class Loader:
         self._table_bytes = table_bytes
         self.prefix = prefix
         self.transfers = transfers
+        # Not the stock's: block tables are looked up while plans are made, which is done without that one.
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[str, int], OpenSection] = OrderedDict()
         self._memory_bytes = 0
@@ -479,6 +480,7 @@ class _Gathering(Generic[V]):
             request.add_done_callback(self._arrived)
 
     def _arrived(self, _: Future[Data]) -> None:
+        # Requests end in several threads, and exactly one of these goes on.
         with self._lock:
             self._missing -= 1
             if self._missing:
@@ -703,6 +705,7 @@ class Stock:
             window: Bytes from there on.
             urgent: It waits for the first of it.
         """
+        # Read-ahead comes in small bits, and would take each bit of room that comes free before who waits for a large one.
         if self._waiting and not urgent:
             return []
         plan = plan_claims(view, start, window, self, self._settings, until=stream.until)
@@ -714,6 +717,7 @@ class Stock:
             if not self._make_room(stream, claim.size_bytes, is_needed=urgent and not begun):
                 stream.asked = min(stream.asked, claim.part.log_offset)
                 break
+            # Only the first is waited for: the others would go before what other readers wait for.
             load: Load[Thing | None] = Load(stream, urgent and not begun, claim.size_bytes)
             self._loads.update(dict.fromkeys(claim.keys, load))
             begun.append((Bid(stream, claim), load))
@@ -780,6 +784,7 @@ class Stock:
         """It does not wait for room any more."""
         waiting.has_queued = False
         self._waiting.remove(waiting)
+        # All of them: whose turn it is now only the row says, and one that is not the next would sleep on.
         self.room.notify_all()
 
     def expire(self, now_s: float) -> None:
@@ -838,6 +843,7 @@ class Stock:
             for load in loads:
                 load.streams.discard(stream)
             unwanted = [load for load in loads if not load.streams and not load.is_urgent]
+        # Without the lock: a request that was not sent ends here and now, and its end takes the lock.
         for load in unwanted:
             self._loader.cancel(load)
 
@@ -903,6 +909,7 @@ class Stock:
             run = self._decode(cast("Stream", load.stream).queue, layout, claim, data)
         now_s = self._clock.monotonic_s()
         with self.lock:
+            # Now, and not in `_end`: what is put takes this room, and in between it would be counted twice.
             self.cache.release(load.size_bytes)
             load.size_bytes = 0
             if self.is_closed:
@@ -943,9 +950,11 @@ class Stock:
         with self.lock:
             self.cache.release(load.size_bytes)
             for key in bid.keys:
+                # Once it was over, and before this, it may have been asked for again: then the name is another load's.
                 if self._loads.get(key) is load:
                     del self._loads[key]
             if error is not None:
+                # What was taken back, or is told to somebody who waits, is no sign that the store is in trouble.
                 may_pause = not isinstance(error, CancelledError) and not load.is_urgent
                 for stream, log_offset in bid.places():
                     stream.asked = min(stream.asked, log_offset)

@@ -531,6 +531,7 @@ class TieredMessageFetcher:
         with self._stock.lock:
             self._stock.is_closed = True
             self._stock.room.notify_all()
+        # Between the two: what ends while the transfers close takes the lock, and puts nothing any more.
         self.transfers.close()
         with self._stock.lock:
             self._stock.cache.clear()

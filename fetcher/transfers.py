@@ -122,6 +122,7 @@ class Transfers:
         self._executor = executor
         self._clock = clock
         self._wake = wake
+        # A store that cannot read into it gives bytes of its own: to copy these would cost more than it spares.
         self._memory = memory if reads_into(store) else None
         self._lock = threading.Lock()
         self._state = TransferState(limits, clock.monotonic_s())
@@ -163,6 +164,7 @@ class Transfers:
                 asked, stream, key, byte_range, urgent=urgent, deadline_s=deadline_s, now_s=now_s
             )
             effects = self._state.take_effects()
+        # Without the lock: whoever is told may ask again before this returns.
         self._do(effects)
         return asked
 
@@ -183,6 +185,7 @@ class Transfers:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("reads of the tier have been closed")
+            # All of them wait before the first is sent, so that neighbours find each other.
             try:
                 for one, (stream, key, byte_range) in zip(asked, wanted, strict=True):
                     self._state.take_up(
@@ -190,6 +193,7 @@ class Transfers:
                     )
             except BusyError as error:
                 refusal = error
+                # None rather than some: the caller could not tell which of them will come.
                 for one in asked:
                     self._state.cancel(one, now_s)
             self._state.send(now_s)
@@ -264,6 +268,7 @@ class Transfers:
             effects = self._state.take_effects()
             is_idle = not self._state.slots_used
         self._do(effects)
+        # For slots, not for futures: a hedge that lost has nobody who waits for it, and still a thread that uses the store.
         if not is_idle:
             self._clock.wait(self._idle, limit_s)
         with self._lock:
@@ -281,6 +286,7 @@ class Transfers:
 
     def _do(self, effects: Effects, *, together: bool = False) -> None:
         """Make calls, each in a thread or all in one, and end futures; the lock is not held."""
+        # A list, not a call of itself: each call that an executor refuses may be what lets the next one be sent.
         todo = [effects]
         while todo:
             one = todo.pop()
@@ -296,9 +302,8 @@ class Transfers:
     def _run(self, attempts: Sequence[Attempt]) -> None:
         now_s = self._clock.monotonic_s()
         for attempt in attempts:
-            attempt.started_s = (
-                now_s  # of the later ones, too: they are hedged when an earlier one is stuck
-            )
+            # Of the later ones, too: they are hedged when an earlier one is stuck.
+            attempt.started_s = now_s
         for attempt in attempts:
             self._do(self._finished(attempt, self._read(attempt.request)))
 

@@ -218,6 +218,7 @@ class _Upkeep:
                     self._local.refresh()
                 self._tier.refresh()
             except TieredStoreError as error:
+                # Once for each trouble, not for each look; and what `close` has cut short is none.
                 if not self.trouble and not self._stop.is_set():
                     _LOG.warning("could not look for what is new, trying again: %s", error)
                 self.trouble = str(error)
@@ -278,6 +279,7 @@ class TierKeys:
             until_ms=wanted.until_ms,
             count=wanted.count,
         )
+        # In a thread: a store has deadlines of its own, which are longer, and a call to it cannot be broken off.
         future = self._threads.submit(self._lookup, wish)
         try:
             return _answer(future.result(max(deadline_s - self._clock.monotonic_s(), 0)))

@@ -145,6 +145,7 @@ class OpenTier:
         Raises:
             ClosedError: After ``close``.
         """
+        # Made under the lock: of two, one would be lost with its threads running.
         with self._lock:
             self._require_open()
             if self._made is None:
@@ -263,6 +264,7 @@ class OpenTier:
             if self._index is None:
                 self._index = self._make_index()
             reader = self._index[0]
+        # Without the lock: it waits for the store, and `close` must not wait for that.
         return reader.lookup(self.state, wish)
 
     def _make_index(self) -> tuple[IndexReader, ThreadPoolExecutor]:

@@ -276,6 +276,7 @@ def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
     def begin(source: Iterator[T]) -> None:
         future: Future[T | object] = Future()
         try:
+            # Not where the store has to be waited for: the other iterators' elements would wait for this one's.
             if getattr(source, "is_ready", False):
                 future.set_result(next(source, end))
             else:

@@ -106,6 +106,7 @@ def run(call: Call, options: CatOptions) -> int:
             else:
                 _print_all(tier, printer, topic, number)
             while options.follow and not printer.is_full:
+                # Who follows wants what there is now, and not when the next block of output is full.
                 call.stdout.flush()
                 call.clock.wait(threading.Event(), FOLLOW_S)
                 if tier.refresh():

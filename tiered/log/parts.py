@@ -242,15 +242,18 @@ class _Rows:
 
     def append(self, at: int, rows: npt.NDArray[np.void], bundles: Sequence[Bundle]) -> bool:
         """Add rows behind row ``at``; False when others have come there: then somebody else went on from there."""
+        # One lock for the rows of all queues: it is held for a copy, and there are as many rows as segments.
         with _GROWING:
             if at != len(self.bundles):
                 return False
             end = at + len(bundles)
             if end > len(self.rows):
+                # Into a new array: whoever looks at the old one goes on doing so.
                 grown = np.empty(max(end, at + at // 2 + _SPARE), PART)
                 grown[:at].view(np.uint8)[:] = self.rows[:at].view(np.uint8)
                 self.rows = grown
             self.rows[at:end].view(np.uint8)[:] = rows.view(np.uint8)
+            # Last, since the number of bundles says how many rows there are.
             self.bundles.extend(bundles)
         return True
 

@@ -74,6 +74,7 @@ class TierReader:
             InvalidError: It is of a newer version.
             BackendError: The store could not be read.
         """
+        # One at a time: the journal's state changes step by step, and two would each apply the same entries.
         with self._replaying:
             before = self._journal.number
             self._journal.catch_up()
@@ -90,6 +91,7 @@ class TierReader:
     def view(self, queue: MessageQueue, life: QueueLife) -> LifeView:
         """A life of a queue, laid out; the same as last time unless it has changed."""
         name = (queue, life.incarnation, life.cut_at)
+        # Without a lock: two threads that lay the same life out make two equal views, of which one stays.
         view = self._views.get(name)
         if view is None or view.life is not life:
             view = self._views[name] = LifeView.of(queue, life)
@@ -209,6 +211,7 @@ class QueueReader:
         Raises:
             DataError: The first of what is wanted is damaged.
         """
+        # First a few blocks: near damage most records are sound, and one by one each would cost a request of its own.
         try:
             return self.read(start, bytes_max=min(bytes_max, WARY_BYTES), count_max=count_max)
         except DataError:
@@ -275,6 +278,7 @@ class QueueReader:
         try:
             return read_part(self._store, self._prefix, part)
         except DataError:
+            # One checksum for all of it says no more; by its blocks, what is sound of it comes out.
             return None
 
 
