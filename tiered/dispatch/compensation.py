@@ -73,7 +73,7 @@ class Compensation:
         self._state_fact = state_fact
         self._continuity = continuity
         self._counters = context.counters
-        self._batch_bytes = min(settings.bundle_bytes, settings.step_bytes)
+        self._batch_bytes = min(settings.bundle_bytes, settings.step_bytes())
         self._stop = context.stop
         self._lock = threading.Lock()
         self._behind: set[MessageQueue] = set()

@@ -37,7 +37,7 @@ from tiered.dispatch.group_commit import Fact, GroupCommitter, RoundBuilder, Upl
 from tiered.dispatch.merging import MergeThread
 from tiered.dispatch.settings import DispatchContext, MemoryBudget
 from tiered.errors import TieredStoreError
-from tiered.log.composite import ITEM_MEMORY_BYTES, AppendResult, CompositeFlatFile
+from tiered.log.composite import ITEM_MEMORY_BYTES, AppendResult, CompositeFlatFile, size_of
 from tiered.log.parts import queue_action
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from tiered.local.face import Follower, LocalStore, RecordBatch
     from tiered.log.state import TierState
     from tiered.model import MessageQueue, QueueOffset
+
+    Grown = tuple[CompositeFlatFile, int, int]
+    """A queue that has taken a batch: bytes of its records, and what it takes in memory."""
 
 
 # -- following ---------------------------------------------------------------------------------------
@@ -80,7 +83,7 @@ class Following:
         files: QueueFiles,
         continuity: Continuity,
         compensation: Compensation,
-        dispatch: Callable[[RecordBatch], bool],
+        dispatch: Callable[[Sequence[RecordBatch]], list[bool]],
         throttle: Throttle,
         stop: Callable[[], bool],
     ) -> None:
@@ -92,7 +95,7 @@ class Following:
             files: Write sides.
             continuity: Told of queues whose offsets fell.
             compensation: Told of queues that are suspect.
-            dispatch: Offers a batch.
+            dispatch: Offers the batches of a window.
             throttle: Of bytes read.
             stop: Ends a long poll early.
         """
@@ -103,7 +106,12 @@ class Following:
         self._dispatch = dispatch
         self._throttle = throttle
         self._left: set[MessageQueue] = set()  # of which the last batch was not taken
+        self._batches = 0  # of the last window: about as many as the queues that are busy
         continuity.reopen(queue for queue in starts if files.known(queue))
+
+    def step_bytes(self, settings: DispatchSettings) -> int:
+        """Of the local log, to be looked at next."""
+        return settings.step_bytes(self._batches)
 
     def step(self, window_bytes: int, *, until_idle: bool) -> bool:
         """Take the next window.
@@ -125,8 +133,9 @@ class Following:
         for queue in self._left.intersection(fallen):
             # What it was behind is gone, and the follower, which has passed that place, gives nothing of what came instead.
             self._compensation.fall_behind(queue)
-        for batch in batches:
-            (self._left.discard if self._dispatch(batch) else self._left.add)(batch.queue)
+        for batch, was_taken in zip(batches, self._dispatch(batches), strict=True):
+            (self._left.discard if was_taken else self._left.add)(batch.queue)
+        self._batches = len(batches)
         self._throttle.take(sum(memoryview(batch.data).nbytes for batch in batches))
         is_done = not batches and self._follower.is_idle
         is_at_end = self._follower.is_at_end or is_done
@@ -163,6 +172,10 @@ def register(
 
 
 # -- dispatcher --------------------------------------------------------------------------------------
+
+
+def _memory_bytes(batch: RecordBatch) -> int:
+    return size_of(batch) + batch.count * ITEM_MEMORY_BYTES
 
 
 _STALL_S_MIN = 5.0
@@ -308,6 +321,21 @@ class TieredDispatcher:
         Returns:
             False when the queue is busy or behind: compensation will take them from the local store.
         """
+        return self.dispatch_all([batch])[0]
+
+    def dispatch_all(self, batches: Sequence[RecordBatch]) -> list[bool]:
+        """As ``dispatch``, of a whole window: what it costs beside its queues is paid once."""
+        offered = sum(map(_memory_bytes, batches))
+        self.budget.add(offered)  # before a round can give it back
+        grown: list[Grown] = []
+        with self._commits.growing() as appended:
+            try:
+                return [self._offer(batch, grown) for batch in batches]
+            finally:
+                self.budget.release(offered - sum(more for _, _, more in grown))
+                appended += [(file, size) for file, size, _ in grown]
+
+    def _offer(self, batch: RecordBatch, grown: list[Grown]) -> bool:
         if not self._selects(batch.queue):
             return True
         if not self.continuity.may_take(file := self.file(batch.queue)):
@@ -317,19 +345,20 @@ class TieredDispatcher:
             return self._leave(batch.queue)
         try:
             if batch.base_offset >= file.append_offset:
-                return self._append(file, batch) is not AppendResult.GAP
+                return self._append(file, batch, grown)
             known = file.append_offset, file.last_taken
         finally:
             file.lock.release()
-        return self._dispatch_again(file, batch, known)
+        return self._offer_again(file, batch, known, grown)
 
-    def _dispatch_again(
+    def _offer_again(
         self,
         file: CompositeFlatFile,
         batch: RecordBatch,
         known: tuple[QueueOffset, tuple[QueueOffset, int] | None],
+        grown: list[Grown],
     ) -> bool:
-        """As ``dispatch``, of a batch that begins where others were taken before.
+        """As ``_offer``, of a batch that begins where others were taken before.
 
         It may take a look at the local store, and nobody holds a queue's lock while a disk is read.
         """
@@ -340,7 +369,7 @@ class TieredDispatcher:
         try:
             if (file.append_offset, file.last_taken) != known:
                 return self._leave(batch.queue)  # another thread was faster
-            return self._append(file, batch) is not AppendResult.GAP
+            return self._append(file, batch, grown)
         finally:
             file.lock.release()
 
@@ -365,16 +394,17 @@ class TieredDispatcher:
             files=self._files,
             continuity=self.continuity,
             compensation=self._compensation,
-            dispatch=self.dispatch,
+            dispatch=self.dispatch_all,
             throttle=self._read_throttle,
             stop=stop,
         )
         self._merging.stands_back = True
         try:
             while not stop() and self.fault is None:
-                if not self.budget.has_room(self._settings.step_bytes):
+                step_bytes = following.step_bytes(self._settings)
+                if not self.budget.has_room(step_bytes):
                     self._wait_for_room()
-                elif following.step(self._settings.step_bytes, until_idle=until_idle):
+                elif following.step(step_bytes, until_idle=until_idle):
                     if until_idle:
                         return
                     if self._merging.stands_back:
@@ -488,18 +518,17 @@ class TieredDispatcher:
         self._wake.set()
         return False
 
-    def _append(self, file: CompositeFlatFile, batch: RecordBatch) -> AppendResult:
-        """With the queue's lock held."""
+    def _append(self, file: CompositeFlatFile, batch: RecordBatch, grown: list[Grown]) -> bool:
+        """Whether there was no gap. With the queue's lock held."""
         before = file.append_offset, file.buffered_bytes
         result = file.append(batch, self._clock.monotonic_s())
+        if result is AppendResult.GAP:
+            return self._leave(file.queue)
         if result is AppendResult.APPENDED:
-            items = file.append_offset - before[0]
             size = file.buffered_bytes - before[1]
-            self.budget.add(size + items * ITEM_MEMORY_BYTES)
-            self._commits.appended(file, size)
-        elif result is AppendResult.GAP:
-            self._leave(file.queue)
-        return result
+            items = file.append_offset - before[0]
+            grown.append((file, size, size + items * ITEM_MEMORY_BYTES))
+        return True
 
     def _take_compensated(
         self, file: CompositeFlatFile, batch: RecordBatch | None, reopened: int
@@ -516,7 +545,10 @@ class TieredDispatcher:
                 batch.base_offset,
                 reopened,
             ):
-                self._append(file, batch)
+                grown: list[Grown] = []
+                self._append(file, batch, grown)
+                self.budget.add(sum(more for _, _, more in grown))  # before a round can take it
+                self._commits.appended([(file, size) for _, size, _ in grown])
         if batch is not None:
             self._read_throttle.take(memoryview(batch.data).nbytes)
 
@@ -543,9 +575,11 @@ class TieredDispatcher:
             self._merging.rounds_made(bundles)
 
     def _wait_for_room(self) -> None:
+        self._commits.is_awaited = True
         self._wake.set()
         self._clock.wait(self._context.room, 0.1)
         self._context.room.clear()
+        self._commits.is_awaited = False
 
     def _compensate(self) -> None:
         """Body of the scanner."""

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -301,6 +302,7 @@ class GroupCommitter:
 
     Attributes:
         flush: Take every buffer, due or not.
+        is_awaited: The follower waits for memory, so whatever has it is taken.
         last_success_s: Monotonic time of the last upload that went well.
     """
 
@@ -339,31 +341,59 @@ class GroupCommitter:
             GroupCommit, Durable
         ] = {}  # handed on when those before them are durable, too
         self._waiting_bytes = 0
+        self._due_s: float | None = math.inf  # when a round is due by age; None: to be found out
         self._open = 0
         self.flush = False
+        self.is_awaited = False
+        self._is_growing = False
         self.last_success_s = clock.monotonic_s()
 
-    def appended(self, file: CompositeFlatFile, size_bytes: int) -> None:
-        """Note that a queue's buffer has grown by so many bytes. With the queue's lock held."""
+    @contextmanager
+    def growing(self) -> Iterator[list[tuple[CompositeFlatFile, int]]]:
+        """While a window is appended, of which the list is told: no round is taken, which would tear it.
+
+        Else the rest of it, a small section of each queue, would be a round of its own.
+        """
+        grown: list[tuple[CompositeFlatFile, int]] = []
+        self._is_growing = True
+        try:
+            yield grown
+        finally:
+            self._is_growing = False
+            self.appended(grown)
+
+    def appended(self, grown: Sequence[tuple[CompositeFlatFile, int]]) -> None:
+        """Note that queues' buffers have grown by so many bytes."""
         with self._lock:
-            self._buffering[file] = None
-            before, self._waiting_bytes = self._waiting_bytes, self._waiting_bytes + size_bytes
+            before = self._waiting_bytes
+            for file, size_bytes in grown:
+                self._waiting_bytes += size_bytes
+                if file not in self._buffering:
+                    self._buffering[file] = None
+                    if self._due_s is not None:
+                        self._due_s = min(self._due_s, self._due_of(file))
             due_bytes = self._settings.round_bytes(len(self._buffering))
         if before < due_bytes <= self._waiting_bytes:
             self._context.wake.set()
 
+    def _due_of(self, file: CompositeFlatFile) -> float:
+        """Monotonic time at which a queue has a round taken by its age."""
+        oldest_s = file.oldest_s
+        if oldest_s is None:
+            return math.inf
+        return max(oldest_s + self._settings.freshness_s, file.next_try_s)
+
     def due_in_s(self) -> float:
-        """How long until a round may be due by age; ``freshness_s`` when nothing waits."""
-        now_s = self._clock.monotonic_s()
-        freshness_s = self._settings.freshness_s
+        """How long until a round may be due by age; ``freshness_s`` at most. From the thread that scans."""
         with self._lock:
-            waiting = list(self._buffering)
-        ages = [
-            max(oldest_s + freshness_s, file.next_try_s) - now_s
-            for file in waiting
-            if (oldest_s := file.oldest_s) is not None
-        ]
-        return max(0.0, min(ages, default=freshness_s))
+            due_s, waiting = self._due_s, [] if self._due_s is not None else list(self._buffering)
+            self._due_s = math.inf if due_s is None else due_s  # `appended` sees to what comes now
+        if due_s is None:
+            due_s = min(map(self._due_of, waiting), default=math.inf)
+            with self._lock:
+                if self._due_s is not None:
+                    self._due_s = due_s = min(self._due_s, due_s)
+        return min(max(0.0, due_s - self._clock.monotonic_s()), self._settings.freshness_s)
 
     def scan(self) -> None:
         """Take a round if one is due. From one thread."""
@@ -374,48 +404,55 @@ class GroupCommitter:
         with self._lock:
             if (
                 self._stop.is_set()
+                or self._is_growing
                 or not self._buffering
                 or self._open >= self._settings.uploads_max
             ):
                 return False
             is_full = self._waiting_bytes >= self._settings.round_bytes(len(self._buffering))
-        return self.flush or is_full or self._budget.under_pressure or self.due_in_s() <= 0
+        is_full = is_full or self.is_awaited or self._budget.under_pressure
+        return self.flush or is_full or self.due_in_s() <= 0
 
     def _take_round(self) -> bool:
         """Take what waits in every buffer, but for queues that are to pause; whether there was anything."""
-        with self._lock:
-            files = list(self._buffering)
+        with self._lock:  # first: what comes to a queue behind its turn is noted again
+            files, self._buffering, self._due_s = list(self._buffering), {}, None
         taken: list[Taken] = []
+        paused: list[CompositeFlatFile] = []
+        now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         for file in files:
             with file.lock:
-                taken += self._take(file)
+                if now_s < file.next_try_s:
+                    paused.append(file)
+                while now_s >= file.next_try_s and (commit := file.take(now_ms)) is not None:
+                    taken.append((file, commit))
+        with self._lock:
+            self._buffering.update(dict.fromkeys(paused))
+            self._waiting_bytes -= sum(commit.data_bytes for _, commit in taken)
+        self._begin(taken)
+        return bool(taken)
+
+    def _begin(self, taken: Sequence[Taken]) -> None:
+        """Have the pool upload what was taken."""
         for some in plan_bundles(taken, self._settings.bundle_bytes):
             with self._lock:
                 self._open += 1
             with suppress(RuntimeError):  # the pool was closed meanwhile: the commits are given up
                 self._pool.submit(self._guard, partial(self._upload, some))
-        return bool(taken)
-
-    def _take(self, file: CompositeFlatFile) -> list[Taken]:
-        """All of one queue's buffer. With its lock held."""
-        if self._clock.monotonic_s() < file.next_try_s:
-            return []
-        taken: list[Taken] = []
-        while file.has_buffered and (commit := file.take(self._clock.now_ms())) is not None:
-            taken.append((file, commit))
-        with self._lock:
-            self._buffering.pop(file, None)
-            self._waiting_bytes -= sum(commit.data_bytes for _, commit in taken)
-        return taken
 
     def take_now(self, file: CompositeFlatFile) -> None:
         """Upload what one queue's buffer holds, since a gap follows. With its lock held."""
-        if not self._stop.is_set():
-            for some in plan_bundles(self._take(file), self._settings.bundle_bytes):
-                with self._lock:
-                    self._open += 1
-                with suppress(RuntimeError):
-                    self._pool.submit(self._guard, partial(self._upload, some))
+        if self._stop.is_set() or self._clock.monotonic_s() < file.next_try_s:
+            return
+        now_ms = self._clock.now_ms()
+        taken: list[Taken] = []
+        while (commit := file.take(now_ms)) is not None:
+            taken.append((file, commit))
+        with self._lock:
+            self._buffering.pop(file, None)
+            self._due_s = None
+            self._waiting_bytes -= sum(commit.data_bytes for _, commit in taken)
+        self._begin(taken)
 
     def close(self) -> None:
         """Wait for the uploads that run; those that wait are given up."""
@@ -489,6 +526,8 @@ class GroupCommitter:
                     file.next_try_s = min(file.next_try_s, now_s + self._context.rng.random() / 2)
                 finally:
                     file.lock.release()
+        with self._lock:
+            self._due_s = None
 
     def _failed(self, some: Sequence[Taken], error: BackendError) -> None:
         self._counters.uploads_failed += 1
@@ -501,8 +540,10 @@ class GroupCommitter:
                     self._durable.pop(one, None)
                 if given_up:
                     self._counters.switches += 1
-                    self.appended(file, file.buffered_bytes - before)  # what failed waits again
+                    self.appended([(file, file.buffered_bytes - before)])  # waits again
                     first = first or file.failures == 1
+        with self._lock:
+            self._due_s = None
         if not error.retriable:
             raise refused(error)
         if first:

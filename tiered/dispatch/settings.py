@@ -52,8 +52,8 @@ class DispatchSettings:
         freshness_s: A committed message is durable in the tier at most so long after it is seen, while the store answers.
         bundle_bytes: A round's bundles are of about so many bytes; it is due at half as many more (``round_bytes``).
         buffer_bytes_max: Limit of the records held in memory; see ``tiered.dispatch.settings`` for the formula.
-        window_bytes: Bytes of the local log looked at in one step: two bundles of default size, with room to spare, so
-            that they are not three. What a step costs goes by its queues as well as by its bytes.
+        window_bytes: Bytes of the local log looked at in one step (more where queues are many, ``step_bytes``): two
+            bundles of default size, with room to spare, so that they are not three.
         uploads_max: Bundles on their way at once.
         segment_bytes_max: A segment of the commit log is rolled at this size.
         segment_age_hours_max: And at this age.
@@ -95,13 +95,16 @@ class DispatchSettings:
                 f" ({self.bundle_bytes})"
             )
 
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of the local log looked at in one step, within a quarter of the buffer.
+    def step_bytes(self, queues: int = 0) -> int:
+        """Bytes of the local log looked at in one step, within a quarter of the buffer; within half where queues are many.
 
-        So a step that does not fit any more means that memory is under pressure, and buffers are committed early.
+        What a step costs goes by its queues as well as by its bytes.
+
+        Args:
+            queues: Of which there was something in the step before.
         """
-        return min(self.window_bytes, max(1, self.buffer_bytes_max // 4))
+        many = min(queues * _SECTION_BYTES, self.buffer_bytes_max // 2)
+        return max(min(self.window_bytes, max(1, self.buffer_bytes_max // 4)), many)
 
     def round_bytes(self, queues: int) -> int:
         """A round is taken when so much waits, of so many queues: larger ones have fewer and larger sections.
@@ -148,9 +151,9 @@ class DispatchSettings:
 # The bound on the memory of dispatch (invariant I8).
 #
 # Memory of a dispatcher = ``buffer_bytes_max`` (records in buffers and in uploads, and 40 bytes an item until its entry is
-# written) + one window of the local log, twice (as read, and as batches) + one record beyond the limit, since a record is
-# taken however large it is + one copy of each bundle that a store must have in one piece (``uploads_max`` times
-# ``bundle_bytes``).
+# written) + one window of the local log, twice (as read, and as batches; ``step_bytes``, half of ``buffer_bytes_max`` at
+# most) + one record beyond the limit, since a record is taken however large it is + one copy of each bundle that a store
+# must have in one piece (``uploads_max`` times ``bundle_bytes``).
 #
 # Beside that, while bundles are merged: what is read for one bundle of at most ``merged_bytes_max`` (64 MiB, no more than
 # ``buffer_bytes_max``), what of it is compressed, and once more the bundle for a store that must have it in one piece.

@@ -316,8 +316,11 @@ class CompositeFlatFile:
 
     @property
     def oldest_s(self) -> float | None:
-        """Monotonic time at which the oldest buffered batch came; None when there is none."""
-        return self._buffer[0][1] if self._buffer else None
+        """Monotonic time at which the oldest buffered batch came; None when there is none. Needs no lock."""
+        try:
+            return self._buffer[0][1]
+        except IndexError:
+            return None
 
     @property
     def is_settled(self) -> bool:
