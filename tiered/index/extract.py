@@ -129,8 +129,8 @@ def _absorb(found: Hashes, words: npt.NDArray[np.uint64], starts: Indices, sizes
 
 PIECE_RECORDS: Final = 8192
 """Records taken at once, so that what is worked on stays in the processor's cache."""
-_FEW_RECORDS: Final = 1024
-"""Batches of so many are taken together: it costs a copy of their bytes."""
+_COPIED_BYTES: Final = 16 * 1024
+"""Of batches that are taken together: larger ones, on average, are not copied whole, but record by record."""
 _UNIQUE: Final = int.from_bytes(b"UNIQ_KEY", "big")
 _KEYS: Final = int.from_bytes(b"\x02KEYS", "big")
 _FIVE: Final = 2**40 - 1
@@ -193,7 +193,8 @@ class _Records:
 
     Attributes:
         buffer: Holds them.
-        positions: int64[n].
+        ends: int64[n], where in ``buffer`` each ends.
+        positions: int64[n], where it begins in the data of its batch.
         sizes: int32[n].
         properties_sizes: int32[n].
         store_ms: int64[n].
@@ -202,6 +203,7 @@ class _Records:
     """
 
     buffer: Buffer
+    ends: Indices
     positions: Indices
     sizes: npt.NDArray[np.int32]
     properties_sizes: npt.NDArray[np.int32]
@@ -250,7 +252,7 @@ def extract_all(batches: Sequence[RecordBatch]) -> list[list[Keys]]:
     small: list[int] = []
     count = 0
     for number, batch in enumerate(batches):
-        if batch.properties_sizes is None or batch.count > _FEW_RECORDS:
+        if batch.properties_sizes is None or batch.count > PIECE_RECORDS or len(batches) == 1:
             seed = topic_seed(batch.queue.topic)
             found[number] = [keys for keys in extract_keys(batch, seed) if len(keys)]
             continue
@@ -270,17 +272,19 @@ def _take_together(
     """Extract the keys of some batches at once, and divide them."""
     some = [batches[number] for number in numbers]
     counts = np.array([batch.count for batch in some])
-    ends, data_ends = np.cumsum(counts), np.cumsum([memoryview(one.data).nbytes for one in some])
-    bases = np.concatenate(([0], data_ends[:-1]))
+    ends = np.cumsum(counts)
     first_offsets = np.array([batch.base_offset for batch in some]) - (ends - counts)
     seeds = [topic_seed(batch.queue.topic) for batch in some]
+    positions = np.concatenate([batch.positions for batch in some])
+    sizes = np.concatenate([batch.sizes for batch in some])
+    properties = np.concatenate(
+        [batch.properties_sizes for batch in some if batch.properties_sizes is not None]
+    )
     records = _Records(
-        b"".join(batch.data for batch in some),
-        np.concatenate([batch.positions for batch in some]) + np.repeat(bases, counts),
-        np.concatenate([batch.sizes for batch in some]),
-        np.concatenate(
-            [batch.properties_sizes for batch in some if batch.properties_sizes is not None]
-        ),
+        *_together(some, counts, positions + sizes, int(_width(properties).max())),
+        positions,
+        sizes,
+        properties,
         np.concatenate([batch.store_timestamps_ms for batch in some]),
         np.arange(int(ends[-1])) + np.repeat(first_offsets, counts),
         np.repeat(np.array(seeds, np.uint64), counts),
@@ -296,11 +300,31 @@ def _take_together(
         for name in Keys.__slots__
     ]
     every = Keys(*columns)
-    every = replace(every, positions=every.positions - bases[of])
     borders = np.searchsorted(of, np.arange(len(some) + 1)).tolist()
     for number, (low, high) in zip(numbers, pairwise(borders), strict=True):
         if low < high:
             found[number] = [every.between(low, high)]
+
+
+def _together(
+    some: Sequence[RecordBatch], counts: Indices, ends: Indices, width: int
+) -> tuple[Buffer, Indices]:
+    """A buffer with all records, or with the last ``width`` bytes of each, and where each ends there.
+
+    What is wanted of a record is at its end, and a copy of large records would cost more than all else. Of small ones, a
+    few of each batch, the copy costs less than a call for each batch.
+    """
+    data_ends = np.cumsum([memoryview(one.data).nbytes for one in some])
+    if data_ends[-1] < _COPIED_BYTES * len(some) or min(one.sizes.min() for one in some) < width:
+        bases = np.concatenate(([0], data_ends[:-1]))
+        return b"".join(batch.data for batch in some), ends + np.repeat(bases, counts)
+    tails = np.empty(len(ends), f"V{width}")
+    low = 0
+    for batch in some:
+        high = low + batch.count
+        tails[low:high] = bytes_at(batch.data, f"V{width}")[ends[low:high] - width]
+        low = high
+    return tails.view(np.uint8).data, np.arange(1, len(ends) + 1) * width
 
 
 def _known(batch: RecordBatch, begin: int, seed: int) -> _Records:
@@ -310,6 +334,7 @@ def _known(batch: RecordBatch, begin: int, seed: int) -> _Records:
     offsets = np.arange(begin, min(begin + PIECE_RECORDS, batch.count)) + batch.base_offset
     return _Records(
         batch.data,
+        batch.positions[where] + batch.sizes[where],
         batch.positions[where],
         batch.sizes[where],
         batch.properties_sizes[where],
@@ -322,6 +347,7 @@ def _known(batch: RecordBatch, begin: int, seed: int) -> _Records:
 def _parsed(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> _Records:
     return _Records(
         block.buffer,
+        block.positions[chosen] + block.sizes[chosen],
         block.positions[chosen],
         block.sizes[chosen],
         block.properties_sizes[chosen],
@@ -420,7 +446,7 @@ def _places(text: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> tuple[S
 
 def _rows(records: _Records, members: Indices, width: int) -> npt.NDArray[np.uint8]:
     """The last ``width`` bytes of each record, one after another; 0x02 stands before and behind its properties."""
-    starts = records.positions[members] + records.sizes[members] - width
+    starts = records.ends[members] - width
     text = np.empty(_LEAD + width * len(members) + _LEAD, np.uint8)
     text[:_LEAD] = text[len(text) - _LEAD :] = 2
     rows = text[_LEAD : len(text) - _LEAD].reshape(len(members), width)
