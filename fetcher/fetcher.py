@@ -191,9 +191,9 @@ class TieredMessageFetcher:
         now_s = self._clock.monotonic_s()
         sure = -1 if until is None else int(until)
         place = None if cursor is None else cursor.at(start)
-        batch = self._go_on(name, place, start, bytes_max, count_max, now_s, sure)
-        if batch is not None:
-            return batch
+        given = self._go_on(name, place, start, bytes_max, count_max, now_s, sure)
+        if given is not None:
+            return given[1]
         deadline_s = now_s + (self.settings.read_timeout_s if timeout_s is None else timeout_s)
 
         def work(place: HistoryPlace) -> TierBatch | Gap | None:
@@ -203,8 +203,11 @@ class TieredMessageFetcher:
 
     def at_hand(
         self, group: str, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
-    ) -> TierBatch | None:
-        """As ``read``, where the reader goes on in what is here; None: ask ``read``. It never waits, and asks nothing."""
+    ) -> tuple[Run, TierBatch] | None:
+        """As ``read``, where the reader goes on in what is here; None: ask ``read``. It never waits, and asks nothing.
+
+        With the run that the batch is of, for who would cut it by himself; held weakly, it lives as long as it is cached.
+        """
         name = (group, queue, None)
         return self._go_on(name, None, start, bytes_max, count_max, self._clock.monotonic_s(), -1)
 
@@ -231,7 +234,7 @@ class TieredMessageFetcher:
         count_max: int,
         now_s: float,
         until: int,
-    ) -> TierBatch | None:
+    ) -> tuple[Run, TierBatch] | None:
         """What nearly all reads are: of what the reader was served from last, or of what is here behind that."""
         state = self.tier.state
         with self._stock.lock:
@@ -253,7 +256,7 @@ class TieredMessageFetcher:
             begun = self._note(stream, batch, now_s)
         if begun:
             self._stock.begin(begun)
-        return batch
+        return run, batch
 
     def _turn_over(self, name: Name, stream: Stream, start: QueueOffset) -> Run | None:
         """The run that a reader comes to next, in the same view, if it is here; with the lock held."""

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fetcher.runs import Run
 from fetcher.statuses import GetResult, GetStatus, Side, Taken
 from tests.mount.harness import Growing, mounted, records
 from tiered.errors import StoreUnavailableError
+from tiered.format.record import RECORD_BYTES_MIN, SYS_FLAG_AT
+from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
 from tiered.local.face import RecordBatch
-from tiered.model import MessageQueue, QueueOffset
+from tiered.log.decode import TierBatch
+from tiered.log.parts import QueueLife
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.mount import protocol, pulling
 from tiered.mount.protocol import Code, RefusalError
-from tiered.mount.pulling import Puller, PullLimits, answer, gather
+from tiered.mount.pulling import (
+    Pull,
+    Puller,
+    PullLimits,
+    Stretch,
+    answer,
+    are_neighbours,
+    gather,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,6 +179,95 @@ def test_who_goes_on_in_order_is_answered_as_the_message_store_says(
                     assert told.text() == b"".join(expected.body)
                     offset = int(told.fields["nextBeginOffset"])
         assert pulls > len(asked)  # else the test would hold the store against itself
+
+
+@pytest.mark.parametrize(("seconds", "at_least", "at_most"), [(60.0, 1, 6), (0.0, 25, 33)])
+def test_a_reader_in_order_is_given_what_several_pulls_take(
+    captured_tier: Callable[[str], tuple[Path, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    at_least: int,
+    at_most: int,
+):
+    """And a slow one asks each time, since the fetcher forgets what nobody reads."""
+    monkeypatch.setattr(pulling, "STRETCH_S", seconds)
+    with mounted(captured_tier("s10-consumers")[1], keeps_offsets=False) as served:
+        fetcher, asked = served.mount.store.opened.fetcher, []
+        at_hand = fetcher.at_hand
+        monkeypatch.setattr(fetcher, "at_hand", lambda *a, **k: asked.append(a) or at_hand(*a, **k))
+        with served.client() as client:
+            for offset in range(33):
+                told = client.pull("work", 0, offset, maxMsgNums=1)
+                assert (told.code, told.fields["nextBeginOffset"]) == (0, str(offset + 1))
+        assert at_least <= len(asked) <= at_most
+
+
+def test_a_reader_amid_records_is_told_of_a_queue_that_grows(growing: Growing):
+    growing.put("t", *"cdefgh")
+    with mounted(growing.url, keeps_offsets=False) as served, served.client() as client:
+        for offset in range(4):
+            told = client.pull("t", 0, offset, maxMsgNums=1)
+            assert (told.fields["minOffset"], told.fields["maxOffset"]) == ("0", "8")
+        assert served.mount.puller._stretches  # type: ignore[union-attr]
+        growing.put("t", "i")
+        while client.ask(protocol.GET_MAX_OFFSET, topic="t", queueId=0).fields["offset"] != "9":
+            time.sleep(0.05)
+        for offset in range(4, 9):
+            told = client.pull("t", 0, offset, maxMsgNums=1)
+            assert (told.code, told.fields["maxOffset"]) == (Code.SUCCESS, "9")
+
+
+def run_of(sizes: list[int], data: bytes | None = None) -> Run:
+    ends = list(accumulate(sizes))
+    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+    return Run.of(TierBatch(batch(starts, sizes, data or bytes(ends[-1])), LogOffset(0)))
+
+
+def pull(offset: int, count: int, size_bytes: int) -> Pull:
+    return Pull("g", MessageQueue("t", 0), offset, count, size_bytes, 0.0, None)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(RECORD_BYTES_MIN, 1000), min_size=1, max_size=80),
+    st.data(),
+    st.integers(1, 20),
+    st.integers(1, 4000),
+)
+def test_a_stretch_is_cut_as_its_run_is(
+    sizes: list[int], data: st.DataObject, count: int, size_bytes: int
+):
+    run = run_of(sizes)
+    start = data.draw(st.integers(10, run.end - 1))
+    some = run.cut(QueueOffset(start), bytes_max=8 * size_bytes, count_max=8 * count)
+    stretch = Stretch.of(run, some, QueueLife(0, QueueOffset(0), QueueOffset(99)), until_s=1.0)
+    assert stretch.is_simple
+    first = stretch.cut(pull(start, count, size_bytes), 0.0)
+    assert first is not None  # whatever was asked for at once is enough for one
+    for offset in range(start, run.end):
+        found = stretch.cut(pull(offset, count, size_bytes), 0.0)
+        expected = run.cut(QueueOffset(offset), bytes_max=size_bytes, count_max=count)
+        if found is not None:
+            assert found == (expected.records.data, expected.end_offset)
+        else:  # no answer is shorter since a stretch ends where its run does not
+            assert expected.end_offset >= stretch.end
+    assert stretch.cut(pull(start, 1, 1), 1.5) is None
+    assert stretch.cut(pull(start - 1, 1, 1), 0.0) is None
+    del some, run, expected, found, first
+    gc.collect()
+    assert stretch.cut(pull(start, 1, 1), 0.0) is None  # it keeps nothing in memory
+
+
+def test_holes_inner_batches_and_what_lies_apart_are_no_neighbours():
+    sizes = [RECORD_BYTES_MIN] * 3
+    assert are_neighbours(run_of(sizes).batch.records)
+    for flag in (INNER_BATCH, NEED_UNWRAP):
+        data = bytearray(sum(sizes))
+        data[2 * sizes[0] + SYS_FLAG_AT + 3] = flag
+        assert not are_neighbours(run_of(sizes, bytes(data)).batch.records)
+    assert not are_neighbours(batch([0, 100, 100], [100, 0, 100], bytes(200)))
+    assert not are_neighbours(batch([0, 101], [100, 100], bytes(201)))
+    assert not are_neighbours(batch([0, 0, 100], [100, 100, 100], bytes(200)))
 
 
 def test_a_record_whose_items_came_in_two_pieces_goes_once():

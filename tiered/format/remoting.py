@@ -65,7 +65,9 @@ LANGUAGES: Final = (
 )
 """Names by number."""
 _OTHER: Final = LANGUAGES.index("OTHER")
-_JSON = json.JSONEncoder(separators=(",", ":"))
+_JSON = json.JSONDecoder()
+_SPACE: Final = " \t\r\n"
+_quoted = json.encoder.encode_basestring_ascii
 _LENGTHS = Struct(">II")
 _LENGTH = Struct(">I")
 _NAME = Struct(">H")
@@ -85,9 +87,9 @@ class Form(IntEnum):
     ROCKETMQ = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Command:
-    """A request or an answer.
+    """A request or an answer. Nobody changes one: frozen, it would take three times as long to make.
 
     Attributes:
         code: What is asked, or how it went.
@@ -184,26 +186,25 @@ def decode(frame: bytes) -> Command:
 
 
 def _json_header(command: Command) -> bytes:
-    document: dict[str, Any] = {
-        "code": command.code,
-        "language": command.language,
-        "version": command.version,
-        "opaque": command.opaque,
-        "flag": command.flag,
-    }
-    if command.remark:
-        document["remark"] = command.remark
-    if command.fields:
-        document["extFields"] = dict(command.fields)
-    document["serializeTypeCurrentRPC"] = "JSON"
-    return _JSON.encode(document).encode()
+    # Put together by hand: ``json.dumps`` takes three times as long, and every answer comes by here.
+    remark = f'"remark":{_quoted(command.remark)},' if command.remark else ""
+    pairs = [f"{_quoted(name)}:{_quoted(value)}" for name, value in command.fields.items()]
+    fields = f'"extFields":{{{",".join(pairs)}}},' if pairs else ""
+    return (
+        f'{{"code":{command.code:d},"language":{_quoted(command.language)},"version":{command.version:d}'
+        f',"opaque":{command.opaque:d},"flag":{command.flag:d},{remark}{fields}'
+        '"serializeTypeCurrentRPC":"JSON"}'
+    ).encode()
 
 
 def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
     try:
-        document = json.loads(header.decode())
+        text = header.decode().strip(_SPACE)
+        document, end = _JSON.raw_decode(text)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"a header that is no JSON: {error}") from error
+    if end < len(text):
+        raise FrameError(f"a header whose JSON ends at character {end} of {len(text)}")
     if not isinstance(document, dict):
         raise FrameError("a header that is no JSON object")
     fields = document.get("extFields") or {}
@@ -213,15 +214,15 @@ def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
         fields = {name: _text(value) for name, value in fields.items() if value is not None}
     language, remark = document.get("language"), document.get("remark")
     return Command(
-        code=_whole(document, "code"),
-        opaque=_whole(document, "opaque", 0),
-        flag=_whole(document, "flag", 0),
-        remark=remark if isinstance(remark, str) else "",
-        fields=fields,
-        body=body,
-        language=language if language in LANGUAGES else "OTHER",
-        version=_whole(document, "version", 0),
-        form=Form.JSON,
+        _whole(document, "code"),
+        _whole(document, "opaque", 0),
+        _whole(document, "flag", 0),
+        remark if isinstance(remark, str) else "",
+        fields,
+        body,
+        language if language in LANGUAGES else "OTHER",
+        _whole(document, "version", 0),
+        Form.JSON,
     )
 
 
@@ -268,17 +269,8 @@ def _of_binary(header: bytes, body: Sequence[Buffer]) -> Command:
     code, language, version, opaque, flag, size = _FIXED.unpack_from(header)
     remark, at = _cut(header, _FIXED.size, size)
     fields = _fields(header, at) if at < len(header) else {}
-    return Command(
-        code=code,
-        opaque=opaque,
-        flag=flag,
-        remark=remark,
-        fields=fields,
-        body=body,
-        language=LANGUAGES[language if language < len(LANGUAGES) else _OTHER],
-        version=version,
-        form=Form.ROCKETMQ,
-    )
+    name = LANGUAGES[language if language < len(LANGUAGES) else _OTHER]
+    return Command(code, opaque, flag, remark, fields, body, name, version, Form.ROCKETMQ)
 
 
 def _fields(header: bytes, at: int) -> dict[str, str]:

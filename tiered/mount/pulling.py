@@ -1,8 +1,9 @@
 """Pulling: a request becomes a read of the message store, and its outcome an answer as a broker gives it.
 
 Overview: checks in a broker's order, then a read in a thread of the pool, then the records to the socket as they are
-stored. A reader at the end of a queue is held when it asks for that (long polling), until the queue has more, its time is
-over, or the mount ends; then it is read once more, and answered as it is.
+stored. A reader in order is given at once what several pulls take, and answered out of that (``Stretch``). One at the end
+of a queue is held when it asks for that (long polling), until the queue has more, its time is over, or the mount ends;
+then it is read once more, and answered as it is.
 
 Where this differs from a broker, and why:
     * What cannot be read now (the tier does not answer), or is damaged, is ``SYSTEM_ERROR`` with the reason: the client
@@ -17,10 +18,12 @@ deadline; its thread may end later, when the connection is gone.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
+from weakref import ref
 
 import numpy as np
 
@@ -28,6 +31,7 @@ from fetcher.filters import FilterError, TagFilter, compile_filter
 from fetcher.statuses import GetResult, GetStatus, Scan, ScanLimits, Side, judge_offset
 from tiered.errors import DataError
 from tiered.format import properties
+from tiered.format.block import bytes_at
 from tiered.format.record import SYS_FLAG_AT, RecordError, decode_record
 from tiered.format.remoting import Command
 from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
@@ -42,9 +46,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fetcher.filters import Filter
+    from fetcher.runs import Run
     from fetcher.statuses import Taken
     from tiered.api.local_and_tier import OpenMessageStore
     from tiered.clock import Clock
+    from tiered.local.face import RecordBatch
+    from tiered.log.decode import TierBatch
+    from tiered.log.parts import QueueLife
     from tiered.log.state import TierState
     from tiered.mount.consumers import Consumers
     from tiered.mount.name_servers import MountedTopics
@@ -55,6 +63,14 @@ COMMITS, SUSPENDS, SUBSCRIBES, HAS_CLASS_FILTER = 1, 2, 4, 8
 """Bits of a pull request's ``sysFlag``."""
 FILTERS_MAX: Final = 1024
 """Compiled filters that are kept."""
+STRETCH_PULLS: Final = 8
+"""For how many pulls a reader in order is given something at once. Of more than 500 numbers NumPy gives the interpreter's
+lock away, and gets it back late; clients ask for 32 messages as a rule."""
+STRETCH_S: Final = 1.0
+"""For how long: less than what was read is kept (``FetchSettings.read_seconds``), or slow readers would lose what they are
+in."""
+STRETCHES_MAX: Final = 4096
+FOUND: Final = GetStatus.FOUND.name
 _CODES: Final = {
     GetStatus.NO_MATCHED_MESSAGE: Code.PULL_RETRY_IMMEDIATELY,
     GetStatus.MESSAGE_WAS_REMOVING: Code.PULL_RETRY_IMMEDIATELY,
@@ -111,6 +127,64 @@ class Pull:
         return self.hold_s > 0 and is_at_end(result, self.offset)
 
 
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """Records that a reader goes on in by itself: they were given to it at once, and are cut here, pull by pull.
+
+    Attributes:
+        run: What they are of; it is not kept in memory for us.
+        is_simple: Each item is a record of its own, and they lie one behind the other: an answer is one piece of the run.
+        start, end: Queue offsets.
+        low, high: Where the queue begins and ends.
+        until_s: When the fetcher is to be asked again, which forgets what nobody reads.
+    """
+
+    run: ref[Run]
+    is_simple: bool
+    start: int
+    end: int
+    low: QueueOffset
+    high: QueueOffset
+    until_s: float
+
+    @classmethod
+    def of(cls, run: Run, batch: TierBatch, life: QueueLife, until_s: float) -> Stretch:
+        """Of a batch of a run."""
+        records, low, high = batch.records, life.min_offset, life.commit_offset
+        is_simple = are_neighbours(records)
+        return cls(ref(run), is_simple, batch.base_offset, batch.end_offset, low, high, until_s)
+
+    def has(self, offset: int) -> bool:
+        """Whether a queue offset is in it."""
+        return self.start <= offset < self.end
+
+    def cut(self, wanted: Pull, now_s: float) -> tuple[memoryview, int] | None:
+        """The records that a read would give, and the queue offset behind them; None: the fetcher has to be asked."""
+        run, offset = self.run(), wanted.offset
+        if run is None or not self.is_simple or now_s > self.until_s or not self.has(offset):
+            return None
+        first, end, ends = offset - run.base, self.end - run.base, run.ends
+        low, last = run.starts[first], first + wanted.count
+        most = low + wanted.size_bytes
+        if last > end:
+            if self.end < run.end and ends[end - 1] <= most:
+                return None
+            last = end
+        if ends[last - 1] > most:
+            # As many as fit, but one at least.
+            last = max(bisect_right(ends, most, first, last), first + 1)
+        return run.data[low : ends[last - 1]], run.base + last
+
+
+def are_neighbours(records: RecordBatch) -> bool:
+    """Whether each item is a record of its own, none an inner batch, and they lie one behind the other."""
+    starts, ends = records.positions, records.positions + records.sizes
+    if int(records.sizes.min()) <= 0 or starts[1:].tobytes() != ends[:-1].tobytes():
+        return False
+    flags = bytes_at(records.data, ">i4")[starts + SYS_FLAG_AT]
+    return not int(np.bitwise_or.reduce(flags)) & (INNER_BATCH | NEED_UNWRAP)
+
+
 class Puller:
     """Answers pulls, and holds those at the end of a queue. Of one loop.
 
@@ -155,6 +229,8 @@ class Puller:
         self._held_count = 0
         self._is_closing = False
         self._seen: TierState | None = None
+        self._stretches: dict[tuple[str, MessageQueue], Stretch] = {}
+        self._stretched: TierState | None = None
 
     @property
     def held(self) -> int:
@@ -237,33 +313,72 @@ class Puller:
         return answer(result, wanted.offset)
 
     def _go_on(self, asked: Exchange, wanted: Pull) -> Command | None:
-        """Nearly every pull: the next records of a reader in order, read ahead, none missing. None: it is none of these.
+        """Nearly every pull: the next records of a reader in order, of what it was given to go on in. None: it is none.
 
-        It answers what a read by the message store would, without asking the store's sides where the offset is: a mount
-        has but one, and the fetcher itself looks whether the journal has moved. Half the time of a pull was in that.
+        It answers what a read by the message store would, which takes several times as long.
         """
-        queue, offset = wanted.queue, QueueOffset(wanted.offset)
-        opened = self._store.opened
-        life = opened.state.life(queue)
-        if life is None or not life.min_offset <= offset < life.commit_offset:
+        state = self._store.opened.state
+        if state is not self._stretched:
+            # Also where a queue begins and ends is told of it.
+            self._stretches.clear()
+            self._stretched = state
+        name = (wanted.group, wanted.queue)
+        stretch = self._stretches.get(name)
+        cut = None if stretch is None else stretch.cut(wanted, asked.began_s)
+        if stretch is None or cut is None:
+            if stretch is not None and not stretch.is_simple and stretch.has(wanted.offset):
+                return self._scan_on(asked, wanted, stretch)
+            stretch = self._stretch(state, wanted, asked.began_s)
+            if stretch is None:
+                return None
+            cut = stretch.cut(wanted, asked.began_s)
+            if cut is None:
+                return self._scan_on(asked, wanted, stretch)
+        # Room is given back when the answer is sent: those of many never exceed the budget.
+        if not asked.try_room(cut[0].nbytes):
             return None
-        # Room for the largest answer first, given back when its size is known: answers of many never exceed the budget.
+        self.found[GetStatus.FOUND] += 1
+        fields = _places(cut[1], stretch.low, stretch.high)
+        return Command(Code.SUCCESS, remark=FOUND, fields=fields, body=(cut[0],))
+
+    def _stretch(self, state: TierState, wanted: Pull, now_s: float) -> Stretch | None:
+        """What a reader in order goes on in from here: what the fetcher has for it at hand."""
+        life = state.life(wanted.queue)
+        if life is None or not life.min_offset <= wanted.offset < life.commit_offset:
+            return None
+        given = self._at_hand_of(wanted, STRETCH_PULLS)
+        if given is None:
+            return None
+        if len(self._stretches) >= STRETCHES_MAX:
+            self._stretches.clear()
+        made = Stretch.of(*given, life, now_s + STRETCH_S)
+        self._stretches[wanted.group, wanted.queue] = made
+        return made
+
+    def _scan_on(self, asked: Exchange, wanted: Pull, stretch: Stretch) -> Command | None:
+        """The same where records are not simply one behind the other: holes, and inner batches, have to be looked at."""
         if not asked.try_room(wanted.size_bytes):
             return None
-        batch = opened.fetcher.at_hand(
-            wanted.group, queue, offset, bytes_max=wanted.size_bytes, count_max=wanted.count
-        )
-        if batch is None:
+        given = self._at_hand_of(wanted, 1)
+        if given is None:
             asked.resize(0)
             return None
-        scan = Scan(offset, ScanLimits(wanted.count, wanted.size_bytes), None)
-        scan.take(batch.records, Side.TIER)
-        status = GetStatus.FOUND if scan.pieces else GetStatus.NO_MATCHED_MESSAGE
-        pieces, missing = tuple(scan.pieces), tuple(scan.missing)
-        low, end = life.min_offset, life.commit_offset
+        scan = Scan(QueueOffset(wanted.offset), ScanLimits(wanted.count, wanted.size_bytes), None)
+        scan.take(given[1].records, Side.TIER)
         asked.resize(scan.size_bytes)
-        return self._answer(
-            wanted, GetResult(status, scan.at, low, end, pieces, missing, scan.size_bytes)
+        status = GetStatus.FOUND if scan.pieces else GetStatus.NO_MATCHED_MESSAGE
+        low, high = stretch.low, stretch.high
+        pieces, missing = tuple(scan.pieces), tuple(scan.missing)
+        found = GetResult(status, scan.at, low, high, pieces, missing, scan.size_bytes)
+        return self._answer(wanted, found)
+
+    def _at_hand_of(self, wanted: Pull, pulls: int) -> tuple[Run, TierBatch] | None:
+        return self._store.opened.fetcher.at_hand(
+            wanted.group,
+            wanted.queue,
+            QueueOffset(wanted.offset),
+            bytes_max=wanted.size_bytes * pulls,
+            count_max=wanted.count * pulls,
         )
 
     def _known(self, wanted: Pull) -> GetResult | None:
