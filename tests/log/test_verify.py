@@ -546,6 +546,22 @@ def test_a_missing_entry_in_the_middle_is_found():
     assert kinds(verify(builder.store, deep=False)) == {"journal"}
 
 
+def test_a_missing_entry_that_readers_jump_over_is_named():
+    """There is but one checkpoint, so nothing was trimmed yet, and what is below the missing one is not stale."""
+    builder = TierBuilder()
+    builder.add([b"a"])
+    builder.add([b"b"])
+    builder.add([b"c"])
+    builder.journal.write_checkpoint(force=True)
+    builder.add([b"d"])
+    key = journal_keys(builder.store)[1]
+    builder.store.delete(key)
+    report = verify(builder.store)
+    assert report.problems == [Problem("journal", key, "missing, as all up to entry 3")]
+    assert not report.recorded.stale_entries
+    assert report.checked_messages == 4
+
+
 def test_a_lease_that_cannot_be_read_is_named():
     builder = small_tier()
     change(builder.store, PREFIX + LEASE, b"nonsense")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from backends.base import ObjectInfo, foreign_below
 from backends.errors import BackendError
 from tiered import keys
 from tiered.errors import DataError, JournalLostError, TieredStoreError
-from tiered.journal.checkpoint import replay_starts
+from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts
 from tiered.journal.entry import REIGN, checksum
 from tiered.journal.lease import read_lease
 from tiered.journal.replay import JournalReader
@@ -396,6 +397,9 @@ class _JournalCheck:
         self._reader = JournalReader(store, prefix, self._machine)
         self._knows = True  # the reader's state is that after entry `number`
         self._trimmed = 0  # entries below this number are stale
+        self._is_untrimmed = (
+            False  # the first entry is there, and fewer checkpoints than trimming leaves
+        )
         self._checkpoints: list[int] = []
         self._row: list[Entry] = []  # entries just behind a missing or stale one
         self._found = Finding()
@@ -404,8 +408,14 @@ class _JournalCheck:
         start = self._rebuilt(checkpoints)  # what lies before it means nothing any more
         steps = sorted([(n, False) for n in entries] + [(n, True) for n in checkpoints])
         steps = [step for step in steps if step[0] >= start]
-        self._trimmed = self._trimmed_to([n for n in entries if n >= start], checkpoints)
+        there = [n for n in entries if n >= start]
+        self._is_untrimmed = there[:1] == [start + 1] and (
+            len([n for n in checkpoints if n >= start]) < CHECKPOINTS_KEPT
+        )
+        self._trimmed = self._trimmed_to(there, checkpoints)
         self._checkpoints = checkpoints
+        if self._is_untrimmed:
+            self._look_for_missing(there)
         for number, is_checkpoint in steps:
             check = self._checkpoint if is_checkpoint else self._entry
             key = (checkpoint_key if is_checkpoint else entry_key)(self._prefix, number)
@@ -426,9 +436,19 @@ class _JournalCheck:
     def _trimmed_to(self, entries: list[int], checkpoints: list[int]) -> int:
         """Number of the oldest whole checkpoint from which replay gets to the head, when none gets there from entry 1."""
         starts = replay_starts(entries, checkpoints)
-        if not entries or 0 in starts or not starts or entries[0] >= starts[0]:
+        if self._is_untrimmed or not entries or 0 in starts or not starts:
+            return 0
+        if entries[0] >= starts[0]:
             return 0
         return next((number for number in starts if self._is_whole(number)), 0)
+
+    def _look_for_missing(self, entries: list[int]) -> None:
+        """Name the entries that are gone though nothing was trimmed."""
+        for before, number in pairwise(entries):
+            # What came while the journal was listed is there.
+            if number > before + 1 and self._reader.read_entry(before + 1) is None:
+                key = entry_key(self._prefix, before + 1)
+                self._found.problem("journal", key, f"missing, as all up to entry {number}")
 
     def _is_whole(self, number: int) -> bool:
         with contextlib.suppress(TieredStoreError, BackendError):
