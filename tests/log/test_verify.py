@@ -515,6 +515,7 @@ def test_a_damaged_old_entry_that_readers_jump_over_is_found():
     assert [(p.kind, p.where) for p in report.problems] == [
         ("journal", journal_keys(builder.store)[1])
     ]
+    assert "readers begin at a checkpoint behind it" in report.problems[0].detail
     assert report.checked_messages == 11
 
 
@@ -524,6 +525,7 @@ def test_a_damaged_last_entry_ends_nothing():
     flip(builder.store, last, 100)
     report = verify(builder.store)
     assert {(p.kind, p.where) for p in report.problems} == {("journal", last)}
+    assert not any("readers begin" in p.detail for p in report.problems)
     assert report.checked_messages == 9
     assert report.recorded.orphans == 0, "nobody knows what the damaged entry names"
 

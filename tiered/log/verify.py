@@ -389,6 +389,9 @@ def check_journal(
     return _JournalCheck(store, prefix).run(sorted(entries), sorted(checkpoints))
 
 
+_NOT_NEEDED = "; readers begin at a checkpoint behind it, and it goes when the journal is trimmed"
+
+
 class _JournalCheck:
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
@@ -422,7 +425,10 @@ class _JournalCheck:
             try:
                 check(number)
             except (TieredStoreError, BackendError) as error:
-                self._found.problem("journal", key, str(error))
+                detail = str(error)
+                if not is_checkpoint and any(self._is_whole(n) for n in checkpoints if n >= number):
+                    detail += _NOT_NEEDED
+                self._found.problem("journal", key, detail)
                 self._knows = self._knows and is_checkpoint
         return self._found
 
