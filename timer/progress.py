@@ -24,7 +24,7 @@ from tiered.local.layout import read_text, read_timer_progress
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.model import QueueOffset
 from timer.enqueue import Given, ImportProgress
-from timer.records import number_of, read_rows, value_of
+from timer.records import PropertyColumns, number_of, read_rows, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -144,12 +144,13 @@ def delivered_since(local: LocalStore, state: WheelState) -> Given:
 
 def _add_delivered(given: Given, rows: TimerRows) -> None:
     topic = rows.batch.queue.topic.encode()
-    for at in np.flatnonzero(rows.dues >= 0).tolist():
+    said = PropertyColumns(rows.block, rows.dues >= 0)
+    for at in np.flatnonzero(said.has(_DELIVERED) | said.has(_LEVEL)).tolist():
         raw = rows.properties(at)
         key, due = value_of(raw, _KEY), number_of(value_of(raw, _DUE), -1)
         if value_of(raw, _DELIVERED):
             given.timers[due, key] += 1
-        elif value_of(raw, _LEVEL) and value_of(raw, _TOPIC) == topic:
+        elif value_of(raw, _TOPIC) == topic:
             record = decode_record(rows.batch.data, int(rows.batch.positions[at]))
             given.delayed[record.reconsume_times, topic + b"+" + key] += 1
         else:

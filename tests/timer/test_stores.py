@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import pytest
+from support.timers import wheel_record
 
 from tests.timer.test_import import CAPTURED_MS, PLACE, bring, held
 from tests.timer.test_local_target import delivered
@@ -18,6 +20,7 @@ from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
 from tiered.store.embedded import MessageStore
 from tiered.store.new_message import DELAY_LEVELS, NewMessage, delayed
 from tiered.store.store_options import StoreOptions
+from timer.dequeue import DueMessage
 from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:
@@ -163,6 +166,22 @@ def test_a_rolled_message_is_one(first: str, tmp_path: Path):
     total = bring(made.folder, 0).total
     assert made.held() == ["A@9000000"]
     assert (total.cancelled, total.taken) == ((0, 0) if first == "taken" else (2, 1))
+
+
+@pytest.mark.parametrize("prefix", ["", "orders+"])
+def test_a_mark_that_a_broker_left_takes_back_what_is_handed_over(prefix: str, tmp_path: Path):
+    due = CAPTURED_MS + 5_000
+    with Made(tmp_path) as made:
+        made.timed(5_000, "M", TIMER_DEL_UNIQKEY=f"{prefix}{0:032X}")
+    with contextlib.closing(
+        LocalTarget.open(
+            str(made.folder), cluster="c", broker="b", clock=made.clock, rng=random.Random(1)
+        )
+    ) as target:
+        target.give([DueMessage(due, n, wheel_record(n, due)) for n in range(2)])
+        made.clock.advance(6)
+        assert target.tick() == 1
+    assert delivered(made.folder) == {("orders", 2, f"{1:032X}"): 1}
 
 
 def test_a_log_whose_end_is_torn_gives_what_is_whole(tmp_path: Path):
