@@ -1,10 +1,12 @@
 """``tiered timer import`` of what a real broker left behind: everything pending that its own wheel would deliver, once."""
 
 import random
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import captures
 
 from backends.local import LocalFolderStore
@@ -14,6 +16,7 @@ from tiered.clock import ManualClock
 from tiered.dispatch.settings import DispatchSettings
 from tiered.format.record import decode_record
 from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
+from tiered.local.layout import DELAY_OFFSETS_FILE, TIMER_CHECK_FILE
 from tiered.log.reader import TierReader
 from tiered.log.timers import HOUR_MS, TIMER_TOPIC
 from tiered.log.verify import verify_tier
@@ -98,3 +101,21 @@ def test_in_small_rounds(store: Path):
     assert result.entries > 1
     assert held(store) == pending()
     assert bring(store, 0).total.taken == 0
+
+
+def set_back(store: Path, back_ms: int) -> None:
+    """As if the broker had been killed: its files are of a time before, those of delay levels of the beginning."""
+    check = bytearray((store / TIMER_CHECK_FILE).read_bytes())
+    (read_ms,) = struct.unpack_from(">q", check)
+    struct.pack_into(">q", check, 0, read_ms - back_ms)
+    (store / TIMER_CHECK_FILE).write_bytes(check)
+    for name in (DELAY_OFFSETS_FILE, f"{DELAY_OFFSETS_FILE}.bak"):
+        (store / name).write_text('{"offsetTable": {}}')
+
+
+@pytest.mark.parametrize("back_ms", [0, 5_000, 40_000])
+def test_what_a_real_broker_delivered_after_its_last_note_is_not_taken(store: Path, back_ms: int):
+    set_back(store, back_ms)
+    found = bring(store, 0).total
+    assert held(store) == pending()
+    assert found.taken == 226

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.timers import Timers
 
-from tests.timer.test_import import CAPTURED_MS, pending
+from tests.timer.test_import import CAPTURED_MS, pending, set_back
 from tiered.clock import SystemClock
 from tiered.errors import StoreUnavailableError
 from tiered.local.rocketmq import RocketMQStore
@@ -240,8 +240,14 @@ def test_a_disk_that_is_full_while_messages_are_delivered_loses_and_doubles_none
     assert (len(delivered(folder)), set(delivered(folder).values())) == (21, {1})
 
 
-def test_a_brokers_own_pending_timers_are_delivered_as_well(store: Path):
-    """s02 is of the past by now or soon: what is due is delivered, and nothing of what the broker had delivered."""
+@pytest.mark.parametrize("back_ms", [None, 40_000])
+def test_a_brokers_own_pending_timers_are_delivered_as_well(store: Path, back_ms: int | None):
+    """s02 is of the past by now or soon: what is due is delivered, and nothing of what the broker had delivered.
+
+    Nor when the broker was killed, and had noted less.
+    """
+    if back_ms is not None:
+        set_back(store, back_ms)
     before = delivered(store)
     clock = Shifted()
     clock.shift_ms = CAPTURED_MS + 4 * 24 * HOUR_MS - clock.now_ms()
