@@ -133,6 +133,35 @@ def test_a_queue_of_which_only_the_compaction_log_has_anything_goes_on_after_a_c
         assert read(store, QUIET) == [*before, (40, "q1")]
 
 
+def test_a_compaction_log_that_is_damaged_comes_back_from_the_tier(
+    tiered: CommandLine, other: Path, tmp_path: Path
+):
+    """As the error says that opening such a store ends with: both folders deleted, and refilled."""
+    url = f"file://{tmp_path}/tier"
+    tiered.good("attach", other, "--to", url, "--once")
+    with opened(other) as store:
+        for number in range(100):
+            store.append(NewMessage("else", 0, b"%d" % number * 300))
+        store.wait_listed()
+        for path in sorted((other / "commitlog").iterdir())[:-1]:
+            os.utime(path, (1, 1))
+        assert store.expire().log_files > 5
+        before = {queue: read(store, queue) for queue in SENT}
+    folders = [other / f"compaction/compaction{name}/prices/0" for name in ("Log", "Cq")]
+    path = min(folders[0].glob("0*"))
+    path.write_bytes(bytes(path.stat().st_size))
+    ran = tiered("store", "recover", other)
+    assert (ran.code, "tiered store refill" in ran.error) == (5, True)
+    for folder in folders:
+        shutil.rmtree(folder)
+    tiered.good("store", "refill", other, "--from", url)
+    with opened(other) as store:
+        for queue, rows in before.items():
+            found = read(store, queue)
+            assert set(newest(queue).items()) <= {(key, at) for at, key in found}
+            assert found[-1] == rows[-1]
+
+
 def test_what_neither_has_is_told(tiered: CommandLine, tmp_path: Path, other: Path):
     with made(tmp_path / "late") as store:
         store.begin_queue(BUSY, QueueOffset(320))

@@ -273,11 +273,12 @@ def test_a_damaged_record_stops_passes_of_its_queue_only_and_is_told(tmp_path: P
         assert found == sorted({*range(150)} - {int(batch.quarantined[0].queue_offset)})
 
 
-def test_files_without_a_list_are_an_error(tmp_path: Path):
+def test_files_without_a_list_are_an_error_where_none_can_be_made(tmp_path: Path):
     with made(tmp_path / "s") as store:
         send(store, *(f"k{n}" for n in range(150)))
         store._compactions.advance()
     min(Path(store.root).glob("compaction/compactionCq/prices/0/0*")).unlink()
+    zeroed(tmp_path / "s", "Log", 0, 20)
     with pytest.raises(DataError, match="no list"):
         reopen(tmp_path / "s", OPTIONS)
 
@@ -294,7 +295,10 @@ def test_a_pass_comes_by_itself(tmp_path: Path):
         assert store._compactions.counts.passes
 
 
-def test_closing_leaves_a_pass_that_is_under_way_and_another_one_makes_it(tmp_path: Path):
+def test_closing_leaves_a_pass_that_is_under_way_and_another_one_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compacting, "_COPY_S", 3_600)  # what is aside goes when a queue is opened
     with made(tmp_path / "s") as store:
         send(store, *(f"k{n % 5}" for n in range(150)))
         compactions = store._compactions
@@ -709,3 +713,74 @@ def test_a_brokers_compaction_log_is_read_and_gone_on_with(captured: Path):
             assert len(found) < len(wanted) + 200
     with reopen(captured) as store:
         assert read(store, MessageQueue("prices", 1)) == found
+
+
+# -- lists that do not fit -----------------------------------------------------------------------------
+
+
+def compacted_and_expired(root: Path) -> tuple[list[tuple[int, str]], list[int]]:
+    """A store whose compaction log alone has the older messages: what it reads, and the bases of its files."""
+    with made(root) as store:
+        send(store, *(f"k{n}" for n in range(90)), *(f"k{n % 7}" for n in range(110)))
+        send(store, *["o"] * 60, queue=MessageQueue("prices", 1))
+        for path in sorted((root / "commitlog").iterdir())[:-1]:
+            os.utime(path, (1, 1))
+        assert store.expire().log_files > 2
+        store.compact()
+        log = log_of(store)
+        assert len([file for file in log.files if file.count]) > 2
+        return read(store), [file.base for file in log.files]
+
+
+def half_replaced(root: Path, kind: str, bases: list[int]) -> None:
+    """What a process leaves that ends while it puts files in place, or a list of which a page is lost."""
+    _, units = (Path(folder) for folder in folders_of(str(root), QUEUE))
+    path = units / f"{bases[0]:020d}"
+    if kind == "no list":
+        path.unlink()
+    elif kind == "list of another pass":
+        path.write_bytes((units / f"{bases[1]:020d}").read_bytes())
+    elif kind == "list too many":
+        (units / f"{bases[-1] + 5 * 8_000:020d}").write_bytes(path.read_bytes())
+    elif kind == "empty list":
+        path.write_bytes(bytes(path.stat().st_size))
+    elif kind == "list cut short":
+        data = path.read_bytes()
+        path.write_bytes(data[: 2 * 46] + bytes(len(data) - 2 * 46))
+
+
+KINDS = ["no list", "list of another pass", "list too many", "empty list", "list cut short"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_that_do_not_fit_are_made_anew_of_the_records(tmp_path: Path, kind: str):
+    root = tmp_path / "s"
+    before, bases = compacted_and_expired(root)
+    lists = {
+        path.name: path.read_bytes() for path in Path(folders_of(str(root), QUEUE)[1]).iterdir()
+    }
+    half_replaced(root, kind, bases)
+    log = CompactionLogs(str(root), ManualClock()).log(QUEUE, 1 << 40)
+    batch = log.read(log.first, log.end, bytes_max=1 << 30, count_max=1 << 20)
+    found = [int(at) + int(batch.base_offset) for at in np.flatnonzero(batch.sizes > 0)]
+    assert found == [at for at, _ in before if at < batch.end_offset]
+    with reopen(root, OPTIONS) as store:
+        assert read(store) == before
+        send(store, "k1")
+        store._compactions.advance()
+        assert read(store) == [*before, (200, "k1")]
+    name, size = f"{bases[0]:020d}", 46 * log.files[0].count
+    again = Path(folders_of(str(root), QUEUE)[1], name).read_bytes()
+    assert again[:size] == lists[name][:size]
+
+
+def test_files_that_a_broker_was_about_to_delete_are_not_taken_for_the_log(tmp_path: Path):
+    root = tmp_path / "s"
+    _, bases = compacted_and_expired(root)
+    for folder in folders_of(str(root), QUEUE)[:1]:
+        path = Path(folder, f"{bases[0]:020d}")
+        path.rename(f"{path}.delete")
+    with pytest.raises(DataError, match="half put in place"):
+        CompactionLogs(str(root), ManualClock()).log(QUEUE, 1 << 40)
+    with pytest.raises(DataError, match="no list"):
+        reopen(root, OPTIONS)

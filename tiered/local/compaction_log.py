@@ -12,7 +12,8 @@ that names no record. Queue offsets have gaps: what is not there has been replac
 holds them open, and they are closed when nobody refers to it. Read-only; for any thread.
 
 **Errors.** Passes of another process swap files one by one. What does not fit together is no log (``open`` returns None, to
-be tried again later); a record that fails its checks is a hole, and is in ``quarantined``.
+be tried again later); a record that fails its checks is a hole, and is in ``quarantined``. Where it stays so, as after a
+crash in the middle of that, lists are made anew of the records (``relists``), which say themselves what they are.
 """
 
 from __future__ import annotations
@@ -28,9 +29,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.errors import DataError, InvalidError
-from tiered.format.block import check_records, parse_records, topics_equal
+from tiered.format.block import (
+    check_records,
+    parse_records,
+    tag_hashes,
+    topics_equal,
+    walk_records,
+)
 from tiered.format.items import BATCH_ITEM, BATCH_ITEM_BYTES, is_batch
-from tiered.format.record import RecordFault
+from tiered.format.record import MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault
 from tiered.local.face import HoleReason, Quarantined, RecordBatch
 from tiered.local.rows import NAME_DIGITS, directory_stamp, list_bases, open_read_only, unreadable
 from tiered.model import PhysicalOffset, QueueOffset
@@ -89,6 +96,19 @@ class HeldFile:
             os.close(self._descriptor)
 
 
+class MadeList:
+    """A list that was made of records, as if it were in a file."""
+
+    def __init__(self, units: Units) -> None:
+        """Keep it."""
+        self._data = units.tobytes()
+        self.size = len(self._data)
+
+    def read(self, at: int, size: int) -> bytes:
+        """As ``HeldFile.read``."""
+        return self._data[at : at + size]
+
+
 @dataclass(frozen=True, slots=True)
 class CompactedFile:
     """Records and the units that list them.
@@ -102,7 +122,7 @@ class CompactedFile:
 
     base: int
     records: HeldFile
-    listed: HeldFile
+    listed: HeldFile | MadeList
     count: int
 
     @classmethod
@@ -117,6 +137,36 @@ class CompactedFile:
         every = range(listed.size // BATCH_ITEM_BYTES)
         count = bisect_left(every, True, key=lambda at: not is_batch(_units(listed, at, 1))[0])
         return cls(base, records, listed, count)
+
+    @classmethod
+    def relisted(cls, folders: tuple[str, str], base: int) -> CompactedFile:
+        """Open the records, and make their list.
+
+        Raises:
+            FileNotFoundError: They are not there.
+            InvalidError: They may not be read.
+        """
+        records = HeldFile(f"{folders[0]}/{base:0{NAME_DIGITS}d}")
+        data = records.read(0, records.size)
+        walk = walk_records(data, 0, len(data), size_max=len(data))
+        block = parse_records(data, walk.positions, walk.sizes)
+        units = np.zeros(len(block), BATCH_ITEM)
+        units["physical_offset"], units["size"] = base + walk.positions, walk.sizes
+        units["tag_code"] = tag_hashes(block)
+        units["store_timestamp_ms"] = block.store_timestamps_ms
+        units["base_offset"], units["count"] = block.queue_offsets, 1
+        units["compacted_offset"] = -1
+        ascends = np.diff(block.queue_offsets, prepend=-1) > 0
+        wrong = np.flatnonzero(~ascends | (block.faults != RecordFault.OK))
+        count = int(wrong[0]) if len(wrong) else len(units)
+        return cls(base, records, MadeList(units[:count]), count)
+
+    @property
+    def is_all_listed(self) -> bool:
+        """Whether no record stands behind the last that is listed."""
+        head = self.records.read(self.end - self.base, SIZE_AND_MAGIC.size)
+        magics = {MAGIC_V1, MAGIC_V2}
+        return len(head) < SIZE_AND_MAGIC.size or SIZE_AND_MAGIC.unpack(head)[1] not in magics
 
     def units(self, first: int, last: int) -> Units:
         """The units ``[first, last)``, as far as they name records."""
@@ -153,7 +203,18 @@ class CompactedFile:
         return self.records.read(begin - self.base, end - begin), places - begin
 
 
-def _units(file: HeldFile, first: int, count: int) -> Units:
+def _better(folders: tuple[str, str], base: int, queue: MessageQueue) -> CompactedFile:
+    """A file with its list, or with one made of its records if that has more of them, or its own does not fit."""
+    made = CompactedFile.relisted(folders, base)
+    try:
+        found = CompactedFile.open(folders, base)
+    except FileNotFoundError:
+        return made
+    is_well = CompactionLog(queue, (found,)).fits and found.is_all_listed
+    return found if is_well or made.count < found.count else made
+
+
+def _units(file: HeldFile | MadeList, first: int, count: int) -> Units:
     data = file.read(first * BATCH_ITEM_BYTES, max(0, count) * BATCH_ITEM_BYTES)
     return np.frombuffer(data, BATCH_ITEM)
 
@@ -176,8 +237,14 @@ class CompactionLog:
         self.end = self._lasts[-1] + 1 if self._full else 0
 
     @classmethod
-    def open(cls, root: str, queue: MessageQueue) -> CompactionLog | None:
+    def open(cls, root: str, queue: MessageQueue, *, relists: bool = False) -> CompactionLog | None:
         """The log of a queue as it is now; None when it has none, or is being changed.
+
+        Args:
+            root: Of the store.
+            queue: Whose.
+            relists: Make the lists anew that do not fit; only where nobody changes it, since what two passes have left
+                would be taken for one log.
 
         Raises:
             InvalidError: A file may not be read.
@@ -185,17 +252,32 @@ class CompactionLog:
         folders = folders_of(root, queue)
         aside = Path(folders[0], ASIDE, READY)
         bases = list_bases(folders[0])
-        if not bases or aside.exists() or list_bases(folders[1]) != bases:
+        if not bases or aside.exists() or (list_bases(folders[1]) != bases and not relists):
             return None
+        if relists and any(Path(folders[0]).glob("*.delete")):
+            return None  # a broker's: it has not come to the end of replacing them, or of deleting them
         try:
             found = cls(queue, tuple(CompactedFile.open(folders, base) for base in bases))
         except FileNotFoundError:
+            if not relists:
+                return None
+            found = cls(queue, ())
+        if found.files and found.fits:
+            return found if list_bases(folders[0]) == bases and not aside.exists() else None
+        if not relists:
             return None
-        is_same = list_bases(folders[0]) == bases and not aside.exists()
-        return found if is_same and all(map(found.fits, found.files)) else None
+        found = cls(queue, tuple(_better(folders, base, queue) for base in bases))
+        return found if found.fits else None
 
-    def fits(self, file: CompactedFile) -> bool:
-        """Whether a file's list and its records are of one pass, by the first record and the last."""
+    @property
+    def fits(self) -> bool:
+        """Whether each file's list and its records are of one pass, by the first record and the last, and it has all."""
+        closed = self.files[:-1]
+        return all(map(self._is_of_one_pass, self.files)) and all(
+            file.count and file.is_all_listed for file in closed
+        )
+
+    def _is_of_one_pass(self, file: CompactedFile) -> bool:
         # Each by itself: what lies between is not read.
         ends = {0, file.count - 1} if file.count else set()
         return all(self.block(file, file.units(at, at + 1)).is_sound for at in ends)
@@ -344,18 +426,26 @@ class CompactionLogs:
                 return known[1]
             found = CompactionLog.open(self._root, queue)
             if found is not None:
-                with self._lock:
-                    self._open.pop(queue, None)
-                    self._open[queue] = stamp, found
-                    if len(self._open) > _LOGS_MAX:
-                        del self._open[next(iter(self._open))]
-                return found
+                return self._kept(queue, stamp, found)
             self._clock.wait(threading.Event(), _AGAIN_S)
+        found = CompactionLog.open(self._root, queue, relists=True)
+        if found is not None:
+            return self._kept(queue, directory_stamp(folder) or (0, 0), found)
         raise DataError(
             "the compaction log of this queue is half put in place, or does not fit its list",
             where=folder,
             do="stop the broker, and let `tiered store recover` open the store, or a broker make it again",
         )
+
+    def _kept(
+        self, queue: MessageQueue, stamp: tuple[int, int], found: CompactionLog
+    ) -> CompactionLog:
+        with self._lock:
+            self._open.pop(queue, None)
+            self._open[queue] = stamp, found
+            if len(self._open) > _LOGS_MAX:
+                del self._open[next(iter(self._open))]
+        return found
 
 
 def folders_of(root: str, queue: MessageQueue) -> tuple[str, str]:

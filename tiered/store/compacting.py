@@ -47,7 +47,14 @@ from tiered.format.block import check_records, parse_records, topics_equal
 from tiered.format.fastjson import loads
 from tiered.format.items import BATCH_ITEM, BATCH_ITEM_BYTES, is_batch
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, PHYSICAL_OFFSET_AT, RecordFault
-from tiered.local.compaction_log import ASIDE, READY, CompactedFile, CompactionLog, folders_of
+from tiered.local.compaction_log import (
+    ASIDE,
+    READY,
+    CompactedFile,
+    CompactionLog,
+    MadeList,
+    folders_of,
+)
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.layout import QUEUE_DIRECTORY, read_text
 from tiered.local.queue_reader import Bounds, fetch
@@ -73,6 +80,10 @@ _PIECE: Final = 8192
 """Queue offsets that are copied or judged at once, if they fit in"""
 _PIECE_BYTES: Final = 16 << 20
 _COPY_S: Final = 1.0
+_DELETE: Final = (
+    "delete both folders of this queue: what the commit log has still is copied anew, and"
+    " `tiered store refill` gets the rest from a tier or another store"
+)
 _LOG = logging.getLogger(__name__)
 Longs = npt.NDArray[np.int64]
 
@@ -238,17 +249,40 @@ class _Queue:
             self.put_in_place()
         for folder in self.folders:
             shutil.rmtree(f"{folder}/{ASIDE}", ignore_errors=True)
-        records, units = (list_bases(folder) for folder in self.folders)
-        odd = set(records) ^ set(units)
-        if odd - {max(records + units, default=0)}:
+        if self._odd_bases()[1]:
+            self._relist()
+        odd, is_wrong = self._odd_bases()
+        if is_wrong:
             raise DataError(
                 "files of the compaction log have no list, or lists no file",
                 where=self.folders[0],
-                do="delete both folders of this queue: what the commit log has still is copied anew",
+                do=_DELETE,
             )
         for base in odd:  # of a pair that was just being begun
             for folder in self.folders:
                 Path(_path(folder, base)).unlink(missing_ok=True)
+
+    def _odd_bases(self) -> tuple[set[int], bool]:
+        """Files of which one half is not there, and whether that is of others than the last, which a crash may leave so."""
+        records, units = (list_bases(folder) for folder in self.folders)
+        odd = set(records) ^ set(units)
+        return odd, bool(odd - {max(records + units, default=0)})
+
+    def _relist(self) -> None:
+        """Make lists anew that do not fit, as a broker leaves them that was killed while it put files in place."""
+        log = CompactionLog.open(self._root, self.queue, relists=True)
+        if log is None:
+            return
+        for base in set(list_bases(self.folders[1])) - {file.base for file in log.files}:
+            Path(_path(self.folders[1], base)).unlink()
+        for file in log.files:
+            if isinstance(file.listed, MadeList):
+                path = _path(self.folders[1], file.base)
+                Path(path).unlink(missing_ok=True)
+                data = file.listed.read(0, file.listed.size)
+                self._rows.write_file(path, self._sizes.unit_file_bytes, 0, data)
+        self._rows.mark_folder(self.folders[1])
+        self._rows.sync()
 
     def _opened(self) -> CompactionLog | None:
         if not list_bases(self.folders[0]):
@@ -259,7 +293,12 @@ class _Queue:
         self._mend()  # a broker's, which says nothing of how it ended
         log = CompactionLog.open(self._root, self.queue)
         if log is None:
-            raise DataError("the compaction log and its list do not fit", where=self.folders[0])
+            self._relist()
+            log = CompactionLog.open(self._root, self.queue)
+        if log is None:
+            raise DataError(
+                "the compaction log and its list do not fit", where=self.folders[0], do=_DELETE
+            )
         return log
 
     def _mend(self) -> None:
@@ -337,7 +376,9 @@ class _Queue:
         self._rows.sync()
         found = CompactionLog.open(self._root, self.queue)
         if found is None and list_bases(self.folders[0]):
-            raise DataError("the compaction log and its list do not fit", where=self.folders[0])
+            raise DataError(
+                "the compaction log and its list do not fit", where=self.folders[0], do=_DELETE
+            )
         self.log = found
 
     # -- a pass -----------------------------------------------------------------------------------
