@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -336,8 +337,13 @@ def story(document: dict[str, Any]) -> list[str]:
         f"  {program} verify {url} --deep",
         f"  {program} timer ls {url} --cost",
         f"  rm -r {shlex.quote(str(Path(document['store']).parent))}",
-        f"With a bucket of yours: {program} attach {store} --to s3://BUCKET/PREFIX --once",
+        f"With a bucket of yours: {program} attach {store} --to s3://BUCKET/PREFIX --once{s3_needs()}",
     ]
+
+
+def s3_needs() -> str:
+    """What has to be installed before S3 can be reached; "" where it is."""
+    return "" if find_spec("obstore") else " (first `make setup`, or pip install 'tieredmq[s3]')"
 
 
 def started_as() -> str:

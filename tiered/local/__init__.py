@@ -1,1 +1,1 @@
-"""Readers (and one writer) of local message stores. ``tiered.local.face`` is what the layers above see."""
+"""Readers of local message stores: a broker's directory, live or dead. ``tiered.local.face`` is what layers above see."""
