@@ -66,7 +66,7 @@ class BodyColumns:
         """Undo ``document``.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         check_texts(row, "columns of bodies")
         found = cls(*row)
@@ -107,7 +107,7 @@ class BodyLayout:
         """Undo ``document``.
 
         Raises:
-            ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+            ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
         """
         check_ints((document["number"],), "a layout")
         body = BodyColumns.of(document["body"]) if document["body"] else None

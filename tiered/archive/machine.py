@@ -122,7 +122,7 @@ class JobRecord:
         """Undo ``document``; what else it has is left out.
 
         Raises:
-            ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+            ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
         """
         texts = {name: document[name] for name in _TEXTS}
         numbers = {name: document[name] for name in _NUMBERS}
@@ -272,7 +272,7 @@ class ArchiveMachine:
         """Undo ``dump``.
 
         Raises:
-            ValueError: It is no dump (likewise ``LookupError`` and ``TypeError``).
+            ValueError: It is no dump; ``LookupError`` and ``TypeError`` mean the same.
         """
         check_ints((document["refused"], document["updated_ms"]), "a state")
         replaced = list(map(Replaced.of, document.get("replaced", ())))

@@ -52,7 +52,7 @@ class ArchiveLane:
         """From JSON.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         cluster, broker, topic, queue_id, incarnation = row
         check_texts((cluster, broker, topic), "a queue of an archive")
@@ -106,7 +106,7 @@ class ParquetFile:
         """Undo ``row``.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         key, *numbers = row
         check_texts((key,), "a file of an archive")
@@ -135,7 +135,7 @@ class SideFile:
         """From JSON.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         key, *numbers = row
         check_texts((key,), "a side file")
@@ -209,7 +209,7 @@ class Archived:
         """Undo ``document``.
 
         Raises:
-            ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+            ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
         """
         names = ("start", "end", "holes", "bad", "source_bytes", "schema")
         numbers = {name: document[name] for name in names}

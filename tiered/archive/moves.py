@@ -73,7 +73,7 @@ class Packed:
         """Undo ``row``.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         packed, text = row
         check_texts((packed, text), "stretches of a queue")
@@ -460,7 +460,7 @@ class Replaced:
         """Undo ``row``.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         key, size_bytes, at_ms = row
         check_texts((key,), "a file that was replaced")
@@ -611,7 +611,7 @@ def move(places: Places, action: Action) -> list[ParquetFile] | None:
         file must have as many rows as the pieces in it.
 
     Raises:
-        ValueError: It makes no sense (likewise ``LookupError`` and ``TypeError``).
+        ValueError: It makes no sense; ``LookupError`` and ``TypeError`` mean the same.
     """
     moved = dict(_moved(action))
     gone: dict[str, ParquetFile] = {}

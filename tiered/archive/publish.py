@@ -72,7 +72,7 @@ class Destination:
         """From ``iceberg:CATALOG#NAMESPACE``.
 
         Raises:
-            ValueError: It is none.
+            ValueError: It has another form.
         """
         kind, _, rest = text.partition(":")
         catalog, _, namespace = rest.partition("#")

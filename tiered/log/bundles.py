@@ -174,7 +174,7 @@ def named_sections(row: Sequence[Any]) -> NamedSections:
     """Undo ``bundle_row``.
 
     Raises:
-        ValueError: It is none (likewise ``TypeError``).
+        ValueError: It has another form; ``TypeError`` means the same.
     """
     bundle = bundle_of(row[:3])
     (text,) = row[3:]
@@ -221,7 +221,7 @@ def decode_numbers(text: str, count: int) -> npt.NDArray[np.uint32]:
     """Undo ``encode_numbers``.
 
     Raises:
-        ValueError: They are not so many (likewise ``TypeError``).
+        ValueError: They are not so many; ``TypeError`` means the same.
     """
     try:
         found = np.frombuffer(base64.b64decode(text, validate=True), "<u4")

@@ -542,7 +542,7 @@ class Cover:
         """Undo ``row``.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         topic, queue_id, incarnation, start, end = row
         check_texts((topic,), "a topic")
@@ -584,7 +584,7 @@ class IndexObject:
         """Undo ``row``.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError`` and ``IndexError``).
+            ValueError: It has another form; ``TypeError`` and ``IndexError`` mean the same.
         """
         check_key(row[0])
         check_ints(row[1:8], "an index object")
@@ -667,7 +667,7 @@ def decode_columns(document: Mapping[str, Any]) -> Parts:
     """Undo ``encode_columns``: all rows, one behind the other.
 
     Raises:
-        ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+        ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
     """
     count, columns = document["count"], document["columns"]
     check_ints((count, *(v for row in document["bundles"] for v in row[1:])), "what parts lie in")
@@ -690,7 +690,7 @@ def bundle_of(row: Sequence[Any]) -> Bundle:
     """A bundle from its key, size and level.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It has another form.
     """
     key, size, level = row
     check_key(key)
@@ -786,7 +786,7 @@ def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
         take: Gives the next parts, so many.
 
     Raises:
-        ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
+        ValueError: It is no such row; ``IndexError`` and ``TypeError`` mean the same.
     """
     number, low, commit, log_end, segments, gaps, quarantined, ended, *more = row
     if len(row) > _LIFE_VALUES_MAX:
@@ -819,7 +819,7 @@ def passes_of(rows: list[list[Any]]) -> tuple[Pass, ...]:
     """Passes of compaction, from rows of end and time.
 
     Raises:
-        ValueError: They are none (likewise ``TypeError``).
+        ValueError: They have another form; ``TypeError`` means the same.
     """
     check_ints((value for row in rows for value in row), "a pass of compaction")
     found = tuple(Pass(*row) for row in rows)

@@ -19,7 +19,7 @@ def ranges_of(rows: list[Any]) -> Ranges:
     """What is covered of a life, from JSON.
 
     Raises:
-        ValueError: It is no such thing (likewise ``TypeError``).
+        ValueError: It is no such thing; ``TypeError`` means the same.
     """
     found = tuple((start, end) for start, end in rows)
     check_ints((value for pair in found for value in pair), "what is covered")

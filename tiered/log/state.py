@@ -156,7 +156,7 @@ class TierMachine:
         """Undo ``dump``.
 
         Raises:
-            ValueError: It is no dump (likewise ``LookupError`` and ``TypeError``).
+            ValueError: It is no dump; ``LookupError`` and ``TypeError`` mean the same.
         """
         numbers = (document["generation"], document["refused_parts"], document["updated_ms"])
         check_ints((*numbers, *(queue[1] for queue in document["queues"])), "a state")

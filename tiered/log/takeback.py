@@ -55,7 +55,7 @@ class Head:
         """Undo ``row``.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         check_ints(row, "the head of a part")
         return cls(*row)

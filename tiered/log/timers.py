@@ -201,7 +201,7 @@ class TimerFacts:
         """Undo ``row``.
 
         Raises:
-            ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+            ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
         """
         number, holder, target = document["run"]
         check_ints((number,), "a run")

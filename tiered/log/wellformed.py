@@ -69,7 +69,7 @@ def check_key(key: Any) -> None:  # noqa: ANN401 (JSON values)
     """Check that it may be the key of an object.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It has another form.
     """
     if type(key) is not str or not 0 < len(key) <= KEY_CHARS_MAX:
         raise ValueError(f"an object's key is {key!r:.80}")

@@ -98,7 +98,7 @@ class Position:
         """Undo ``asdict``, after JSON.
 
         Raises:
-            ValueError: It is none (likewise ``TypeError``).
+            ValueError: It has another form; ``TypeError`` means the same.
         """
         through = tuple((number, start) for number, start in fields.get("through", ()))
         found = cls(**{**fields, "through": through})
