@@ -37,7 +37,7 @@ from tiered.archive.columns import (
     layout_of,
     side_table,
 )
-from tiered.archive.harm import open_log, prove
+from tiered.archive.damage import open_log, prove
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.merging import Merged, Together, append_moves
 from tiered.archive.model import (

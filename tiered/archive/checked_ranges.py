@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
-from tiered.archive.harm import reading
+from tiered.archive.damage import reading
 from tiered.errors import DataError
 
 if TYPE_CHECKING:

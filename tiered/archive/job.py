@@ -33,7 +33,7 @@ from tiered.archive.audit import harmed_files, still_harmed
 from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, infer_columns
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
-from tiered.archive.harm import open_log
+from tiered.archive.damage import open_log
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,

@@ -31,7 +31,7 @@ from zlib_ng import zlib_ng
 from backends.errors import AlreadyExistsError
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile, with_sums
-from tiered.archive.harm import reading
+from tiered.archive.damage import reading
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, partition_value
 from tiered.archive.parquet import open_writer

@@ -30,7 +30,7 @@ from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError, PreconditionFailedError
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.harm import reading
+from tiered.archive.damage import reading
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 from backends.local_files import MAKE_ROOM, is_full
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import schema, topic_schema
+from tiered.archive.damage import find_damage, open_log
 from tiered.archive.duck import local_root
-from tiered.archive.harm import find_damage, open_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange
 from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.harm import open_log
+from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files

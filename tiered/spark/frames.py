@@ -36,6 +36,7 @@ from tiered.api.stores import backend_errors
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema as archive_schema
 from tiered.archive.columns import topic_schema
+from tiered.archive.damage import find_damage, prove_files, reading
 from tiered.archive.duck import (
     LATEST,
     is_named,
@@ -44,7 +45,6 @@ from tiered.archive.duck import (
     table_names,
     tables_there,
 )
-from tiered.archive.harm import find_damage, prove_files, reading
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of, shown
 from tiered.archive.spark import full_advice
 from tiered.archive.tables import (
