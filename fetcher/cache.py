@@ -683,6 +683,10 @@ class Stock:
         block = INDEX if layout is None else layout.block_of(start)
         return self._load(key_of(part, block))
 
+    def has(self, part: Part, start: QueueOffset) -> bool:
+        """Whether what holds a queue offset is here or on its way."""
+        return self.find(part, start) is not None or self.on_its_way(part, start) is not None
+
     def _load(self, key: Key) -> Load[Thing | None] | None:
         load = self._loads.get(key)
         return None if load is None or load.is_over else load

@@ -426,8 +426,8 @@ class TieredMessageFetcher:
         share = self.settings.cache_bytes // (2 * (len(self._readers) + min(len(members), most)))
         for name, (stream, view, first, end) in zip(names, members, strict=True):
             part = view.part_at(first) if first < end and stream.next_offset < 0 else None
-            if part is None or self._stock.on_its_way(part, first) is not None:
-                continue  # it comes along with its neighbours
+            if part is None or self._stock.has(part, first):
+                continue  # it comes along with its neighbours, or another group has had it
             stream.begin_at(first)
             claimed = self._stock.claim(stream, view, first, stream.aim(share))
             if not claimed:

@@ -374,6 +374,18 @@ def test_all_that_fits_is_on_its_way_before_the_first_read():
     fetcher.close()
 
 
+def test_what_another_group_has_had_holds_up_nobody_who_begins_beside_it():
+    many = Many(8, 2, each=40, size=8000)
+    fetcher = fetcher_of(many.builder.store)
+    found: dict[int, bytes] = {}
+    assert read_on(fetcher, many.queues[0], found, group="other")
+    many.expect(fetcher, many.queues)
+    for queue in many.queues:
+        assert read_on(fetcher, queue, {}, count=1)
+    assert fetcher.stats().waits == 1, "that of the other group"
+    fetcher.close()
+
+
 def test_who_announces_much_and_reads_nothing_holds_no_more_than_half():
     many = Many(60, 4, each=40, size=8000)
     fetcher = fetcher_of(many.builder.store, cache_bytes=16 * MIB)
