@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import subprocess
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +31,6 @@ from tiered.store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     Tier = Callable[[str], tuple[Path, str]]
 
@@ -339,6 +342,53 @@ def test_a_disk_that_was_full_for_a_while_loses_and_doubles_nothing(
     assert sorted(records_of(to)) == sorted(records_of(whole))
 
 
+def test_whenever_it_is_killed_the_same_command_goes_on(
+    captured_tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What lies there before each step that changes the directory is what a crash leaves: it is gone on with from each."""
+    url, to = captured_tier("s10-consumers")[1], tmp_path / "restored"
+    monkeypatch.setattr(module, "SAVE_BYTES", 32 << 10)
+    left: list[Path] = []
+
+    def run(directory: Path) -> None:
+        with open_tier(url) as tier:
+            plan = plan_restore(tier, RestoreSelection())
+            made = Restore(tier, plan, str(directory), OPTIONS, SystemClock(), memory_bytes=1 << 20)
+            assert made.run().is_complete
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*given: Any, **more: Any) -> Any:
+            with lock:
+                copy = tmp_path / f"left-{len(left)}"
+                if (
+                    subprocess.run(
+                        ["cp", "-a", to, copy], check=False, capture_output=True
+                    ).returncode
+                    == 0
+                ):
+                    left.append(copy)
+            return real(*given, **more)
+
+        return step
+
+    lock = threading.RLock()
+    with monkeypatch.context() as patch:
+        for holder, name in (
+            *((Path, name) for name in ("mkdir", "replace", "unlink")),
+            *((os, name) for name in ("fsync", "utime")),
+            *((disk.RowWriter, name) for name in ("write", "sync")),
+        ):
+            patch.setattr(holder, name, watched(getattr(holder, name)))
+        run(to)
+    assert len(left) > 20
+    for copy in (*left[:12], *left[12::5]):  # each is a restore
+        run(copy)
+        assert sorted(records_of(copy)) == sorted(records_of(to)), copy.name
+        assert not {"abort", "restore.json", "restore.json.new"} & {
+            one.name for one in copy.iterdir()
+        }
+
+
 def records_of(store: Path) -> list[tuple[str, int, int]]:
     return [(record.topic, record.queue_id, record.queue_offset) for record in walk(log_of(store))]
 
@@ -406,6 +456,7 @@ def test_a_property_crc_covers_the_new_place(tmp_path: Path):
     data = bytearray(
         encode_record(replace(record, properties_raw=raw, size=record.size + len(tail)))
     )
+    (tmp_path / "restored").mkdir()
     log = RestoredLog.open(tmp_path / "restored", file_bytes=1 << 16, now_ms=0)
     try:
         log.put(np.frombuffer(data, np.uint8), np.array([len(data)]))

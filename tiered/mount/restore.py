@@ -8,8 +8,9 @@ are made from it by the embedded store's own recovery.
 What stays: every byte of a record but its physical offset, and so queue offsets, ids that producers gave, store and born
 times and hosts. What changes: physical offsets, and with them message ids that are made of host and offset.
 
-Ordering: a record is in the log before it counts as restored; ``restore.json`` in the directory says how far that is, and is
-written after the log was synced. The tables come next, then the lists, then ``abort`` and ``restore.json`` go.
+Ordering: ``restore.json`` in the directory says what is restored and how far that is. It is there before anything else, and
+written again after the log was synced, so that a record is in the log before it counts as restored. The tables come next,
+then the lists, then ``abort`` and ``restore.json`` go.
 
 After a crash, or when it was stopped: the same command goes on from ``restore.json``, to where each queue ended when it
 began. What has come into the tier since, queues included, is left out, so that the store is what the tier was at one
@@ -44,7 +45,7 @@ from tiered.local.layout import GROUPS_FILE, OFFSETS_FILE, read_text
 from tiered.log.broker_tables import Handover, read_handover
 from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.mount.offsets import MountMachine
-from tiered.store.disk import Disk, make_folder, replace_file
+from tiered.store.disk import NEW_SUFFIX, Disk, make_folder, make_new, replace_file
 from tiered.store.embedded import MessageStore
 from tiered.store.restored import RestoredLog, fill_holes
 from tiered.store.topictable import TopicTable
@@ -361,13 +362,15 @@ class Restore:
             DataError: Bytes of the tier are damaged. What is in the log stays; the restore may go on when they are mended.
         """
         known = self._load()
-        if known is not None:
+        if known is None:
+            known = self._note_beginning()
+        else:
             self._plan = self._begun(known)
         log = RestoredLog.open(
             self._root,
             file_bytes=self._options.commitlog_file_bytes,
             now_ms=int(self._clock.now_ms()),
-            end=None if known is None else int(known["log_end"]),
+            end=known["log_end"],
             has_holes=self._plan.has_holes,
         )
         try:
@@ -382,10 +385,10 @@ class Restore:
 
     # -- the log ----------------------------------------------------------------------------------
 
-    def _fill_log(self, log: RestoredLog, known: Mapping[str, Any] | None) -> bool:
+    def _fill_log(self, log: RestoredLog, known: Mapping[str, Any]) -> bool:
         """Put what is not there yet; whether all is."""
-        went_on = {(t, q): (start, stop) for t, q, start, stop in known["next"]} if known else {}
-        self._batch_topics.update(known["batch_topics"] if known else ())
+        went_on = {(t, q): (start, stop) for t, q, start, stop in known["next"]}
+        self._batch_topics.update(known["batch_topics"])
         with self._tier.group() as group:
             spans = [self._left(span, went_on) for span in self._plan.spans]
             self._tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
@@ -421,8 +424,7 @@ class Restore:
 
     @staticmethod
     def _left(span: Span, went_on: Mapping[tuple[str, int], tuple[int, int]]) -> Span:
-        queue, whole = span.cursor.queue, (span.start, span.stop)
-        start, stop = went_on.get((queue.topic, queue.queue_id), whole)
+        start, stop = went_on[span.cursor.queue]
         return Span(span.cursor, QueueOffset(start), QueueOffset(stop), is_firm=True)
 
     def _pieces(self, sources: Sequence[_Source]) -> Iterator[tuple[npt.NDArray[np.uint8], Longs]]:
@@ -484,6 +486,25 @@ class Restore:
                 where=str(self._root),
                 do="go on with the options that it had, or name an empty directory",
             )
+        return known
+
+    def _note_beginning(self) -> dict[str, Any]:
+        """Say what is begun before anything else is in the directory: what is stopped from here on can go on.
+
+        Raises:
+            InvalidError: There is something in the directory.
+            StoreUnavailableError: The disk refuses it.
+        """
+        rows = [(span.cursor.queue, span) for span in self._plan.spans]
+        known = {
+            **self._identity(),
+            "log_end": None,
+            "next": [[*queue, int(span.start), int(span.stop)] for queue, span in rows],
+            "batch_topics": [],
+        }
+        make_new(self._root, beside=STATE_FILE + NEW_SUFFIX)
+        with Disk(str(self._root)):
+            replace_file(self._root / STATE_FILE, json.dumps(known).encode())
         return known
 
     def _save(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> Future[None]:

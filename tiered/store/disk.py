@@ -62,13 +62,17 @@ def make_folder(path: Path) -> None:
         sync_folder(os.fspath(path.parent))
 
 
+NEW_SUFFIX: Final = ".new"
+"""Of a file that is to take another's place; one that a crash left is nobody's."""
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Put ``data`` in the place of a whole small file, on the disk, so that readers see the old or the new one.
 
     Raises:
         OSError: Perhaps not done.
     """
-    new = path.with_name(path.name + ".new")
+    new = path.with_name(path.name + NEW_SUFFIX)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with os.fdopen(open_regular(os.fspath(new), flags), "wb") as file:
         file.write(data)
@@ -131,16 +135,28 @@ def _take(descriptor: int) -> None:
 # -- the directory ---------------------------------------------------------------------------------
 
 
-def require_empty(root: Path) -> None:
-    """Refuse a directory that has anything in it; one that is missing may be made.
+def require_empty(root: Path, *, beside: str = "") -> None:
+    """Refuse a directory that has anything in it but perhaps a file of the name ``beside``; one that is missing may be made.
 
     Raises:
         InvalidError: It has, or it is no directory.
     """
-    if root.exists() and not (root.is_dir() and not any(root.iterdir())):
+    if root.exists() and not (root.is_dir() and {one.name for one in root.iterdir()} <= {beside}):
         raise InvalidError(
             "there is something already", where=str(root), do="name an empty directory"
         )
+
+
+def make_new(root: Path, *, beside: str = "") -> None:
+    """Make a directory, or take one that is empty but perhaps for a file of the name ``beside``.
+
+    Raises:
+        InvalidError: It has something in it.
+        StoreUnavailableError: The disk refuses it.
+    """
+    require_empty(root, beside=beside)
+    with Disk(str(root)):
+        make_folder(root)
 
 
 class StoreHold:
@@ -170,9 +186,7 @@ class StoreHold:
             StoreUnavailableError: The disk refuses it.
         """
         root = Path(directory).absolute()
-        require_empty(root)
-        with Disk(str(root)):
-            make_folder(root)
+        make_new(root)
         return cls(str(root))
 
     def begin(self, now_ms: int) -> None:

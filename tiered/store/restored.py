@@ -97,20 +97,20 @@ class RestoredLog:
         end: int | None = None,
         has_holes: bool = False,
     ) -> RestoredLog:
-        """Begin a log in a directory that is empty or missing, or go on with one.
+        """Begin a log, or go on with one. What a log that was begun and not synced has left is written over.
 
         Args:
-            directory: A broker's ``storePathRootDir``.
+            directory: A broker's ``storePathRootDir``; there is one.
             file_bytes: Of each file of the log.
             now_ms: UTC.
             end: Where to go on: an ``end`` that was synced; None: it is begun.
             has_holes: ``fill_holes`` will be wanted; only where it is begun.
 
         Raises:
-            InvalidError: There is something in the directory, or someone else writes to it.
+            InvalidError: Someone else writes to it.
             StoreUnavailableError: The disk refuses it.
         """
-        hold = StoreHold.of_new(directory) if end is None else StoreHold(str(Path(directory)))
+        hold = StoreHold(str(Path(directory)))
         log = cls(hold, file_bytes, file_bytes if end is None else end)
         try:
             with Disk(hold.root):
