@@ -115,6 +115,27 @@ def test_a_thousand_connections_and_five_thousand_held_requests_are_cheap(
         assert share < 0.05
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+def test_held_requests_with_large_headers_take_no_room_for_them(
+    captured_tier: Callable[[str], tuple[Path, str]], tmp_path: Path
+):
+    """Of 20,000 that may be held, each may have 64 KiB that no budget counts."""
+    options = ("--listen", "127.0.0.1:0", "--no-state")
+    _, url = captured_tier("s10-consumers")
+    with (
+        MountProcess(url, tmp_path / "log", *options) as mount,
+        Client(mount.address) as client,
+    ):
+        end = client.ask(protocol.GET_MAX_OFFSET, topic="work", queueId=0).fields["offset"]
+        before_bytes = resident_bytes(mount.process.pid)
+        for _ in range(800):
+            more = {"sysFlag": 4 | 2, "suspendTimeoutMillis": 30_000, "padding": "x" * 60_000}
+            client.send_pull("work", 0, int(end), **more)
+        client.send(protocol.GET_MIN_OFFSET, topic="work", queueId=0)  # behind the held ones
+        assert client.receive().code == Code.SUCCESS
+        assert resident_bytes(mount.process.pid) - before_bytes < 20 << 20
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 def test_slow_readers_and_half_open_frames_among_a_thousand_connections_are_bounded(

@@ -427,6 +427,7 @@ class Puller:
     async def _hold(self, asked: Exchange, wanted: Pull, result: GetResult) -> GetResult:
         """Wait at the end of a queue until there is more."""
         until_s = self._clock.monotonic_s() + wanted.hold_s
+        asked.slim()
         while is_at_end(result, wanted.offset) and self._may_hold(until_s):
             if self._end(wanted.queue) == result.max_offset:  # else it moved before this was held
                 await self._wait(wanted.queue, int(result.max_offset), until_s)

@@ -422,6 +422,10 @@ class Exchange:
         self.connection.answers.give(-more)
         self._budget.give(-more)
 
+    def slim(self) -> None:
+        """Keep no more of the request than its answer needs: many may be held, each with a large header."""
+        self.request = replace(self.request, remark="", fields={}, body=())
+
     def end(self) -> None:
         """Give the room back."""
         self.resize(0)
