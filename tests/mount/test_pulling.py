@@ -32,6 +32,7 @@ from tiered.mount.pulling import (
     answer,
     are_neighbours,
     gather,
+    make_filter,
 )
 
 if TYPE_CHECKING:
@@ -305,6 +306,15 @@ def test_what_cannot_be_read_is_told_and_skips_nothing(status: GetStatus, next_b
     with pytest.raises(RefusalError, match="offset 7 cannot be read: the store is away") as refused:
         answer(found, 7)
     assert refused.value.code == Code.SYSTEM_ERROR
+
+
+def test_filters_of_long_expressions_are_not_kept():
+    before = pulling._compiled.cache_info().currsize
+    for number in range(3):
+        found = make_filter("||".join(f"tag-{number}-{n}" for n in range(1000)), "TAG")
+        assert found is not None
+    assert pulling._compiled.cache_info().currsize == before
+    assert make_filter("tag-7", "TAG") is make_filter("tag-7", "TAG")
 
 
 def test_every_status_is_answered():

@@ -63,6 +63,8 @@ COMMITS, SUSPENDS, SUBSCRIBES, HAS_CLASS_FILTER = 1, 2, 4, 8
 """Bits of a pull request's ``sysFlag``."""
 FILTERS_MAX: Final = 1024
 """Compiled filters that are kept."""
+FILTER_CHARS_MAX: Final = 4096
+"""Of the expression of one that is kept: compiled, the largest there may be takes a MiB."""
 STRETCH_PULLS: Final = 8
 """For how many pulls a reader in order is given something at once. Of more than 500 numbers NumPy gives the interpreter's
 lock away, and gets it back late; clients ask for 32 messages as a rule."""
@@ -502,7 +504,8 @@ def make_filter(expression: str, kind: str) -> Filter | None:
         RefusalError: The expression is none.
     """
     try:
-        found = _compiled(expression, kind)
+        is_kept = len(expression) <= FILTER_CHARS_MAX
+        found = _compiled(expression, kind) if is_kept else _compile(expression, kind)
     except FilterError as error:
         raise RefusalError(Code.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
     except ValueError as error:
@@ -510,9 +513,11 @@ def make_filter(expression: str, kind: str) -> Filter | None:
     return None if isinstance(found, TagFilter) and found.names is None else found
 
 
-@lru_cache(FILTERS_MAX)
-def _compiled(expression: str, kind: str) -> Filter:
+def _compile(expression: str, kind: str) -> Filter:
     return compile_filter(expression, kind, strict=False)  # type: ignore[arg-type] # it refuses others
+
+
+_compiled = lru_cache(FILTERS_MAX)(_compile)
 
 
 # -- answers --------------------------------------------------------------------------------------
