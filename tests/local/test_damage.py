@@ -363,3 +363,49 @@ def test_entries_read_once_say_what_the_files_say(
         assert found[0] == found[1]
     finally:
         shutil.rmtree(folder)
+
+
+SWAPPED = [
+    ("s09-big-offsets", "consumequeue/far/1/00000000000000002000", "consumequeue/far/2/0"),
+    ("s09-big-offsets", "consumequeue/far/0/0", "consumequeue/far/0/00000000000000002000"),
+    ("s10-consumers", "consumequeue/%RETRY%failing/0/0", "consumequeue/work/1/0"),
+    ("s11-lmq-batchcq", "batchconsumequeue/grouped/0/0", "batchconsumequeue/grouped/1/0"),
+]
+
+
+@pytest.mark.parametrize(("name", "one", "other"), SWAPPED)
+def test_files_of_consume_queues_that_were_swapped_cost_nothing(
+    name: str, one: str, other: str, tmp_path: Path
+):
+    """All that they list are another queue's records, or of other offsets: they count as missing, and are named."""
+    store = harness.unpack(name, tmp_path)
+    paths = [path.parent / path.name.rjust(20, "0") for path in (store / one, store / other)]
+    first, second = (path.read_bytes() for path in paths)
+    paths[0].write_bytes(second)
+    paths[1].write_bytes(first)
+    truth = harness.expected(name)
+    source = harness.open_store(store)
+    for taken in (harness.follow_all(source), harness.read_all(source)):
+        assert {queue: found for queue, found in taken.messages.items() if found} == truth.messages
+        assert not any(taken.holes.values())
+    notes = "\n".join(source.report().notes)
+    assert all(str(path) in notes for path in paths)
+    source.close()
+
+
+def test_a_few_records_alike_damaged_are_damaged_and_no_file_of_another_queue(tmp_path: Path):
+    """The table of verdicts rules where only some of what a file lists is odd."""
+    store = harness.unpack("s09-big-offsets", tmp_path)
+    truth = harness.expected("s09-big-offsets").messages
+    queue = MessageQueue("far", 1)
+    for offset in range(10, 20):
+        place = truth[queue][offset].physical_offset
+        file = max(path for path in (store / "commitlog").iterdir() if int(path.name) <= place)
+        data = bytearray(file.read_bytes())
+        data[place - int(file.name) + 15] = 2
+        file.write_bytes(data)
+    source = harness.open_store(store)
+    taken = harness.follow_all(source)
+    assert taken.holes[queue] == dict.fromkeys(range(10, 20), HoleReason.DAMAGED)
+    assert taken.messages[MessageQueue("far", 2)] == truth[MessageQueue("far", 2)]
+    source.close()

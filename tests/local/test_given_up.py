@@ -101,3 +101,37 @@ def test_what_an_earlier_start_has_given_up_does_not_wait(tmp_path: Path):
     assert store.report().log_end == newest.physical_offset
     assert store.waiting().records == 0
     store.close()
+
+
+@pytest.mark.parametrize("what", ["gone", "zeros", "cut"])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_the_log_has_not_though_it_was_stopped_cleanly_is_told(
+    what: str, is_clean: bool, tmp_path: Path
+):
+    """A file of the log is gone, or zeros: what was listed there is missed, unless a crash may have taken it."""
+    name = "s09-big-offsets"
+    directory = harness.unpack(name, tmp_path)
+    if not is_clean:
+        (directory / "abort").write_text("1")
+    path, known = max((directory / "commitlog").iterdir()), places(name)
+    size = path.stat().st_size
+    low, cut = int(path.name), sorted(one for one in known if one >= int(path.name))[100]
+    if what == "gone":
+        path.unlink()
+    else:
+        low = low if what == "zeros" else cut
+        with path.open("r+b") as file:
+            file.truncate(low - int(path.name))
+            file.truncate(size)
+    store = harness.open_store(directory)
+    taken, waiting = harness.follow_all(store), store.waiting()
+    notes = " ".join(store.report().notes)
+    store.close()
+    took = {one.physical_offset for found in taken.messages.values() for one in found.values()}
+    assert took == {one for one in known if one < low}
+    assert waiting.records == (sum(one >= low for one in known) if is_clean else 0)
+    assert (
+        max(one.name for one in (directory / "commitlog").iterdir()) in waiting.reason
+    ) == is_clean
+    gone = sum(one >= low for one in known)
+    assert (f"list {gone} records behind the log's end" in notes) == (not is_clean)

@@ -163,7 +163,7 @@ class Catalog:
     def find(self, queue: MessageQueue) -> QueueState | None:
         """The state of a queue, made when it is new; None when its topic is left out, or there can be no such queue."""
         state = self.states.get(queue)
-        if state is not None and state.index.row.bases:
+        if state is not None and (state.index.row.bases or state.index.row.ignored):
             return state
         if not is_queue_name(queue) or self.reason(queue.topic) is not None:
             return None

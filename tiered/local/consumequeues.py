@@ -360,6 +360,10 @@ class QueueIndex(Protocol):
         """The first of ``[start, end)`` of which a file, or what was rebuilt, could say something; ``end`` without one."""
         ...
 
+    def first_of_file(self, base: int) -> int:
+        """The first queue offset of which the file that begins at byte ``base`` says something."""
+        ...
+
     def span(self) -> tuple[int, int]:
         """Queue offsets ``[first, last)`` that the files could hold, written or not."""
         ...
@@ -442,6 +446,12 @@ class PlainQueue(Units):
             following = position
         in_files = end if following is None else -(-following // self.unit_bytes)
         return min(end, in_files, self.rebuilt.next_claimed(start, end))
+
+    def first_of_file(self, base: int) -> int:
+        first = base // self.unit_bytes
+        units = self.units(first, first + self.row.file_bytes // self.unit_bytes)
+        good = self.is_valid(units) & ~is_filler(units)
+        return first + int(good.argmax()) if good.any() else first
 
     def span(self) -> tuple[int, int]:
         return self.unit_span()
@@ -533,6 +543,10 @@ class BatchQueue(Units):
         is_there = bool(len(found)) and bool(self.is_valid(found)[0])
         in_files = max(start, int(found["base_offset"][0])) if is_there else end
         return min(end, in_files, self.rebuilt.next_claimed(start, end))
+
+    def first_of_file(self, base: int) -> int:
+        units = self.units(base // self.unit_bytes, base // self.unit_bytes + 1)
+        return int(units["base_offset"][0]) if self.is_valid(units).all() and len(units) else 0
 
     def span(self) -> tuple[int, int]:
         """See ``QueueIndex``. The end is that of the written units."""

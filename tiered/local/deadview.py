@@ -6,12 +6,16 @@ log in memory. What is walked at opening: the part that a start walks; the whole
 (``whole_log_bytes_max``) or something suggests that consume queues are missing. A follower that meets an unlisted
 record later has it claimed here as well, so that nothing is passed over in silence.
 
+A file of a consume queue that lists another queue's records, all of them such as no entry of their own names, has
+another's place (a copy went wrong, say): it counts as missing, and is named.
+
 A record whose queue offset is taken by another entry, or that a start would not list, is dropped and counted: a broker
 started on the store would not serve it (``tiered.local.unlisted``).
 
 Behind that end there may be more than a torn tail: where one record in the middle of the log is damaged, a start gives
 up all that stand behind it. They are not handed out, since the broker will give their queue offsets to other messages;
 but they wait, are counted, and the place is named, so that a person can put the file right before the broker starts.
+The same holds of what the log has not at all, a file being gone or zeros, though a clean stop's checkpoint speaks of it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import numpy as np
 
 from tiered.format.block import distinct, queue_groups
 from tiered.format.record import RecordFault
-from tiered.local.consumequeues import QueueTail
+from tiered.local.consumequeues import QueueTail, Rebuilt
 from tiered.local.face import Waiting
 from tiered.local.matching import Listing, match_states
 from tiered.local.pieces import LogPieces, Piece, find_log_end, plan_start, read_heads
@@ -46,6 +50,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tiered.local")
 _PIECE_BYTES: Final = 8 << 20
+_FAR: Final = 2**63 - 1
+_LOOKED_AT: Final = 64
+"""Entries of a file that are looked at to know whose it is."""
+_STRANGE_MIN: Final = 3
+"""Records that are damaged alike in their queue or offset, and sound else, are so many at most."""
 _LEFT_READ: Final = 4_000
 """Entries of one queue behind the log's end that are looked at in one go."""
 
@@ -89,11 +98,19 @@ class DeadView:
         self._walked_from = 0
         """Where the walk under way began."""
         self.claims = Claims(log, catalog, sightings)
-        self.undecided_end = 2**63 - 1
+        self.undecided_end = _FAR
         self._last_stored_ms = 0
         """Store time of the last record within the log's end."""
+        self._checkpoint = checkpoint
+        self._suspects: dict[MessageQueue, QueueState] = {}
+        """Queues some of whose records are not listed, another being listed in their place."""
         self._waiting = Waiting()
-        self._open(checkpoint, whole_log_bytes_max)
+        before = sightings.counts()
+        self._open(whole_log_bytes_max)
+        if self._ignore_files_of_others():
+            sightings.forget(before)
+            self._begin_anew()
+            self._open(whole_log_bytes_max)
 
     @property
     def log_min(self) -> int:
@@ -124,6 +141,7 @@ class DeadView:
         """
         if found.is_all_listed:
             return
+        self._suspect(state, found)
         asked = self.asked(state, block, found, replayed=replayed)
         verdicts = self.claims.claim(state, block, found, asked, walked_from)
         decided = block.physical_offsets[found.indices] >= self.undecided_end
@@ -132,7 +150,7 @@ class DeadView:
 
     # -- opening ---------------------------------------------------------------------------------
 
-    def _open(self, checkpoint: Checkpoint, whole_log_bytes_max: int) -> None:
+    def _open(self, whole_log_bytes_max: int) -> None:
         self.catalog.load()
         if not self.log.bases:
             return
@@ -143,7 +161,7 @@ class DeadView:
         start = plan_start(
             read_heads(self.log, self._pieces),
             is_clean=self._is_clean,
-            checkpoint=checkpoint,
+            checkpoint=self._checkpoint,
             listed_end=self._listed_end(),
         )
         self._walked_from = start
@@ -156,16 +174,70 @@ class DeadView:
         self.undecided_end = start
         self._set_all_bounds()
         self.catalog.log_min = self.log_min
-        if self.torn_bytes:
+        if self.torn_bytes or not self._is_clean or self._is_cut_short():
             self._waiting = self._find_given_up()
+
+    def _begin_anew(self) -> None:
+        for state in self.catalog.states.values():
+            state.min = state.end = 0
+            state.index.rebuilt = Rebuilt()
+        self._tails, self._listed, self._suspects = {}, {}, {}
+        self._last_stored_ms, self._waiting = 0, Waiting()
+        self.claims = Claims(self.log, self.catalog, self._sightings)
+        self.undecided_end = _FAR
+
+    def _suspect(self, state: QueueState, found: Match) -> None:
+        if bool((~found.is_listed & (found.listed_at >= 0)).any()):
+            self._suspects[state.queue] = state
+
+    def _ignore_files_of_others(self) -> bool:
+        """Look at the files of suspected queues; whether any is not to be believed."""
+        strange = [
+            (state, base)
+            for state in self._suspects.values()
+            for base in state.index.row.bases
+            if self._is_of_others(state, base)
+        ]
+        for state, base in strange:
+            path = state.index.row.path(base)
+            self._sightings.note(f"{path} lists other queues' records: it was taken for missing")
+            state.index.row.ignore(base)
+        return bool(strange)
+
+    def _is_of_others(self, state: QueueState, base: int) -> bool:
+        """Whether a file of a consume queue lists none of the queue's records, and some that nobody else lists."""
+        index = state.index
+        first = index.first_of_file(base)
+        entries = index.entries(first, first + _LOOKED_AT)
+        bounds = Bounds(self.log_min, self.log_end)
+        found = fetch(
+            self.log,
+            state.queue,
+            entries,
+            bounds,
+            is_batch=index.is_batch,
+            lists=self.catalog.lists,
+        )
+        is_sound = np.append(found.block.faults == RecordFault.OK, False)[found.record_of]
+        is_own, strange = found.verdicts == Verdict.LISTED, found.verdicts == Verdict.DAMAGED
+        unnamed = len(distinct(found.record_of[strange & is_sound]))
+        return unnamed >= _STRANGE_MIN and not is_own.any()
+
+    def _is_cut_short(self) -> bool:
+        """Whether the log ends before what was on the disk at a clean stop.
+
+        Consume queues alone do not tell: they may go on listing what an earlier start has given up.
+        """
+        return self._is_clean and self._checkpoint.physical_timestamp_ms > self._last_stored_ms
 
     def _find_given_up(self) -> Waiting:
         """Count what consume queues list behind the log's end and a start would give up.
 
         Sound records, and the damaged one at the end: alone, it is the torn tail of a crash, but not after a clean stop. One
-        that was stored before the last one within the end is left from an earlier start, which has given it up.
+        that was stored before the last one within the end is left from an earlier start, which has given it up. And what
+        the log has not, where it is known that it had more.
         """
-        records = size = damaged = 0
+        records = size = lost = gone = 0
         for state in self.catalog.states.values():
             for entries, found in self._entries_behind_end(state):
                 good = np.flatnonzero(found.verdicts == Verdict.LISTED)
@@ -173,17 +245,26 @@ class DeadView:
                 is_new = found.block.store_timestamps_ms[numbers] >= self._last_stored_ms
                 records += int(is_new.sum())
                 size += int(found.block.sizes[numbers[is_new]].sum())
-                at_end = entries.physical_offsets == self.log_end
-                damaged |= int((at_end & (found.verdicts == Verdict.DAMAGED)).any())
-        if not records and not (damaged and self._is_clean):
+                behind = entries.is_written & (entries.physical_offsets >= self.log_end)
+                behind &= found.verdicts != Verdict.LISTED
+                gone += len(distinct(entries.physical_offsets[behind]))
+                behind &= entries.physical_offsets == self.log_end
+                behind &= found.verdicts == Verdict.DAMAGED
+                lost += int(behind.any())
+        lost = gone if self._is_cut_short() else lost
+        if not records and not (lost and self._is_clean):
+            if gone and not self._is_clean:
+                self._sightings.note(
+                    f"consume queues list {gone} records behind the log's end, which a crash took or a start gave up"
+                )
             return Waiting()
         base = self.log.base_of(self.log_end)
-        assert base is not None
+        base = self.log.bases[-1] if base is None else base
         place = f"{self.log.path(base)}, byte {self.log_end - base}"
-        found_there = f"at and behind {place}, where a record is damaged"
-        _LOG.warning("%d listed messages are not tiered: %s", records + damaged, found_there)
+        found_there = f"at and behind {place}, where a record is damaged or gone"
+        _LOG.warning("%d listed records are not tiered: %s", records + lost, found_there)
         does = "a broker's start would give them up; put the file right before that"
-        return Waiting(records + damaged, size, f"{found_there}: {does}", is_behind_damage=True)
+        return Waiting(records + lost, size, f"{found_there}: {does}", is_behind_damage=True)
 
     def _entries_behind_end(self, state: QueueState) -> Iterator[tuple[Entries, Fetched]]:
         """What a queue lists behind its end, and the records behind the log's end that it names."""
@@ -250,6 +331,7 @@ class DeadView:
     def _has_unlisted(self, block: RecordBlock) -> bool:
         for state, found in match_states(self.catalog, block, queue_groups(block)):
             if not found.is_all_listed:
+                self._suspect(state, found)
                 asked = self.asked(state, block, found)
                 verdicts, _ = self.claims.judge(state, block, found, asked, self.log.end)
                 if (verdicts == Verdict.CLAIMS).any():

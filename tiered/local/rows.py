@@ -290,9 +290,10 @@ class FileRow:
         directory: Where they are.
         file_bytes: Size of each file in bytes; 0: not known yet, and the row shows no files.
         end: One past the last file, whether or not that has been written; 0 without files. As of the last scan.
+        ignored: Where files begin that are not believed: they count as missing.
     """
 
-    __slots__ = ("_bases", "_cache", "_stamp", "directory", "end", "file_bytes")
+    __slots__ = ("_bases", "_cache", "_stamp", "directory", "end", "file_bytes", "ignored")
 
     def __init__(
         self, cache: FileCache, directory: str, file_bytes: int, listed: Listed | None = None
@@ -302,6 +303,7 @@ class FileRow:
         self.file_bytes = file_bytes
         self._stamp: tuple[int, int] | None = None
         self._bases: tuple[int, ...] = ()
+        self.ignored: frozenset[int] = frozenset()
         self.end = 0
         if listed is None or not file_bytes:
             self.rescan()
@@ -324,9 +326,17 @@ class FileRow:
             self._see(*list_row(self.directory))
         return True
 
+    def ignore(self, base: int) -> None:
+        """Take a file for missing from now on."""
+        with self._cache.scan_lock:
+            self.ignored |= {base}
+            self._see(self._stamp, self._bases)
+
     def _see(self, stamp: tuple[int, int] | None, bases: tuple[int, ...]) -> None:
         # Not all that are open: they are as many as there are queues, and each of these has its turn here.
         self._cache.drop_deleted(map(self.path, {*self._bases, *bases}))
+        if self.ignored:
+            bases = tuple(base for base in bases if base not in self.ignored)
         self._bases = bases
         self.end = bases[-1] + self.file_bytes if bases else 0
         self._stamp = stamp

@@ -87,6 +87,11 @@ class Sightings:
         with self._lock:
             return dict(self._counts)
 
+    def forget(self, counts: dict[str, int]) -> None:
+        """Go back to what ``counts`` had said: all is looked at again."""
+        with self._lock:
+            self._counts = Counter(counts)
+
     def notes(self) -> tuple[str, ...]:
         """The lines, in the order in which they came."""
         with self._lock:
