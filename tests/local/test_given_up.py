@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -135,3 +136,21 @@ def test_what_the_log_has_not_though_it_was_stopped_cleanly_is_told(
     ) == is_clean
     gone = sum(one >= low for one in known)
     assert (f"list {gone} records behind the log's end" in notes) == (not is_clean)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_stands_behind_damage_is_told_though_no_consume_queue_lists_it(
+    is_clean: bool, tmp_path: Path
+):
+    """The checkpoint of a clean stop says that the log went on; how many records there were nobody knows."""
+    directory = harness.unpack("s09-big-offsets", tmp_path)
+    shutil.rmtree(directory / "consumequeue")
+    if not is_clean:
+        (directory / "abort").write_text("1")
+    place = sorted(places("s09-big-offsets"))[-50]  # in the last file, which every start looks at
+    file = flip(directory, place)
+    store = harness.open_store(directory)
+    assert store.report().log_end == place
+    assert store.waiting().records == is_clean
+    assert (f"{file}, byte {place - int(file.name)}" in store.waiting().reason) == is_clean
+    store.close()

@@ -251,7 +251,8 @@ class DeadView:
                 behind &= entries.physical_offsets == self.log_end
                 behind &= found.verdicts == Verdict.DAMAGED
                 lost += int(behind.any())
-        lost = gone if self._is_cut_short() else lost
+        if self._is_cut_short():
+            lost = max(gone, int(self.torn_bytes > 0))  # consume queues may be lost as well
         if not records and not (lost and self._is_clean):
             if gone and not self._is_clean:
                 self._sightings.note(
@@ -262,7 +263,7 @@ class DeadView:
         base = self.log.bases[-1] if base is None else base
         place = f"{self.log.path(base)}, byte {self.log_end - base}"
         found_there = f"at and behind {place}, where a record is damaged or gone"
-        _LOG.warning("%d listed records are not tiered: %s", records + lost, found_there)
+        _LOG.warning("%d records are not tiered: %s", records + lost, found_there)
         does = "a broker's start would give them up; put the file right before that"
         return Waiting(records + lost, size, f"{found_there}: {does}", is_behind_damage=True)
 
