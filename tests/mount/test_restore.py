@@ -410,6 +410,15 @@ def test_a_directory_with_something_in_it_is_refused(captured_tier: Tier, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_what_was_killed_within_its_first_note_is_begun_anew(captured_tier: Tier, tmp_path: Path):
+    store = tmp_path / "restored"
+    store.mkdir()
+    (store / "restore.json.new").write_text("{")
+    url = captured_tier("s01-basic")[1]
+    assert here("restore", url, "--to", store, *SMALL, "--dry-run").code == 0
+    assert messages_of(restored(url, tmp_path), tmp_path)
+
+
 def test_nothing_to_restore_is_an_error(captured_tier: Tier, tmp_path: Path):
     url = captured_tier("s01-basic")[1]
     ran = here("restore", url, "--to", tmp_path / "restored", "--topics", "none")

@@ -97,7 +97,7 @@ def run(call: Call, options: RestoreOptions) -> int:
     """Plan, and restore unless it is a dry run."""
     from tiered.cli.call import open_tier
     from tiered.mount.restore import STATE_FILE, Restore, plan_restore
-    from tiered.store.disk import require_empty
+    from tiered.store.disk import NEW_SUFFIX, require_empty
     from tiered.store.store_options import StoreOptions
 
     output, stopping = Output(call), threading.Event()
@@ -106,7 +106,7 @@ def run(call: Call, options: RestoreOptions) -> int:
         plan = plan_restore(tier, read_selection(call, options))
         document = planned(options, tier, plan)
         if not Path(options.to, STATE_FILE).exists():
-            require_empty(Path(options.to).absolute())
+            require_empty(Path(options.to).absolute(), beside=STATE_FILE + NEW_SUFFIX)
         if options.dry_run:
             document["seconds"] = sampled_seconds(call, tier, plan)
             return told(call, output, document, plan_lines(document))
