@@ -42,7 +42,7 @@ class RefillOptions(StoreDirOptions):
     )
 
 
-class _Source(Protocol):
+class _RefillSource(Protocol):
     """What has the messages."""
 
     def ends(self) -> Mapping[MessageQueue, QueueOffset]:
@@ -115,7 +115,7 @@ def run(call: Call, options: RefillOptions) -> int:
     return NEEDS_A_PERSON if any(row["unknown"] for row in rows) else DONE
 
 
-def _open_source(call: Call, where: str, stack: contextlib.ExitStack) -> _Source:
+def _open_source(call: Call, where: str, stack: contextlib.ExitStack) -> _RefillSource:
     from tiered.cli.call import open_local, open_tier
 
     if "://" in where:
@@ -123,7 +123,7 @@ def _open_source(call: Call, where: str, stack: contextlib.ExitStack) -> _Source
     return _LocalSource(open_local(call, where, stack))
 
 
-def _refill(store: MessageStore, source: _Source, queue: MessageQueue) -> dict[str, Any]:
+def _refill(store: MessageStore, source: _RefillSource, queue: MessageQueue) -> dict[str, Any]:
     low, end = store.reader.bounds(queue)
     met = _Met(low if end else 0)
     messages = 0

@@ -182,7 +182,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """What was found of queues of one topic.
 
     Attributes:
@@ -281,7 +281,7 @@ class Maker(Protocol):
 class Engine(Protocol):
     """What reads and writes messages: this process, or Spark's (``tiered.upkeep.compact_spark``)."""
 
-    def judge(self, looks: Sequence[Look]) -> Verdict:
+    def judge(self, looks: Sequence[Look]) -> Judgement:
         """Look at queues of one topic.
 
         Raises:
@@ -631,12 +631,12 @@ class LocalEngine:
         uploader = guest.uploader(self._at.store, self._at.prefix)
         return LocalMaker(self, uploader, self._settings.compression)
 
-    def judge(self, looks: Sequence[Look]) -> Verdict:
+    def judge(self, looks: Sequence[Look]) -> Judgement:
         if self._settings.across_queues:
-            return Verdict(self._judge_across(looks), 0, 0)
+            return Judgement(self._judge_across(looks), 0, 0)
         samples: list[npt.NDArray[np.uint64]] = []
         judged = [self._judge(look, samples) for look in looks]
-        return Verdict(judged, *in_several(samples, KEYS_SAMPLED))
+        return Judgement(judged, *in_several(samples, KEYS_SAMPLED))
 
     def _judge(self, look: Look, samples: list[npt.NDArray[np.uint64]]) -> Judged:
         retention, memory = self._settings.retention, self._settings.memory_bytes

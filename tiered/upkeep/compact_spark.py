@@ -42,8 +42,8 @@ from tiered.upkeep.compact import (
     KEYS_SAMPLED,
     Guest,
     Judged,
+    Judgement,
     MadeBundle,
-    Verdict,
     put_sections,
     seen_until_ms,
 )
@@ -125,7 +125,7 @@ class SparkEngine:
         self._settings = settings
         self._winners: dict[str, Any] = {}
 
-    def judge(self, looks: Sequence[Look]) -> Verdict:
+    def judge(self, looks: Sequence[Look]) -> Judgement:
         settings = self._settings
         seen_ms = seen_until_ms(looks) if settings.across_queues else 0
         texts = [json.dumps(some) for some in _stretches(looks)]
@@ -148,8 +148,8 @@ class SparkEngine:
         judged = [_judged(look, number, rows) for number, look in enumerate(looks)]
         keys_met = sum(one.counts["keys"] for one in judged)
         if len(looks) == 1 or settings.across_queues:
-            return Verdict(judged, 0, keys_met)
-        return Verdict(judged, *_spread(winners, keys_met))
+            return Judgement(judged, 0, keys_met)
+        return Judgement(judged, *_spread(winners, keys_met))
 
     def maker(self, guest: Guest) -> SparkMaker:
         return SparkMaker(self, guest)
