@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.bundles import made_part
@@ -16,6 +17,7 @@ from support.synthetic import make_batch
 from tiered.clock import ManualClock
 from tiered.format.properties import KEYS, UNIQ_KEY, parse_properties, split_keys
 from tiered.format.record import encode_record
+from tiered.index import extract
 from tiered.index.extract import (
     PIECE_RECORDS,
     Keys,
@@ -151,3 +153,49 @@ def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
     assert feed.take(b) is None, "nobody wanted it"
     assert feed.take(d) is not None
     assert feed.memory_bytes == 0
+
+
+def sized_batch(queue: MessageQueue, properties: list[bytes], body_bytes: int) -> RecordBatch:
+    raws = [
+        encode_record(
+            make(topic=queue.topic, queue_offset=n, properties_raw=raw, body=b"b" * body_bytes)
+        )
+        for n, raw in enumerate(properties)
+    ]
+    sizes = np.array([len(raw) for raw in properties], np.int32)
+    return replace(make_batch(queue, 0, raws, [5] * len(raws)), properties_sizes=sizes)
+
+
+@pytest.mark.parametrize("short_bytes", [9000, 0])
+def test_large_batches_are_taken_together_by_the_ends_of_their_records(
+    short_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Some hundred small calls for each were a third of what extraction cost; a record that is too short is no trouble."""
+    ours = [b"KEYS\x01k%05d other\x02UNIQ_KEY\x01u%05d\x02" % (n, n) for n in range(12)]
+    batches = [
+        sized_batch(MessageQueue("t", 0), ours, 4000),
+        sized_batch(MessageQueue("u", 1), [b"UNIQ_KEY\x01" + b"w" * 300] * 5, 9000),
+        sized_batch(MessageQueue("t", 2), [b"KEYS\x01s\x02"], short_bytes),
+    ]
+    alone = [list(extract_keys(batch, topic_seed(batch.queue.topic))) for batch in batches]
+    calls: list[int] = []
+    row_keys = extract._row_keys
+    monkeypatch.setattr(
+        extract, "_row_keys", lambda *args: calls.append(len(args[1])) or row_keys(*args)
+    )
+    together = extract_all(batches)
+    assert sorted(calls) == [1, 5, 12], "once for each size of properties, not for each batch"
+    for some, others in zip(together, alone, strict=True):
+        assert full_rows(some) == full_rows(others)
+    calls.clear()
+    one = sized_batch(MessageQueue("t", 0), ours * 100, 40)
+    assert len(extract_all([one, one, one])) == 3
+    assert calls == [3600], "batches of a thousand records as well"
+
+
+def full_rows(some: Iterable[Keys]) -> list[tuple[int, ...]]:
+    return sorted(
+        row
+        for keys in some
+        for row in zip(*(getattr(keys, name).tolist() for name in Keys.__slots__), strict=True)
+    )
