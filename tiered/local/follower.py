@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
+import numpy as np
+
 from tiered.errors import ClosedError
 from tiered.format.block import queue_groups, tag_guesses
 from tiered.local.deadview import DeadView
@@ -340,9 +342,13 @@ class RocketMQFollower:
     ) -> list[RecordBatch]:
         """One batch a queue, of records that are all listed, and with which the queues go on."""
         found = [(state.queue, match_) for state, match_ in taken]
+        if not found:
+            return []
         self._tags.apply_all(block, found, self._guesses(block))
         batches = sound_batches(block, found)
-        lasts = block.physical_offsets[[match_.indices[-1] for _, match_ in found]].tolist()
+        indices = np.concatenate([match_.indices for _, match_ in found])  # one look for all lasts
+        ends = np.cumsum([len(match_.indices) for _, match_ in found]) - 1
+        lasts = block.physical_offsets[indices[ends]].tolist()
         for batch, last in zip(batches, lasts, strict=True):
             self._next[batch.queue] = batch.end_offset
             self._last[batch.queue] = last
