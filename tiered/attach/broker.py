@@ -20,9 +20,7 @@ from urllib.parse import unquote
 
 from tiered.api.broker_place import Place, find_places, require_fitting
 from tiered.errors import ClosedError, DataError, InvalidError
-from tiered.format.remoting import Command, RemotingClient
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
-from tiered.log.reader import TierReader
 
 if TYPE_CHECKING:
     import threading
@@ -77,6 +75,11 @@ def ask_max_offset(host: str, port: int, timeout_s: float = TIMEOUT_S) -> int:
         OSError: The broker cannot be reached, or did not answer in time.
         ValueError: Its answer is none.
     """
+    from tiered.format.remoting import (  # noqa: PLC0415 (start-up loads only what is needed)
+        Command,
+        RemotingClient,
+    )
+
     with RemotingClient(host, port, timeout_s) as connection:
         answer = connection.ask(Command(GET_BROKER_RUNTIME_INFO, language="PYTHON"))
     if answer.code:
@@ -217,6 +220,8 @@ def _chosen(store: ObjectStore, identity: StoreIdentity, settings: AttachSetting
 
 def _store_id(store: ObjectStore, place: Place) -> str | None:
     """Of the store that a place remembers; None when it does not say. What cannot be read may be this very store's."""
+    from tiered.log.reader import TierReader  # noqa: PLC0415 (start-up loads only what is needed)
+
     reader = TierReader(store, place.prefix)
     try:
         reader.refresh()

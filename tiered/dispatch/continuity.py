@@ -44,7 +44,6 @@ from tiered.log.parting import (
     plan_change,
     was_taken,
 )
-from tiered.log.reader import QueueReader
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -582,6 +581,8 @@ class Continuity:
                 # The tier has nothing left that could be compared; what was taken last is known all the same.
                 return begin_anew(queue, life, bounds), True
             return self._beginnings.decide(queue, life, bounds, file.append_offset), True
+        from tiered.log.reader import QueueReader  # noqa: PLC0415 (start-up loads only what is needed)
+
         reader = QueueReader.of_life(self._store, self._prefix, queue, life)
 
         def local_mark(offset: int) -> int:

@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from tiered.errors import DataError
 from tiered.format.block import RecordBlock, bytes_at, parse_records
-from tiered.format.message_forms import split_batch
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
 from tiered.format.record import RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
@@ -520,6 +519,8 @@ def _inner(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> 
 
 
 def _inner_keys(block: RecordBlock, position: int) -> Iterator[tuple[int, str]]:
+    from tiered.format.message_forms import split_batch  # noqa: PLC0415 (start-up loads only what is needed)
+
     try:
         messages = split_batch(decode_record(block.buffer, position, check_crc=False))
     except (RecordError, DataError):

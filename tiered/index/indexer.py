@@ -28,7 +28,6 @@ from tiered.errors import DataError
 from tiered.index.extract import Keys, extract_all, shifted
 from tiered.log.indexed import uncovered
 from tiered.log.parts import NO_PARTS
-from tiered.log.reader import QueueReader
 from tiered.log.state import Gap
 from tiered.model import QueueOffset
 
@@ -169,6 +168,8 @@ class _Reading:
     def __init__(
         self, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife
     ) -> None:
+        from tiered.log.reader import QueueReader  # noqa: PLC0415 (start-up loads only what is needed)
+
         self.life = life
         self.reader = QueueReader.of_life(store, prefix, queue, life)
 
