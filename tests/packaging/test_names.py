@@ -62,3 +62,8 @@ def test_starting_the_program_loads_nothing_heavy():
 def test_reading_a_tier_loads_no_module_that_only_types_want():
     """It is a tenth of what starting to read costs."""
     assert "typing_extensions" not in loaded_after("import tiered.api.tier, tiered.cli.cat")
+
+
+def test_a_writer_loads_what_reads_a_tier_when_it_is_wanted():
+    loaded = loaded_after("import tiered.attach.writer, tiered.attach.index")
+    assert not {"tiered.log.reader", "tiered.log.decode", "tiered.format.remoting"} & set(loaded)
