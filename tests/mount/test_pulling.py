@@ -117,6 +117,26 @@ def test_no_more_are_held_than_may_be(growing: Growing):
         assert not served.mount.puller._held  # type: ignore[union-attr]
 
 
+def test_a_held_request_with_a_large_filter_of_its_own_counts_as_many(growing: Growing):
+    """A compiled one may have a MiB, and nothing else counts it."""
+    tags = "||".join(f"tag-{number:06}" for number in range(500))
+    with mounted(growing.url, keeps_offsets=False, pulls=PullLimits(held_max=200)) as served:
+        puller = served.mount.puller
+        assert puller is not None
+        with served.client() as one, served.client() as other:
+            one.send_pull("t", 0, 2, subscription=tags, **HOLD)
+            while not puller.held:
+                pass
+            assert other.pull("t", 0, 2, **HOLD).code == Code.PULL_NOT_FOUND
+            assert puller.held == 1
+        while puller.held:
+            pass
+        with served.client() as client:
+            found = client.pull("t", 0, 2, suspendTimeoutMillis=300, **HOLD)
+            assert found.code == Code.PULL_NOT_FOUND
+            assert puller._held_room == 200
+
+
 def test_at_the_end_of_the_mount_held_requests_are_answered(growing: Growing):
     with mounted(growing.url, keeps_offsets=False) as served, served.client() as client:
         held = client.send_pull("t", 0, 2, **HOLD)

@@ -65,6 +65,8 @@ FILTERS_MAX: Final = 1024
 """Compiled filters that are kept."""
 FILTER_CHARS_MAX: Final = 4096
 """Of the expression of one that is kept: compiled, the largest there may be takes a MiB."""
+LARGE_FILTER_HELD_AS: Final = 256
+"""A request that is held with a filter of its own counts as so many, or 20,000 of them would hold 20 GiB."""
 STRETCH_PULLS: Final = 8
 """For how many pulls a reader in order is given something at once. Of more than 500 numbers NumPy gives the interpreter's
 lock away, and gets it back late; clients ask for 32 messages as a rule."""
@@ -114,6 +116,7 @@ class Pull:
         size_bytes: Bytes of their records at most.
         hold_s: How long it may be held at the queue's end; 0: not.
         wanted: Which messages; None: all.
+        held_as: As how many it counts while it is held.
     """
 
     group: str
@@ -123,6 +126,7 @@ class Pull:
     size_bytes: int
     hold_s: float
     wanted: Filter | None
+    held_as: int = 1
 
     def may_wait(self, result: GetResult) -> bool:
         """Whether the answer may wait for the next message of the queue."""
@@ -228,7 +232,7 @@ class Puller:
         self._clock = clock
         self._held: dict[MessageQueue, set[asyncio.Future[None]]] = {}
         self._held_ends: dict[MessageQueue, int] = {}
-        self._held_count = 0
+        self._held_count, self._held_room = 0, self.limits.held_max
         self._is_closing = False
         self._seen: TierState | None = None
         self._stretches: dict[tuple[str, MessageQueue], Stretch] = {}
@@ -275,7 +279,7 @@ class Puller:
         size_bytes = protocol.whole(request, "maxMsgBytes", self.limits.bytes_max)
         hold_s = protocol.whole(request, "suspendTimeoutMillis", 0) / 1000
         self._topics.require(topic, queue_id)
-        wanted = self._filter(request, group, topic, flags)
+        wanted, is_kept = self._filter(request, group, topic, flags)
         committed = protocol.whole(request, "commitOffset", -1)
         if flags & COMMITS and committed >= 0:
             self._offsets.commit(group, topic, queue_id, committed)
@@ -287,9 +291,13 @@ class Puller:
             min(max(size_bytes, 1), self.limits.bytes_max),
             min(hold_s, self.limits.hold_s_max) if flags & SUSPENDS else 0.0,
             wanted,
+            1 if is_kept else LARGE_FILTER_HELD_AS,
         )
 
-    def _filter(self, request: Command, group: str, topic: str, flags: int) -> Filter | None:
+    def _filter(
+        self, request: Command, group: str, topic: str, flags: int
+    ) -> tuple[Filter | None, bool]:
+        """The filter, and whether it is one that all who ask for the same share."""
         if flags & SUBSCRIBES:
             expression = request.fields.get("subscription") or "*"
             kind = request.fields.get("expressionType") or "TAG"
@@ -297,7 +305,10 @@ class Puller:
             version = protocol.whole(request, "subVersion", 0)
             found = self._consumers.subscription(group, topic, version)
             expression, kind = found.expression, found.kind
-        return None if flags & HAS_CLASS_FILTER else make_filter(expression, kind)
+        is_kept = len(expression) <= FILTER_CHARS_MAX
+        if flags & HAS_CLASS_FILTER:
+            return None, True
+        return make_filter(expression, kind), is_kept
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -432,28 +443,30 @@ class Puller:
         asked.slim()
         while is_at_end(result, wanted.offset) and self._may_hold(until_s):
             if self._end(wanted.queue) == result.max_offset:  # else it moved before this was held
-                await self._wait(wanted.queue, int(result.max_offset), until_s)
+                await self._wait(wanted, int(result.max_offset), until_s)
             result = await self._read(asked, wanted)
         return result
 
     def _may_hold(self, until_s: float) -> bool:
         is_time = self._clock.monotonic_s() < until_s
-        return is_time and not self._is_closing and self._held_count < self.limits.held_max
+        return is_time and not self._is_closing and self._held_room > 0
 
-    async def _wait(self, queue: MessageQueue, end: int, until_s: float) -> None:
-        loop = asyncio.get_running_loop()
+    async def _wait(self, wanted: Pull, end: int, until_s: float) -> None:
+        loop, queue = asyncio.get_running_loop(), wanted.queue
         turn: asyncio.Future[None] = loop.create_future()
         waiting = self._held.setdefault(queue, set())
         waiting.add(turn)
         # The smallest: who was held before the queue moved must be woken, also if another came after it.
         self._held_ends[queue] = min(end, self._held_ends.get(queue, end))
         self._held_count += 1
+        self._held_room -= wanted.held_as
         timer = loop.call_later(until_s - self._clock.monotonic_s(), wake, turn)
         try:
             await turn
         finally:
             timer.cancel()
             self._held_count -= 1
+            self._held_room += wanted.held_as
             waiting.discard(turn)
             # Another set may stand there already: of those who came after this one was woken.
             if not waiting and self._held.get(queue) is waiting:
