@@ -94,6 +94,8 @@ def here(example: str, tmp_path: Path, made: Path, server: S3Server) -> str:
     """The example with our places in it."""
     for name in ("store", "tier", "parquet"):
         shutil.copytree(made / name, tmp_path / name)
+    if "/data/other-store" in example:
+        shutil.copytree(made / "store", tmp_path / "other-store")
     is_new = any(f"tiered {command}" in example for command in ("store create", "restore"))
     store = tmp_path / ("new" if is_new else "store")
     places = {
@@ -101,6 +103,8 @@ def here(example: str, tmp_path: Path, made: Path, server: S3Server) -> str:
         "file:///tmp/parquet": f"file://{tmp_path}/parquet",
         "/data/rocketmq/store": str(store),
         "/tmp/store": str(store),
+        "/data/store": str(store),
+        "/data/other-store": str(tmp_path / "other-store"),
         "/data/timers": str(tmp_path / "timers"),
         "/tmp/": f"{tmp_path}/",
         "10.0.0.5:9876": "127.0.0.1:1",

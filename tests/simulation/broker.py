@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 QueueKey = tuple[str, int]
 _NOWHERE = _Queue(0)
 """Where the log's lost records belong: no queue lists them."""
-_KEYED, _KEYS, _TOMBSTONES = 0.9, 60, 0.25
+_KEYED, _KEYS, _TOMBSTONES = 0.9, 20, 0.4
 _TAGS = ("a", "a", "red", "Grün", "\N{PILE OF POO}", "", None)
 
 

@@ -62,7 +62,7 @@ PACKS_EVERY = 6
 """Of so many seeds one has writers that compress what is of the last level, and messages for which that is worth it."""
 COMPACTS_EVERY = 4
 """Of so many seeds one has messages with keys, and somebody who compacts."""
-_COMPACTS = 0.2
+_COMPACTS = 0.3
 """How often, at each step."""
 _BAD_END = 0.3
 """How often, at each step, a queue is chosen whose tail is lost when it is tiered up to a damaged record."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.format.block import distinct, queue_groups
-from tiered.format.record import RecordFault
+from tiered.format.record import MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault
 from tiered.local.consumequeues import QueueTail, Rebuilt
 from tiered.local.face import Waiting
 from tiered.local.matching import Listing, match_states
@@ -230,6 +230,15 @@ class DeadView:
         """
         return self._is_clean and self._checkpoint.physical_timestamp_ms > self._last_stored_ms
 
+    def _has_more(self) -> bool:
+        """Whether behind the log's end there is more than one record that is torn, as of a copy that lags behind."""
+        head = self.log.read(self.log_end, SIZE_AND_MAGIC.size)
+        if len(head) < SIZE_AND_MAGIC.size:
+            return False
+        size, magic = SIZE_AND_MAGIC.unpack(head)
+        own = size if magic in {MAGIC_V1, MAGIC_V2} else SIZE_AND_MAGIC.size
+        return self.torn_bytes > own
+
     def _find_given_up(self) -> Waiting:
         """Count what consume queues list behind the log's end and a start would give up.
 
@@ -252,7 +261,7 @@ class DeadView:
                 behind &= found.verdicts == Verdict.DAMAGED
                 lost += int(behind.any())
         if self._is_cut_short():
-            lost = max(gone, int(self.torn_bytes > 0))  # consume queues may be lost as well
+            lost = max(gone, int(self._has_more()))  # consume queues may be lost as well
         if not records and not (lost and self._is_clean):
             if gone and not self._is_clean:
                 self._sightings.note(
