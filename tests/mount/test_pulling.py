@@ -25,10 +25,10 @@ from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.mount import protocol, pulling
 from tiered.mount.protocol import Code, RefusalError
 from tiered.mount.pulling import (
+    Handout,
     Pull,
     Puller,
     PullLimits,
-    Stretch,
     answer,
     are_neighbours,
     gather,
@@ -211,7 +211,7 @@ def test_a_reader_in_order_is_given_what_several_pulls_take(
     at_most: int,
 ):
     """And a slow one asks each time, since the fetcher forgets what nobody reads."""
-    monkeypatch.setattr(pulling, "STRETCH_S", seconds)
+    monkeypatch.setattr(pulling, "HANDOUT_S", seconds)
     with mounted(captured_tier("s10-consumers")[1], keeps_offsets=False) as served:
         fetcher, asked = served.mount.store.opened.fetcher, []
         at_hand = fetcher.at_hand
@@ -229,7 +229,7 @@ def test_a_reader_amid_records_is_told_of_a_queue_that_grows(growing: Growing):
         for offset in range(4):
             told = client.pull("t", 0, offset, maxMsgNums=1)
             assert (told.fields["minOffset"], told.fields["maxOffset"]) == ("0", "8")
-        assert served.mount.puller._stretches  # type: ignore[union-attr]
+        assert served.mount.puller._handouts  # type: ignore[union-attr]
         growing.put("t", "i")
         while client.ask(protocol.GET_MAX_OFFSET, topic="t", queueId=0).fields["offset"] != "9":
             time.sleep(0.05)
@@ -255,28 +255,28 @@ def pull(offset: int, count: int, size_bytes: int) -> Pull:
     st.integers(1, 20),
     st.integers(1, 4000),
 )
-def test_a_stretch_is_cut_as_its_run_is(
+def test_a_handout_is_cut_as_its_run_is(
     sizes: list[int], data: st.DataObject, count: int, size_bytes: int
 ):
     run = run_of(sizes)
     start = data.draw(st.integers(10, run.end - 1))
     some = run.cut(QueueOffset(start), bytes_max=8 * size_bytes, count_max=8 * count)
-    stretch = Stretch.of(run, some, QueueLife(0, QueueOffset(0), QueueOffset(99)), until_s=1.0)
-    assert stretch.is_simple
-    first = stretch.cut(pull(start, count, size_bytes), 0.0)
+    handout = Handout.of(run, some, QueueLife(0, QueueOffset(0), QueueOffset(99)), until_s=1.0)
+    assert handout.is_simple
+    first = handout.cut(pull(start, count, size_bytes), 0.0)
     assert first is not None  # whatever was asked for at once is enough for one
     for offset in range(start, run.end):
-        found = stretch.cut(pull(offset, count, size_bytes), 0.0)
+        found = handout.cut(pull(offset, count, size_bytes), 0.0)
         expected = run.cut(QueueOffset(offset), bytes_max=size_bytes, count_max=count)
         if found is not None:
             assert found == (expected.records.data, expected.end_offset)
-        else:  # no answer is shorter since a stretch ends where its run does not
-            assert expected.end_offset >= stretch.end
-    assert stretch.cut(pull(start, 1, 1), 1.5) is None
-    assert stretch.cut(pull(start - 1, 1, 1), 0.0) is None
+        else:  # no answer is shorter since a handout ends where its run does not
+            assert expected.end_offset >= handout.end
+    assert handout.cut(pull(start, 1, 1), 1.5) is None
+    assert handout.cut(pull(start - 1, 1, 1), 0.0) is None
     del some, run, expected, found, first
     gc.collect()
-    assert stretch.cut(pull(start, 1, 1), 0.0) is None  # it keeps nothing in memory
+    assert handout.cut(pull(start, 1, 1), 0.0) is None  # it keeps nothing in memory
 
 
 def test_holes_inner_batches_and_what_lies_apart_are_no_neighbours():

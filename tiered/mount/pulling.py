@@ -1,7 +1,7 @@
 """Pulling: a request becomes a read of the message store, and its outcome an answer as a broker gives it.
 
 Overview: checks in a broker's order, then a read in a thread of the pool, then the records to the socket as they are
-stored. A reader in order is given at once what several pulls take, and answered out of that (``Stretch``). One at the end
+stored. A reader in order is given at once what several pulls take, and answered out of that (``Handout``). One at the end
 of a queue is held when it asks for that (long polling), until the queue has more, its time is over, or the mount ends;
 then it is read once more, and answered as it is.
 
@@ -67,13 +67,13 @@ FILTER_CHARS_MAX: Final = 4096
 """Of the expression of one that is kept: compiled, the largest there may be takes a MiB."""
 LARGE_FILTER_HELD_AS: Final = 256
 """A request that is held with a filter of its own counts as so many, or 20,000 of them would hold 20 GiB."""
-STRETCH_PULLS: Final = 8
+HANDOUT_PULLS: Final = 8
 """For how many pulls a reader in order is given something at once. Of more than 500 numbers NumPy gives the interpreter's
 lock away, and gets it back late; clients ask for 32 messages as a rule."""
-STRETCH_S: Final = 1.0
+HANDOUT_S: Final = 1.0
 """For how long: less than what was read is kept (``FetchSettings.read_seconds``), or slow readers would lose what they are
 in."""
-STRETCHES_MAX: Final = 4096
+HANDOUTS_MAX: Final = 4096
 FOUND: Final = GetStatus.FOUND.name
 _CODES: Final = {
     GetStatus.NO_MATCHED_MESSAGE: Code.PULL_RETRY_IMMEDIATELY,
@@ -134,7 +134,7 @@ class Pull:
 
 
 @dataclass(slots=True, eq=False)
-class Stretch:
+class Handout:
     """Records that a reader goes on in by itself: they were given to it at once, and are cut here, pull by pull.
 
     Attributes:
@@ -154,7 +154,7 @@ class Stretch:
     until_s: float
 
     @classmethod
-    def of(cls, run: Run, batch: TierBatch, life: QueueLife, until_s: float) -> Stretch:
+    def of(cls, run: Run, batch: TierBatch, life: QueueLife, until_s: float) -> Handout:
         """Of a batch of a run."""
         records, low, high = batch.records, life.min_offset, life.commit_offset
         is_simple = are_neighbours(records)
@@ -235,8 +235,8 @@ class Puller:
         self._held_count, self._held_room = 0, self.limits.held_max
         self._is_closing = False
         self._seen: TierState | None = None
-        self._stretches: dict[tuple[str, MessageQueue], Stretch] = {}
-        self._stretched: TierState | None = None
+        self._handouts: dict[tuple[str, MessageQueue], Handout] = {}
+        self._handed: TierState | None = None
 
     @property
     def held(self) -> int:
@@ -279,7 +279,7 @@ class Puller:
         size_bytes = protocol.whole(request, "maxMsgBytes", self.limits.bytes_max)
         hold_s = protocol.whole(request, "suspendTimeoutMillis", 0) / 1000
         self._topics.require(topic, queue_id)
-        wanted, is_kept = self._filter(request, group, topic, flags)
+        wanted, is_one_for_all = self._filter(request, group, topic, flags)
         committed = protocol.whole(request, "commitOffset", -1)
         if flags & COMMITS and committed >= 0:
             self._offsets.commit(group, topic, queue_id, committed)
@@ -291,7 +291,7 @@ class Puller:
             min(max(size_bytes, 1), self.limits.bytes_max),
             min(hold_s, self.limits.hold_s_max) if flags & SUSPENDS else 0.0,
             wanted,
-            1 if is_kept else LARGE_FILTER_HELD_AS,
+            1 if is_one_for_all else LARGE_FILTER_HELD_AS,
         )
 
     def _filter(
@@ -305,10 +305,9 @@ class Puller:
             version = protocol.whole(request, "subVersion", 0)
             found = self._consumers.subscription(group, topic, version)
             expression, kind = found.expression, found.kind
-        is_kept = len(expression) <= FILTER_CHARS_MAX
         if flags & HAS_CLASS_FILTER:
             return None, True
-        return make_filter(expression, kind), is_kept
+        return make_filter(expression, kind), is_shared(expression)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -331,44 +330,44 @@ class Puller:
         It answers what a read by the message store would, which takes several times as long.
         """
         state = self._store.opened.state
-        if state is not self._stretched:
+        if state is not self._handed:
             # Also where a queue begins and ends is told of it.
-            self._stretches.clear()
-            self._stretched = state
+            self._handouts.clear()
+            self._handed = state
         name = (wanted.group, wanted.queue)
-        stretch = self._stretches.get(name)
-        cut = None if stretch is None else stretch.cut(wanted, asked.began_s)
-        if stretch is None or cut is None:
-            if stretch is not None and not stretch.is_simple and stretch.has(wanted.offset):
-                return self._scan_on(asked, wanted, stretch)
-            stretch = self._stretch(state, wanted, asked.began_s)
-            if stretch is None:
+        handout = self._handouts.get(name)
+        cut = None if handout is None else handout.cut(wanted, asked.began_s)
+        if handout is None or cut is None:
+            if handout is not None and not handout.is_simple and handout.has(wanted.offset):
+                return self._scan_on(asked, wanted, handout)
+            handout = self._handout(state, wanted, asked.began_s)
+            if handout is None:
                 return None
-            cut = stretch.cut(wanted, asked.began_s)
+            cut = handout.cut(wanted, asked.began_s)
             if cut is None:
-                return self._scan_on(asked, wanted, stretch)
+                return self._scan_on(asked, wanted, handout)
         # Room is given back when the answer is sent: those of many never exceed the budget.
         if not asked.try_room(cut[0].nbytes):
             return None
         self.found[GetStatus.FOUND] += 1
-        fields = _places(cut[1], stretch.low, stretch.high)
+        fields = _places(cut[1], handout.low, handout.high)
         return Command(Code.SUCCESS, remark=FOUND, fields=fields, body=(cut[0],))
 
-    def _stretch(self, state: TierState, wanted: Pull, now_s: float) -> Stretch | None:
+    def _handout(self, state: TierState, wanted: Pull, now_s: float) -> Handout | None:
         """What a reader in order goes on in from here: what the fetcher has for it at hand."""
         life = state.life(wanted.queue)
         if life is None or not life.min_offset <= wanted.offset < life.commit_offset:
             return None
-        given = self._at_hand_of(wanted, STRETCH_PULLS)
+        given = self._at_hand_of(wanted, HANDOUT_PULLS)
         if given is None:
             return None
-        if len(self._stretches) >= STRETCHES_MAX:
-            self._stretches.clear()
-        made = Stretch.of(*given, life, now_s + STRETCH_S)
-        self._stretches[wanted.group, wanted.queue] = made
+        if len(self._handouts) >= HANDOUTS_MAX:
+            self._handouts.clear()
+        made = Handout.of(*given, life, now_s + HANDOUT_S)
+        self._handouts[wanted.group, wanted.queue] = made
         return made
 
-    def _scan_on(self, asked: Exchange, wanted: Pull, stretch: Stretch) -> Command | None:
+    def _scan_on(self, asked: Exchange, wanted: Pull, handout: Handout) -> Command | None:
         """The same where records are not simply one behind the other: holes, and inner batches, have to be looked at."""
         if not asked.try_room(wanted.size_bytes):
             return None
@@ -380,7 +379,7 @@ class Puller:
         scan.take(given[1].records, Side.TIER)
         asked.resize(scan.size_bytes)
         status = GetStatus.FOUND if scan.pieces else GetStatus.NO_MATCHED_MESSAGE
-        low, high = stretch.low, stretch.high
+        low, high = handout.low, handout.high
         pieces, missing = tuple(scan.pieces), tuple(scan.missing)
         found = GetResult(status, scan.at, low, high, pieces, missing, scan.size_bytes)
         return self._answer(wanted, found)
@@ -510,6 +509,11 @@ def wake(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
+def is_shared(expression: str) -> bool:
+    """Whether all who ask for the same have one compiled filter, which is kept."""
+    return len(expression) <= FILTER_CHARS_MAX
+
+
 def make_filter(expression: str, kind: str) -> Filter | None:
     """The filter; None: every message.
 
@@ -517,8 +521,7 @@ def make_filter(expression: str, kind: str) -> Filter | None:
         RefusalError: The expression is none.
     """
     try:
-        is_kept = len(expression) <= FILTER_CHARS_MAX
-        found = _compiled(expression, kind) if is_kept else _compile(expression, kind)
+        found = (_compiled if is_shared(expression) else _compile)(expression, kind)
     except FilterError as error:
         raise RefusalError(Code.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
     except ValueError as error:
