@@ -83,15 +83,15 @@ def test_spark_merges_into_the_same_files(
         place = choose_place(source, None, None)
         at = Workshop(source, place, target, target, SystemClock(), random.Random(1))
         order = spark.SparkOrder(tier.url, place.prefix, archive_url, options)
-        log, maker = log_writer(at), spark.spark_maker(session, order)
-        result = merge(at, log, plan_merge(log.state, takes=lambda _lane: True), maker=maker)
+        log, engine = log_writer(at), spark.spark_merge_engine(session, order)
+        result = merge(at, log, plan_merge(log.state, takes=lambda _lane: True), engine=engine)
         assert (result.new_files, result.overtaken) == (result.planned, 0)
         assert log.state.lanes == read_archive(other).lanes
         assert here("archive", tier.url, "--to", archive_url, "--verify").good()
         one = Together.of(list(pieces_of(log.state.lanes))[:1])
         target.delete(one.pieces[0].file.key)
         with pytest.raises(ObjectNotFoundError, match=re.escape(one.pieces[0].file.key)):
-            merge(at, log, [one], maker=maker)
+            merge(at, log, [one], engine=engine)
 
 
 @pytest.mark.spark

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.merging import Maker, Together
+    from tiered.archive.merging import MergeEngine, Together
     from tiered.archive.model import ArchiveLane
     from tiered.archive.moves import NewFile
     from tiered.archive.plan import Overtaken, Plan, Task
@@ -133,7 +133,7 @@ def local_engine(at: Workshop, jobs: int) -> Engine:
     return lambda works: rolling(works, do, count=1, window=jobs)
 
 
-def local_maker(at: Workshop, jobs: int) -> Maker:
+def local_merge_engine(at: Workshop, jobs: int) -> MergeEngine:
     """Files of others made in threads of this process.
 
     Args:

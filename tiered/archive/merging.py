@@ -116,7 +116,7 @@ def write_together(archive: ObjectStore, together: Together) -> NewFile:
     return NewFile(together.key, size, crc, together.pieces)
 
 
-Maker = Callable[[Iterable[Together]], Iterator[NewFile]]
+MergeEngine = Callable[[Iterable[Together]], Iterator[NewFile]]
 """Makes files, in any order, and takes them as it comes to them; it ends with the first failure."""
 _KEPT = ("tiered.source", "tiered.body_format", "tiered.body_columns")
 """What a file says of itself that the one in its place says, too."""
@@ -317,7 +317,7 @@ def merge(
     log: JournalWriter[ArchiveState],
     plan: Iterable[Together],
     *,
-    maker: Maker | None = None,
+    engine: MergeEngine | None = None,
     told: Callable[[Merged], None] = lambda _result: None,
 ) -> Merged:
     """Make files, and put them in the place of those that they are made of.
@@ -326,7 +326,7 @@ def merge(
         at: Tier and archive.
         log: The archive's, at its head.
         plan: What is to be made.
-        maker: Makes the files; None: this thread, one after another.
+        engine: Makes the files; None: this thread, one after another.
         told: Called after each entry, with the result so far.
 
     Raises:
@@ -336,7 +336,7 @@ def merge(
     """
     todo = list(plan)
     result = Merged(len(todo))
-    making = maker(todo) if maker else (write_together(at.archive, one) for one in todo)
+    making = engine(todo) if engine else (write_together(at.archive, one) for one in todo)
     while made := list(islice(making, ENTRY_FILES)):
         append_moves(log, made, result)
         told(result)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
     from tiered.archive.job import Engine, Made
-    from tiered.archive.merging import Maker
+    from tiered.archive.merging import MergeEngine
 
 MASTER = "local[*,4]"
 """All processors of this machine, and a failed task is tried again as on a cluster."""
@@ -168,7 +168,7 @@ def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
     return lambda works: _rolled(session, works, work_text, do)
 
 
-def spark_maker(session: Any, order: SparkOrder) -> Maker:  # noqa: ANN401
+def spark_merge_engine(session: Any, order: SparkOrder) -> MergeEngine:  # noqa: ANN401
     """Files of others made by Spark, each by a task.
 
     Args:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tiered.archive.body_formats import BodyWishes
     from tiered.archive.job import Engine, Result, Watch
     from tiered.archive.lookup import Built
-    from tiered.archive.merging import Maker, Merged
+    from tiered.archive.merging import Merged, MergeEngine
     from tiered.archive.model import ArchiveLane
     from tiered.archive.plan import Limits, Plan, Task
     from tiered.archive.spark import SparkOrder
@@ -352,14 +352,16 @@ def _engine(
     return spark_engine(session, order)
 
 
-def _maker(call: Call, options: ArchiveOptions, at: Workshop, stack: contextlib.ExitStack) -> Maker:
+def _merge_engine(
+    call: Call, options: ArchiveOptions, at: Workshop, stack: contextlib.ExitStack
+) -> MergeEngine:
     if options.engine == "local":
-        from tiered.archive.job import local_maker
+        from tiered.archive.job import local_merge_engine
 
-        return local_maker(at, options.jobs or os.cpu_count() or 1)
-    from tiered.archive.spark import spark_maker
+        return local_merge_engine(at, options.jobs or os.cpu_count() or 1)
+    from tiered.archive.spark import spark_merge_engine
 
-    return spark_maker(*_spark(call, options, at, stack))
+    return spark_merge_engine(*_spark(call, options, at, stack))
 
 
 def _spark(
@@ -496,9 +498,9 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop) -> int:
         now = Progressed(text, result.new_files, result.planned)
 
     with contextlib.ExitStack() as stack:
-        maker = _maker(call, options, at, stack) if plan else None
+        engine = _merge_engine(call, options, at, stack) if plan else None
         stack.enter_context(call.progress("merge", lambda: now))
-        result = merge(at, log, plan, maker=maker, told=told)
+        result = merge(at, log, plan, engine=engine, told=told)
     published, refused = publish_tables(call, options, at)
     document = {
         "format": 1,
