@@ -366,6 +366,34 @@ def test_a_queue_made_anew_before_anything_was_taken_begins_anew_though_no_offse
     assert read_back(store, queue) == (local.raw(queue), [])
 
 
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_queue_that_ended_in_a_hole_and_has_expired_goes_on_while_the_writer_runs(lost: int):
+    """What was taken last could not be compared, and the tier had nothing left: the queue was suspect for ever, and nothing
+    of it was tiered until a restart. A message in the place of the hole may come with others. (Seed 301765.)"""
+    store, local, queue = MemoryStore(), SyntheticStore(), MessageQueue("t", 0)
+    for number in range(6):
+        local.append("t", 0, b"old %d" % number, is_damaged=number == 5)
+    with dispatching(store, local) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.seal_all()
+        expire_all(store)
+        local.append("other", 0, b"so that the writer learns of it")
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        local.cut("t", 0, 6 - lost)
+        for number in range(8):
+            local.append("t", 0, b"new %d" % number)
+        dispatcher.continuity._vouched.clear()  # as when it was not looked at before it expired
+        dispatcher.continuity.reopen([queue])
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert dispatcher.counters.begun_anew == (lost > 0)
+    first = 0 if lost else 6
+    wanted = {offset: raw for offset, raw in local.raw(queue).items() if offset >= first}
+    assert read_back(store, queue) == (wanted, [])
+
+
 def emptied(count: int) -> SyntheticStore:
     """A queue of which retention has taken all."""
     local = SyntheticStore()

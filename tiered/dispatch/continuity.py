@@ -576,11 +576,7 @@ class Continuity:
             self._lagging[queue] = _Short(bounds.end if bounds else QueueOffset(0), None)
             return None, True
         if life is None or not life.segments:
-            last = file.last_taken
-            if life and last and self.look(queue, file.append_offset, last) is Look.DIFFERENT:
-                # The tier has nothing left that could be compared; what was taken last is known all the same.
-                return begin_anew(queue, life, bounds), True
-            return self._beginnings.decide(queue, life, bounds, file.append_offset), True
+            return self._decide_by_memory(file, life, bounds), True
         from tiered.log.reader import QueueReader  # noqa: PLC0415 (start-up loads only what is needed)
 
         reader = QueueReader.of_life(self._store, self._prefix, queue, life)
@@ -613,6 +609,22 @@ class Continuity:
         if change is None and short:
             self._lagging[queue] = short
         return change, True
+
+    def _decide_by_memory(
+        self, file: CompositeFlatFile, life: QueueLife | None, bounds: QueueBounds
+    ) -> Change | None:
+        """The tier has nothing (left) that could be compared; what was taken last may be known all the same."""
+        queue, last = file.queue, file.last_taken
+        if life and last:
+            look, found = self.look(queue, file.append_offset, last), None
+            if look is Look.UNKNOWN:
+                found = self._local_mark(queue, last[0])
+            # A hole that ends the tier must not hide a message: what comes with it may be new, too.
+            if look is Look.DIFFERENT or (found is not None and found > 0):
+                return begin_anew(queue, life, bounds)
+            if found == HOLE:
+                self._vouched[queue] = _Vouched(last[0], (found,))
+        return self._beginnings.decide(queue, life, bounds, file.append_offset)
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:
         """The entry is durable."""
