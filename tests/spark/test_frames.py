@@ -7,9 +7,12 @@ import random
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import tiers
 
 from backends.registry import open_store
@@ -27,8 +30,8 @@ from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.errors import DataError, InvalidError
 from tiered.keys import broker_prefix
 from tiered.model import MessageQueue
-from tiered.spark import archive, messages, report, tier
-from tiered.spark.frames import _prove_end, _start_of, _text, require_reach
+from tiered.spark import archive, frames, messages, report, tier
+from tiered.spark.frames import _prove_end, _start_of, _text, covering, require_reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +90,10 @@ def rows_of(frame: Any) -> list[Row]:
     return sorted((row[0], row[1], bytes(row[2])) for row in found)
 
 
+def read_by(frame: Any) -> list[str]:
+    return sorted(unquote(uri).removeprefix("file://") for uri in frame.inputFiles())
+
+
 def plan_of(frame: Any) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
@@ -121,6 +128,48 @@ def test_an_archive_is_read_as_spark_reads_parquet(shop: Shop, session: Any) -> 
     ):
         with pytest.raises(InvalidError, match=said):
             archive(session, shop.archive, **wrong)
+
+
+KEYS = st.sets(
+    st.tuples(st.sampled_from("ab"), st.sampled_from("cd"), st.sampled_from("ef")).map("/".join)
+)
+
+
+@given(KEYS, KEYS)
+def test_paths_cover_exactly_what_is_wanted(wanted: set[str], others: set[str]) -> None:
+    paths = covering(wanted | others, sorted(wanted))
+    found = {key for key in wanted | others if any(key.startswith(path) for path in paths)}
+    assert found == wanted
+    assert len(set(paths)) == len(paths)
+    assert covering(wanted, sorted(wanted)) == ([""] if wanted else [])
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_many_files_are_looked_at_by_their_folders(tmp_path: Path, session: Any) -> None:
+    """A task for each file is what a list of them costs; and what the log does not name is not read."""
+    folder = tmp_path / "a {b} 100%"
+    url = folder.as_uri()
+    store = open_store(url, S3Options())
+    make_archive(store, files=frames._PATHS_MAX + 1, rows=2, rng=random.Random(2))
+    jobs = session.sparkContext.statusTracker()
+    before = len(jobs.getJobIdsForGroup())
+    orders = archive(session, url, "orders")
+    files = sorted(folder.glob("**/*.parquet"))
+    named = [str(path) for path in files]
+    assert len(jobs.getJobIdsForGroup()) == before
+    assert read_by(orders) == named
+    assert orders.count() == 2 * len(named)
+    one = files[0]
+    (one.parent / "killed.parquet").write_bytes(one.read_bytes())
+    beside = one.parent.with_name("date=2031-01-01") / "unfinished.parquet"
+    beside.parent.mkdir()
+    beside.write_bytes(b"")
+    again = archive(session, url, "orders")
+    assert read_by(again) == named
+    assert sorted(again.columns) == sorted(orders.columns)
+    assert again.count() == 2 * len(named)
+    store.close()
 
 
 @pytest.mark.spark

@@ -240,14 +240,31 @@ class ObjectFile(io.RawIOBase):
             ByteRange(r.start // size * size, min(-(-r.end // size) * size, sums.start))
             for r in asked
         ]
-        with reading(self._archive, self._key):
-            found = self._archive.get_ranges(self._key, whole) if whole else []
-            for blocks, data in zip(whole, found, strict=True):
-                sums.require(blocks.start, memoryview(data))
-        proven = iter(zip(whole, found, strict=True))
+        proven = iter(zip(whole, self._blocks(whole), strict=True))
         return [
             self._of(r, *next(proven)) if r.start < sums.start else self._end(r) for r in ranges
         ]
+
+    def prove(self, start: int) -> None:
+        """See that everything from a byte on is as it was written; a request at most.
+
+        Raises:
+            DataError: It is not.
+            BackendError: The store failed.
+        """
+        first = start // self.sums.block_bytes * self.sums.block_bytes
+        if first < self.sums.start:  # what lies behind that has been looked at
+            self._blocks([ByteRange(first, self.sums.start)])
+
+    def _blocks(self, whole: Sequence[ByteRange]) -> Sequence[bytes]:
+        """Whole blocks, proven."""
+        if not whole:
+            return []
+        with reading(self._archive, self._key):
+            found = self._archive.get_ranges(self._key, whole)
+            for blocks, data in zip(whole, found, strict=True):
+                self.sums.require(blocks.start, memoryview(data))
+            return found
 
     def _of(self, wanted: ByteRange, blocks: ByteRange, data: bytes) -> bytes:
         """A range of blocks, and of what is behind them."""

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from backends.base import ByteRange
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
 from tiered.archive.checked_ranges import ObjectFile
@@ -77,7 +77,7 @@ from tiered.spark.options import (
 from tiered.spark.stretches import packed, pins_of, plan_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -386,13 +386,36 @@ class _Native:
             reader = reader.option(name, "false")
         groups = self._cut(files, cuts or {})
         found = [
-            _without(reader.parquet(*map(self._uri, keys)), cuts or {}, cluster)
+            _without(self._read(reader, keys), cuts or {}, cluster)
             for cluster, keys in groups.items()
         ]
         return reduce(lambda one, other: one.unionAll(other), found)
 
+    def _read(self, reader: Any, keys: Sequence[str]) -> Any:  # noqa: ANN401
+        """A frame of exactly these files; where they are many, by the folders that hold nothing else.
+
+        Spark has a task of its own look at each path of a long list. What it finds in a folder is fixed with the frame, so
+        it is held against the log: files that the log does not name (of a run that was killed, or merged and not yet
+        cleaned) keep their folder from being named in the second try.
+        """
+        wanted, there = set(keys), {file.key for file in _every(self.state)}
+        whole = reader.option("recursiveFileLookup", "true")  # paths tell nothing that rows do not
+        for _ in range(2 if len(keys) > _PATHS_MAX else 0):
+            frame = whole.parquet(*map(self._uri, covering(there, keys)))
+            found = {self._key(uri) for uri in frame.inputFiles()}
+            if found == wanted:
+                return frame
+            there |= found
+        return reader.parquet(*map(self._uri, keys))
+
     def _uri(self, key: str) -> str:
         return uri_of(self.store, key, scheme=self.scheme)
+
+    def _key(self, uri: str) -> str:
+        """Undo ``_uri``, of a file as Spark names it."""
+        return unquote(uri).removeprefix(
+            uri_of(self.store, "", scheme=self.scheme, is_pattern=False)
+        )
 
     def _cut(
         self, files: Sequence[Chosen], cuts: Mapping[ArchiveLane, int]
@@ -422,6 +445,35 @@ class _Native:
 
 
 _SILENT = ("ignoreMissingFiles", "ignoreCorruptFiles")
+_PATHS_MAX = 32
+"""That Spark looks at by itself (``spark.sql.sources.parallelPartitionDiscovery.threshold``); of more each is a task."""
+
+
+def covering(there: Iterable[str], wanted: Iterable[str]) -> list[str]:
+    """Paths that hold the wanted files and no others: folders, as large as may be, and single files.
+
+    Args:
+        there: Keys of all files that may lie beside them.
+        wanted: Keys.
+
+    Returns:
+        Folders end in a slash; "" is all.
+    """
+    known = set(wanted)
+    mixed = {folder for key in there if key not in known for folder in _folders(key)}
+    return list(
+        dict.fromkeys(
+            next((folder for folder in _folders(key) if folder not in mixed), key) for key in wanted
+        )
+    )
+
+
+def _folders(key: str) -> Iterator[str]:
+    """Those that a key lies in, the largest first."""
+    yield ""
+    for at, char in enumerate(key):
+        if char == "/":
+            yield key[: at + 1]
 
 
 def _every(state: ArchiveState) -> Iterable[ParquetFile]:
@@ -489,8 +541,7 @@ def _prove_end(store: ObjectStore, file: Chosen) -> None:
         last = metadata.row_group(metadata.num_row_groups - 1)
         chunks = (last.column(at) for at in range(last.num_columns))
         end = max(_start_of(chunk) + chunk.total_compressed_size for chunk in chunks)
-    if end < raw.sums.covered:
-        raw.read_ranges([ByteRange(end, raw.sums.covered)])
+    raw.prove(end)
 
 
 def _start_of(chunk: Any) -> int:  # noqa: ANN401 (pyarrow has no types)
@@ -513,19 +564,21 @@ def _start_of(chunk: Any) -> int:  # noqa: ANN401 (pyarrow has no types)
 _PATTERN = frozenset("{}[]*?\\")
 
 
-def uri_of(archive: ObjectStore, key: str, *, scheme: str = "s3a") -> str:
+def uri_of(archive: ObjectStore, key: str, *, scheme: str = "s3a", is_pattern: bool = True) -> str:
     """A file as Hadoop names it, so that nothing in it is taken for a pattern.
 
     Args:
         archive: Where it lies.
         key: Which.
         scheme: By which Hadoop reaches S3.
+        is_pattern: It is to be taken for one, as paths of a reader are.
     """
     root = local_root(archive)
+    escaped = _escaped if is_pattern else _same
     if root is not None:
-        return "file://" + _escaped(root + key)
+        return f"file://{escaped(root + key)}"
     kind, _, place = archive.url.partition("://")
-    return f"{scheme if kind == 's3' else kind}://{_escaped(f'{place}/{key}')}"
+    return f"{scheme if kind == 's3' else kind}://{escaped(f'{place}/{key}')}"
 
 
 def file_uris(
