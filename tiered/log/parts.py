@@ -209,6 +209,7 @@ PART: Final = np.dtype(
 SPARSE_BYTES: Final = 12
 """The last columns: 0 where compaction never was."""
 _SPARSE: Final = ("gone", "log_gone")
+_QUEUE_OFFSET_AT, _COUNT_AT = map((PART.names or ()).index, ("queue_offset", "count"))
 _KINDS: Final = {name: PART[name] for name in PART.names or ()}
 _OF: Final = "bundle"
 """The column that says which bundle a part lies in."""
@@ -234,13 +235,14 @@ def _part(bundle: Bundle, row: tuple[Any, ...]) -> Part:
 class _Rows:
     """Rows that grow at their end, with room to spare: what ``Parts`` look at. What was written is never changed."""
 
-    __slots__ = ("bundles", "rows")
+    __slots__ = ("_room", "bundles", "rows")
 
     def __init__(self, rows: npt.NDArray[np.void], bundles: list[Bundle]) -> None:
         self.rows = rows
         self.bundles = bundles
+        self._room = bytearray()  # what `rows` looks at, as soon as some have come
 
-    def append(self, at: int, rows: npt.NDArray[np.void], bundles: Sequence[Bundle]) -> bool:
+    def append(self, at: int, data: bytes, bundles: Sequence[Bundle]) -> bool:
         """Add rows behind row ``at``; False when others have come there: then somebody else went on from there."""
         # One lock for the rows of all queues: it is held for a copy, and there are as many rows as segments.
         with _GROWING:
@@ -249,10 +251,10 @@ class _Rows:
             end = at + len(bundles)
             if end > len(self.rows):
                 # Into a new array: whoever looks at the old one goes on doing so.
-                grown = np.empty(max(end, at + at // 2 + _SPARE), PART)
-                grown[:at].view(np.uint8)[:] = self.rows[:at].view(np.uint8)
-                self.rows = grown
-            self.rows[at:end].view(np.uint8)[:] = rows.view(np.uint8)
+                room = bytearray(max(end, at + at // 2 + _SPARE) * PART.itemsize)
+                room[: at * PART.itemsize] = self.rows[:at].tobytes()
+                self._room, self.rows = room, np.frombuffer(room, PART)
+            self._room[at * PART.itemsize : end * PART.itemsize] = data
             # Last, since the number of bundles says how many rows there are.
             self.bundles.extend(bundles)
         return True
@@ -327,11 +329,11 @@ class Parts(Sequence[Part]):
         """These and those behind them. Costs by how many more they are, mostly."""
         if not len(self):
             return more
-        rows, bundles = more.rows, more.bundles
-        if self._shared.append(self._end, rows, bundles):
+        data, bundles = more.rows.tobytes(), more.bundles
+        if self._shared.append(self._end, data, bundles):
             return Parts(self._shared, (), self._start, self._end + len(bundles))
         own = _Rows(self.rows, list(self.bundles))
-        own.append(len(self), rows, bundles)
+        own.append(len(self), data, bundles)
         return Parts(own)
 
     def __len__(self) -> int:
@@ -419,7 +421,10 @@ class Parts(Sequence[Part]):
     @property
     def queue_end(self) -> QueueOffset:
         """One past the last item of the last."""
-        return QueueOffset(int(self.rows["queue_offset"][-1]) + int(self.rows["count"][-1]))
+        row = self._shared.rows[
+            self._end - 1
+        ].item()  # (of a column NumPy would make an array first)
+        return QueueOffset(row[_QUEUE_OFFSET_AT] + row[_COUNT_AT])
 
 
 NO_PARTS: Final = Parts(np.empty(0, PART), ())
