@@ -38,9 +38,9 @@ COMMITS = st.lists(
 
 @given(COMMITS, st.sampled_from((50, 100, 1000)))
 def test_every_commit_once_in_order_in_few_bundles_of_about_one_size(rows: list[Any], size: int):
-    taken: list[Any] = [(None, Commit(MessageQueue(t, q), at, b)) for t, q, at, b in rows]
-    plans = [[commit for _, commit in plan] for plan in plan_bundles(taken, size)]
-    assert sorted(c for plan in plans for c in plan) == sorted(c for _, c in taken)
+    taken: list[Any] = [Commit(MessageQueue(t, q), at, b) for t, q, at, b in rows]
+    plans = plan_bundles(taken, size)
+    assert sorted(c for plan in plans for c in plan) == sorted(taken)
     for plan in plans:
         assert plan == sorted(plan), "sorted by topic, queue and offset"
         assert len(plan) == 1 or sum(commit.data_bytes for commit in plan) <= size
@@ -49,7 +49,7 @@ def test_every_commit_once_in_order_in_few_bundles_of_about_one_size(rows: list[
     for one, two in pairwise(shared):
         assert one[-1] < two[0]
         assert sum(c.data_bytes for c in one) + two[0].data_bytes > size, "none could be left out"
-    total = sum(commit.data_bytes for _, commit in taken)
+    total = sum(commit.data_bytes for commit in taken)
     assert len(plans) <= 2 * total // size + 1
 
 

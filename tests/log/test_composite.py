@@ -159,9 +159,13 @@ def test_several_commits_are_on_their_way_and_handed_on_in_order():
     assert file.stored(commits[1]) == []
     assert file.stored(commits[0]) == commits[:3]
     assert file.stored(commits[0]) == [], "what was handed on is not on its way"
-    assert [file.is_on_its_way(commit) for commit in commits] == [False, False, False, True]
+    assert [is_on_its_way(file, commit) for commit in commits] == [False, False, False, True]
     assert file.stored(commits[3]) == commits[3:]
     assert (file.commit_offset, file.append_offset) == (0, 4), "an entry has to name them"
+
+
+def is_on_its_way(file: CompositeFlatFile, commit: GroupCommit) -> bool:
+    return commit in file._on_their_way
 
 
 def taken(file: CompositeFlatFile, now_ms: int = 0) -> GroupCommit:
@@ -252,7 +256,7 @@ def test_a_failure_gives_up_what_is_behind_it_durable_or_not():
     assert file.failed(commits[1], 0.0, backoff) == [commits[3], commits[2], commits[1]]
     assert file.failed(commits[3], 0.0, backoff) == [], "it had been given up"
     assert file.stored(commits[2]) == []
-    assert [file.is_on_its_way(commit) for commit in commits] == [True, False, False, False]
+    assert [is_on_its_way(file, commit) for commit in commits] == [True, False, False, False]
     assert (file.switches, file.buffered_bytes) == (1, sum(c.data_bytes for c in commits[1:]))
     again = taken(file)
     assert (again.queue_offset, again.count, again.log_offset) == (1, 3, commits[1].log_offset)
@@ -481,7 +485,7 @@ class CompositeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def failed(self, data: st.DataObject) -> None:
         commit = self.uploading.pop(data.draw(st.integers(0, len(self.uploading) - 1)))
-        was_on_its_way = self.file.is_on_its_way(commit)
+        was_on_its_way = is_on_its_way(self.file, commit)
         given_up = self.file.failed(commit, self.now_s, backoff)
         assert bool(given_up) == was_on_its_way
         assert given_up[-1:] == ([commit] if was_on_its_way else [])

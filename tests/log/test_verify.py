@@ -369,7 +369,7 @@ def forged(batch: RecordBatch, **said: Any) -> VerifyReport:
     commit = builder.take(replace(batch, queue=QUEUE, base_offset=QueueOffset(0)))
     of = CommitColumns.of([commit])
     place = QUEUE, 0, commit.segment, commit.log_offset, commit.queue_offset
-    row = replace(SectionRow(*place, of.holes[0], of.low_ms[0], of.high_ms[0], commit.last), **said)
+    row = SectionRow(*place, of.holes[0], of.low_ms[0], of.high_ms[0], commit.last)._replace(**said)
     key = bundle_key("", 0, 1, builder.uploader.next_id())
     section = build_section(commit.data(), of.items[0])
     table = table_of([(row, section.place)])

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tiered.compaction.retention import KeyedRecords
-    from tiered.dispatch.group_commit import Taken
     from tiered.local.face import RecordBatch
     from tiered.log.bundles import SectionRow
     from tiered.log.merge import MergeRun
@@ -167,10 +166,7 @@ def _given_up_is_named() -> Patches:
     def late(self: Any, commit: GroupCommit) -> Any:
         return stored(self, commit) if commit in self._on_their_way else [commit]
 
-    return [
-        mock.patch.object(CompositeFlatFile, "is_on_its_way", return_value=True),
-        mock.patch.object(CompositeFlatFile, "stored", late),
-    ]
+    return [mock.patch.object(CompositeFlatFile, "stored", late)]
 
 
 def _rest_goes_on() -> Patches:
@@ -216,13 +212,16 @@ def _checkpoint_believed() -> Patches:
 def _replay_is_lax() -> Patches:
     part = state._part
 
-    def lax(work: Any, queue: Any, incarnation: int, segment: Any, row: Any) -> None:
+    def lax(work: Any, named: Any, number: int, place: Any) -> None:
         """Takes a part wherever it begins."""
-        life = work.present(queue, incarnation)
-        start, log_offset = (int(row.rows[name][0]) for name in ("queue_offset", "log_offset"))
-        if life is not None and start > life.commit_offset:
-            work.put(queue, replace(life, commit_offset=start, log_end=log_offset))
-        part(work, queue, incarnation, segment, row)
+        queue = named.queues[number]
+        life = work.present(queue, named.incarnations[number])
+        if life is not None and place.queue_offset > life.commit_offset:
+            work.put(
+                queue,
+                replace(life, commit_offset=place.queue_offset, log_end=place.log_offset),
+            )
+        part(work, named, number, place)
 
     return [mock.patch.object(state, "_part", lax)]
 
@@ -293,18 +292,18 @@ def _bundles_in_another_order() -> Patches:
 
 def _named_by_a_neighbour() -> Patches:
     """A commit is named by the section beside its own."""
-    durable = group_commit.Durable
+    lies_in = GroupCommit.lies_in
 
-    def other(commit: Any, stored: Any, number: int, *more: Any) -> Any:
-        return durable(commit, stored, (number + 1) % len(stored.table), *more)
+    def other(self: Any, stored: Any, number: int) -> None:
+        lies_in(self, stored, (number + 1) % len(stored.table))
 
-    return [mock.patch.object(group_commit, "Durable", other)]
+    return [mock.patch.object(GroupCommit, "lies_in", other)]
 
 
 def _sections_in_another_order() -> Patches:
     """A bundle has its sections as the queues came."""
 
-    def unsorted(taken: Sequence[Taken], bundle_bytes: int) -> list[list[Taken]]:
+    def unsorted(taken: Sequence[GroupCommit], bundle_bytes: int) -> list[list[GroupCommit]]:
         return [plan[::-1] for plan in plan_bundles(taken, bundle_bytes)]
 
     plan_bundles = group_commit.plan_bundles
@@ -502,7 +501,7 @@ def _taken_while_a_gap_is_on_its_way() -> Patches:
 
 def _first_mark_kept() -> Patches:
     """A merged part has the mark of its first part: the next writer takes the queue back, though nothing changed."""
-    return _summed_up_differently(lambda run, row: replace(row, last=run[0].last))
+    return _summed_up_differently(lambda run, row: row._replace(last=run[0].last))
 
 
 def _summed_up_differently(change: Callable[[Any, SectionRow], SectionRow]) -> Patches:
@@ -515,14 +514,14 @@ def _summed_up_differently(change: Callable[[Any, SectionRow], SectionRow]) -> P
 
 
 def _holes_of_the_last() -> Patches:
-    return _summed_up_differently(lambda run, row: replace(row, holes=run[-1].holes))
+    return _summed_up_differently(lambda run, row: row._replace(holes=run[-1].holes))
 
 
 def _times_of_ends() -> Patches:
     """Store times are taken to rise, from part to part."""
     return _summed_up_differently(
-        lambda run, row: replace(
-            row, store_min_ms=run[0].store_min_ms, store_max_ms=run[-1].store_max_ms
+        lambda run, row: row._replace(
+            store_min_ms=run[0].store_min_ms, store_max_ms=run[-1].store_max_ms
         )
     )
 

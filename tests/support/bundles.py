@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ObjectStore
-    from tiered.dispatch.group_commit import StoredBundle
     from tiered.format.bundle import Section
     from tiered.journal.entry import Action
-    from tiered.log.bundles import NamedSections
+    from tiered.log.bundles import NamedSections, StoredBundle
     from tiered.log.parts import Parts
 
 

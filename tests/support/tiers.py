@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ObjectStore
-    from tiered.dispatch.group_commit import StoredBundle
+    from tiered.log.bundles import StoredBundle
     from tiered.log.composite import GroupCommit
     from tiered.log.parts import Part
     from tiered.log.state import TierState

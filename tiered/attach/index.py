@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.attach.settings import IndexSettings
     from tiered.clock import Clock
-    from tiered.dispatch.group_commit import Durable
     from tiered.keys import ObjectId
     from tiered.log.composite import GroupCommit
     from tiered.log.parts import IndexObject, TierState
@@ -155,17 +154,16 @@ class IndexThread:
             self._builder.reset()
             self._flushed.set()
 
-    def stored(self, some: Sequence[tuple[GroupCommit, Durable]]) -> None:
+    def stored(self, some: Sequence[GroupCommit]) -> None:
         """Take the keys of records that were just stored. From any thread."""
         if not self._has_ended:
-            self._feed.offer(
-                [
-                    StoredSection(
-                        durable.stored.bundle.key, durable.start, commit.log_offset, commit.batches
-                    )
-                    for commit, durable in some
-                ]
-            )
+            sections = []
+            for commit in some:
+                stored, number = commit.section()
+                start = int(stored.table.rows["start"][number])
+                place = stored.bundle.key, start, commit.log_offset
+                sections.append(StoredSection(*place, commit.batches))
+            self._feed.offer(sections)
 
     def wake(self) -> None:
         """Have the thread look at ``stop``."""

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.dispatch.files import Unknown
-    from tiered.dispatch.group_commit import Durable
     from tiered.dispatch.settings import DispatchSettings, Throttle
     from tiered.journal.append import JournalWriter
     from tiered.local.face import Follower, LocalStore, RecordBatch
+    from tiered.log.composite import GroupCommit
     from tiered.log.state import TierState
     from tiered.model import MessageQueue, QueueOffset
 
@@ -552,24 +552,25 @@ class TieredDispatcher:
         if batch is not None:
             self._read_throttle.take(memoryview(batch.data).nbytes)
 
-    def _committed(self, some: Sequence[Durable]) -> None:
+    def _committed(self, some: Sequence[GroupCommit]) -> None:
         """An entry names these."""
         counters = self.counters
-        for durable in some:
-            commit = durable.commit
-            assert durable.queue_offset == commit.queue_offset
-            file = self.file(commit.queue)
-            with file.lock:
-                file.committed(commit)
-            counters.messages += commit.count
+        items = 0
+        for commit in some:
+            stored, number = commit.section()
+            assert stored.table.rows["queue_offset"][number] == commit.queue_offset
+            with commit.file.lock:
+                commit.file.committed(commit)
+            items += commit.count
             counters.record_bytes += commit.data_bytes
-            counters.quarantined += durable.quarantined
-            counters.missing += durable.missing
-        bundles = len({durable.stored.bundle.key for durable in some})
+            counters.quarantined += commit.damaged
+            counters.missing += commit.missing
+        bundles = len({id(commit.stored) for commit in some})
+        counters.messages += items
         counters.parts += len(some)
         counters.bundles += bundles
         counters.rounds = self._rounds.rounds
-        self.budget.release(sum(durable.commit.items_memory_bytes for durable in some))
+        self.budget.release(items * ITEM_MEMORY_BYTES)
         if some:
             self._last_commit_s = self._clock.monotonic_s()
             self._merging.rounds_made(bundles)

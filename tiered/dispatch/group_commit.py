@@ -24,7 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from backends.errors import AlreadyExistsError, BackendError
 from tiered import keys
@@ -33,8 +36,15 @@ from tiered.dispatch.settings import MemoryBudget
 from tiered.errors import FencedError, InternalError, StoreUnavailableError, TieredStoreError
 from tiered.format.bundle import build_section, build_tail, pack_table
 from tiered.format.object import build_object
-from tiered.log.bundles import NamedSections, SectionRow, bundle_row, sections_of, some_of, table_of
-from tiered.log.composite import CommitColumns, GroupCommit
+from tiered.log.bundles import (
+    SectionRow,
+    StoredBundle,
+    bundle_row,
+    sections_of,
+    some_of,
+    table_of,
+)
+from tiered.log.composite import CommitColumns
 from tiered.log.parts import Bundle
 from tiered.log.state import TierState, queue_action
 from tiered.model import QueueOffset
@@ -45,14 +55,12 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.dispatch.settings import DispatchContext
-    from tiered.format.bundle import Section, SectionTable
+    from tiered.format.bundle import Section
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
-    from tiered.log.composite import CompositeFlatFile
+    from tiered.log.composite import CompositeFlatFile, GroupCommit
     from tiered.log.merge import MergeOutput
     from tiered.model import MessageQueue
-
-    Taken = tuple[CompositeFlatFile, GroupCommit]
 
 
 # -- uploads -----------------------------------------------------------------------------------------
@@ -61,55 +69,6 @@ if TYPE_CHECKING:
 #
 # Retries and errors: nothing is retried here. A failed or unknown outcome is answered by other bundles under other keys,
 # never by asking what became of the first (invariants I4, I7).
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBundle:
-    """A bundle that is durable.
-
-    Attributes:
-        table: Of its sections.
-        packed: The same, as it stands in the bundle.
-        named: Its sections as parts.
-    """
-
-    table: SectionTable
-    packed: bytes
-    named: NamedSections
-
-    @property
-    def bundle(self) -> Bundle:
-        """Which."""
-        return self.named.bundle
-
-
-@dataclass(frozen=True, slots=True)
-class Durable:
-    """A commit whose section is durable: a dispatch request. The records' bytes are let go.
-
-    Attributes:
-        commit: Without its batches.
-        stored: The bundle that its section lies in.
-        number: Of the section in the bundle.
-        missing: Holes where the local store should have a record, and has none.
-        quarantined: Damaged records put into quarantine.
-    """
-
-    commit: GroupCommit
-    stored: StoredBundle
-    number: int
-    missing: int
-    quarantined: int
-
-    @property
-    def queue_offset(self) -> int:
-        """At which the section begins that the journal is to name: that of the commit."""
-        return int(self.stored.table.rows["queue_offset"][self.number])
-
-    @property
-    def start(self) -> int:
-        """Position of the section in the bundle."""
-        return int(self.stored.table.rows["start"][self.number])
 
 
 class Uploader:
@@ -153,7 +112,7 @@ class Uploader:
         self._writer = writer
         self._clock = clock
         self._sequences = sequences or itertools.count()
-        self.on_stored: Callable[[Sequence[tuple[GroupCommit, Durable]]], None] = lambda _some: None
+        self.on_stored: Callable[[Sequence[GroupCommit]], None] = lambda _some: None
 
     def put_commits(self, commits: Sequence[GroupCommit], *, alone: bool) -> StoredBundle:
         """Upload commits as one bundle of level 0, in this order.
@@ -278,14 +237,13 @@ _OUTAGE_S = 2.0
 _LOG = logging.getLogger("tiered.dispatch")
 
 
-def plan_bundles(taken: Sequence[Taken], bundle_bytes: int) -> list[list[Taken]]:
+def plan_bundles(taken: Sequence[GroupCommit], bundle_bytes: int) -> list[list[GroupCommit]]:
     """Divide a round's commits over bundles of about ``bundle_bytes``; one with more than half of that goes alone."""
-    ordered = sorted(taken, key=lambda one: (one[1].queue, one[1].queue_offset))
-    plans: list[list[Taken]] = []
-    shared: list[Taken] = []
+    plans: list[list[GroupCommit]] = []
+    shared: list[GroupCommit] = []
     size = 0
-    for one in ordered:
-        more = one[1].data_bytes
+    for one in sorted(taken, key=attrgetter("queue", "queue_offset")):
+        more = one.data_bytes
         if 2 * more > bundle_bytes:
             plans.append([one])
             continue
@@ -309,7 +267,7 @@ class GroupCommitter:
     def __init__(
         self,
         uploader: Uploader,
-        submit: Callable[[Sequence[Durable]], None],
+        submit: Callable[[Sequence[GroupCommit]], None],
         context: DispatchContext,
         *,
         guard: Callable[[Callable[[], None]], None],
@@ -337,9 +295,6 @@ class GroupCommitter:
         self._lock = threading.Lock()
         self._handing_on = threading.Lock()  # held before any queue's: order
         self._buffering: dict[CompositeFlatFile, None] = {}  # in the order in which they came
-        self._durable: dict[
-            GroupCommit, Durable
-        ] = {}  # handed on when those before them are durable, too
         self._waiting_bytes = 0
         self._due_s: float | None = math.inf  # when a round is due by age; None: to be found out
         self._open = 0
@@ -417,7 +372,7 @@ class GroupCommitter:
         """Take what waits in every buffer, but for queues that are to pause; whether there was anything."""
         with self._lock:  # first: what comes to a queue behind its turn is noted again
             files, self._buffering, self._due_s = list(self._buffering), {}, None
-        taken: list[Taken] = []
+        taken: list[GroupCommit] = []
         paused: list[CompositeFlatFile] = []
         now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         for file in files:
@@ -425,14 +380,14 @@ class GroupCommitter:
                 if now_s < file.next_try_s:
                     paused.append(file)
                 while now_s >= file.next_try_s and (commit := file.take(now_ms)) is not None:
-                    taken.append((file, commit))
+                    taken.append(commit)
         with self._lock:
             self._buffering.update(dict.fromkeys(paused))
-            self._waiting_bytes -= sum(commit.data_bytes for _, commit in taken)
+            self._waiting_bytes -= sum(commit.data_bytes for commit in taken)
         self._begin(taken)
         return bool(taken)
 
-    def _begin(self, taken: Sequence[Taken]) -> None:
+    def _begin(self, taken: Sequence[GroupCommit]) -> None:
         """Have the pool upload what was taken."""
         for some in plan_bundles(taken, self._settings.bundle_bytes):
             with self._lock:
@@ -445,27 +400,26 @@ class GroupCommitter:
         if self._stop.is_set() or self._clock.monotonic_s() < file.next_try_s:
             return
         now_ms = self._clock.now_ms()
-        taken: list[Taken] = []
+        taken: list[GroupCommit] = []
         while (commit := file.take(now_ms)) is not None:
-            taken.append((file, commit))
+            taken.append(commit)
         with self._lock:
             self._buffering.pop(file, None)
             self._due_s = None
-            self._waiting_bytes -= sum(commit.data_bytes for _, commit in taken)
+            self._waiting_bytes -= sum(commit.data_bytes for commit in taken)
         self._begin(taken)
 
     def close(self) -> None:
         """Wait for the uploads that run; those that wait are given up."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _upload(self, some: Sequence[Taken]) -> None:
+    def _upload(self, some: Sequence[GroupCommit]) -> None:
         """Upload one bundle."""
         try:
-            self._throttle.take(sum(commit.data_bytes for _, commit in some))
-            alone = len(some) == 1 and 2 * some[0][1].data_bytes > self._settings.bundle_bytes
-            commits = [commit for _, commit in some]
+            self._throttle.take(sum(commit.data_bytes for commit in some))
+            alone = len(some) == 1 and 2 * some[0].data_bytes > self._settings.bundle_bytes
             try:
-                stored = self._uploader.put_commits(commits, alone=alone)
+                stored = self._uploader.put_commits(some, alone=alone)
             except BackendError as error:
                 self._failed(some, error)
             else:
@@ -475,46 +429,47 @@ class GroupCommitter:
                 self._open -= 1
             self._context.wake.set()
 
-    def _stored(self, some: Sequence[Taken], stored: StoredBundle) -> None:
+    def _stored(self, some: Sequence[GroupCommit], stored: StoredBundle) -> None:
         now_s = self._clock.monotonic_s()
         was_out, self.last_success_s = now_s - self.last_success_s > _OUTAGE_S, now_s
-        quarantined: dict[int, int] = {}
-        for number, (file, commit) in enumerate(some):
-            try:
-                quarantined[number] = self._uploader.put_quarantine(commit)
-            except BackendError as error:
-                self._failed([(file, commit)], error)
+        failed = self._see_to_holes(some, stored)
         with (
             self._handing_on
         ):  # before a queue's next can be handed on; and all at once: one entry names them
             ready: list[GroupCommit] = []
-            for number, count in quarantined.items():
-                ready += self._ready(*some[number], stored, number, count)
-            found = [self._durable.pop(commit) for commit in ready]
-            if found:
-                self._uploader.on_stored(list(zip(ready, found, strict=True)))
-                self._submit(found)
+            for number, commit in enumerate(some):
+                if number not in failed:
+                    commit.lies_in(stored, number)
+                    with (
+                        commit.file.lock
+                    ):  # (nothing, if it was given up: other bundles will have it)
+                        ready += commit.file.stored(commit)
+            if ready:
+                self._hand_on(ready)
         self._budget.release(sum(commit.data_bytes for commit in ready))
         self._context.room.set()
         if was_out:
             self._wake_all(now_s)
 
-    def _ready(
-        self,
-        file: CompositeFlatFile,
-        commit: GroupCommit,
-        stored: StoredBundle,
-        number: int,
-        quarantined: int,
-    ) -> list[GroupCommit]:
-        """The commits of a queue that can be named now that one of them is stored."""
-        missing = commit.missing() if stored.table.rows["holes"][number] else 0
-        with file.lock:
-            if not file.is_on_its_way(commit):
-                return []  # given up, since one before it failed: other bundles will have it
-            rest = commit.without_records()
-            self._durable[commit] = Durable(rest, stored, number, missing, quarantined)
-            return file.stored(commit)
+    def _see_to_holes(self, some: Sequence[GroupCommit], stored: StoredBundle) -> set[int]:
+        """Put damaged records into quarantine, and count what is missing; the commits of which that has failed."""
+        failed: set[int] = set()
+        for number in np.flatnonzero(stored.table.rows["holes"]).tolist():
+            commit = some[number]
+            try:
+                commit.damaged = self._uploader.put_quarantine(commit)
+            except BackendError as error:
+                self._failed([commit], error)
+                failed.add(number)
+            commit.count_missing()
+        return failed
+
+    def _hand_on(self, ready: Sequence[GroupCommit]) -> None:
+        """Have these named; their records are let go."""
+        self._uploader.on_stored(ready)
+        for commit in ready:
+            commit.batches = ()
+        self._submit(ready)
 
     def _wake_all(self, now_s: float) -> None:
         """End the pauses of all queues, since the store is back; not all at once."""
@@ -529,16 +484,14 @@ class GroupCommitter:
         with self._lock:
             self._due_s = None
 
-    def _failed(self, some: Sequence[Taken], error: BackendError) -> None:
+    def _failed(self, some: Sequence[GroupCommit], error: BackendError) -> None:
         self._counters.uploads_failed += 1
         first = False
-        for file, commit in some:
+        for commit in some:
+            file = commit.file
             with file.lock:
                 before = file.buffered_bytes
-                given_up = file.failed(commit, self._clock.monotonic_s(), self._context.backoff_s)
-                for one in given_up:
-                    self._durable.pop(one, None)
-                if given_up:
+                if file.failed(commit, self._clock.monotonic_s(), self._context.backoff_s):
                     self._counters.switches += 1
                     self.appended([(file, file.buffered_bytes - before)])  # waits again
                     first = first or file.failures == 1
@@ -548,7 +501,7 @@ class GroupCommitter:
             raise refused(error)
         if first:
             what = "upload of a bundle of %d queues failed (%s, …), going on in new segments: %s"
-            _LOG.log(retry_level(error), what, len(some), some[0][0].queue, error)
+            _LOG.log(retry_level(error), what, len(some), some[0].queue, error)
 
 
 def retry_level(error: BackendError) -> int:
@@ -608,7 +561,7 @@ class RoundBuilder:
         journal: JournalWriter[TierState],
         clock: Clock,
         *,
-        committed: Callable[[Sequence[Durable]], None],
+        committed: Callable[[Sequence[GroupCommit]], None],
     ) -> None:
         """Wire the builder.
 
@@ -622,12 +575,12 @@ class RoundBuilder:
         self._committed = committed
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._write_map: list[Durable] = []
+        self._write_map: list[GroupCommit] = []
         self._facts: list[Fact] = []
         self._busy = False
         self.rounds = 0
 
-    def submit(self, some: Sequence[Durable]) -> None:
+    def submit(self, some: Sequence[GroupCommit]) -> None:
         """Put dispatch requests into the write map. From any thread."""
         with self._lock:
             self._write_map += some
@@ -696,13 +649,13 @@ class RoundBuilder:
             )
 
 
-def plan_groups(durable: Sequence[Durable]) -> list[list[Durable]]:
+def plan_groups(durable: Sequence[GroupCommit]) -> list[list[GroupCommit]]:
     """Divide what is durable into groups of one bundle each, as few as the order of every queue allows."""
-    groups: list[list[Durable]] = []
+    groups: list[list[GroupCommit]] = []
     of_bundle: dict[int, int] = {}
     of_queue: dict[MessageQueue, int] = {}
     for one in durable:
-        bundle, queue = id(one.stored), one.commit.queue
+        bundle, queue = id(one.stored), one.queue
         at = of_bundle.get(bundle, -1)
         if at < of_queue.get(queue, 0):  # this queue has something behind that group already
             at = of_bundle[bundle] = len(groups)
@@ -712,17 +665,17 @@ def plan_groups(durable: Sequence[Durable]) -> list[list[Durable]]:
     return groups
 
 
-def _actions(durable: Sequence[Durable]) -> Iterator[Action]:
+def _actions(durable: Sequence[GroupCommit]) -> Iterator[Action]:
     """One ``part`` for all bundles; and what went into quarantine."""
     rows = []
     for group in plan_groups(durable):
-        stored, numbers = group[0].stored, [one.number for one in group]
+        stored, numbers = group[0].section()[0], [one.number for one in group]
         is_whole = numbers == list(range(len(stored.table)))
         packed = stored.packed if is_whole else some_of(stored.table, numbers)
         rows.append(bundle_row(stored.bundle, packed))
     if rows:
         yield {"do": "part", "bundles": rows}
     for one in durable:
-        if one.quarantined:
-            count = {"count": one.quarantined}
-            yield queue_action("quarantine", one.commit.queue, one.commit.incarnation, **count)
+        if one.damaged:
+            count = {"count": one.damaged}
+            yield queue_action("quarantine", one.queue, one.incarnation, **count)

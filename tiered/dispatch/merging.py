@@ -51,10 +51,11 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
-    from tiered.dispatch.group_commit import StoredBundle, Uploader
+    from tiered.dispatch.group_commit import Uploader
     from tiered.dispatch.settings import Compression, DispatchContext
     from tiered.format.bundle import Section
     from tiered.journal.entry import Action
+    from tiered.log.bundles import StoredBundle
     from tiered.log.merge import MergeOutput, MergePlan, MergeRun
     from tiered.log.parts import Part
     from tiered.log.state import TierState

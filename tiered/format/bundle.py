@@ -57,7 +57,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -234,8 +234,7 @@ def _blocks(size: int, block_bytes: int = BLOCK_BYTES) -> int:
 # -- making ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A section ready to be put into a bundle.
 
     Attributes:
@@ -372,7 +371,9 @@ def _combined(blocks: Iterable[tuple[int, int]]) -> int:
 
 def _block_crcs(buffers: Sequence[Buffer]) -> tuple[int, list[int]]:
     """Size of all, and the CRC of each block, over buffers that need not end at block ends."""
-    total = sum(memoryview(buffer).nbytes for buffer in buffers)
+    total = 0
+    for buffer in buffers:
+        total += memoryview(buffer).nbytes
     if total <= BLOCK_BYTES:
         whole = 0
         for buffer in buffers:

@@ -52,8 +52,7 @@ _PLAIN: Final = (
 """Columns of ``PART`` and of ``SECTION_ROW`` that they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class SectionRow:
+class SectionRow(NamedTuple):
     """What a section's row says besides its place.
 
     Attributes:
@@ -134,20 +133,38 @@ class NamedSections:
         return list(map(SectionStretch, self.segments, *(column.tolist() for column in columns)))
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBundle:
+    """A bundle that is durable.
+
+    Attributes:
+        table: Of its sections.
+        packed: The same, as it stands in the bundle.
+        named: Its sections as parts.
+    """
+
+    table: SectionTable
+    packed: bytes
+    named: NamedSections
+
+    @property
+    def bundle(self) -> Bundle:
+        """Which."""
+        return self.named.bundle
+
+
 def table_of(sections: Iterable[tuple[SectionRow, SectionPlace]], level: int = 0) -> SectionTable:
     """The table of sections that lie one after another in this order; their ``start`` is counted here."""
     number: dict[str, int] = {}
     rows = []
     start = 0
-    for row, place in sections:
-        topic = number.setdefault(row.queue.topic, len(number))
+    for (queue, life, segment, log, offset, holes, low, high, last, back, gone), place in sections:
+        topic = number.setdefault(queue.topic, len(number))
         rows.append(
             (
-                *(topic, row.queue.queue_id, row.incarnation, row.segment),
-                *(row.log_offset, row.queue_offset, place.count, row.holes),
-                *(row.store_min_ms, row.store_max_ms, row.last, start),
-                *(place.records_bytes, place.stored_bytes, place.size_bytes, place.crc),
-                *(int(row.taken_back), place.gone, row.log_gone),
+                *(topic, queue.queue_id, life, segment, log, offset, place.count, holes),
+                *(low, high, last, start, place.records_bytes, place.stored_bytes),
+                *(place.size_bytes, place.crc, int(back), place.gone, gone),
             )
         )
         start += place.size_bytes

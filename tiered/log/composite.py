@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from tiered.local.face import Quarantined
+    from tiered.log.bundles import StoredBundle
     from tiered.log.parts import Part, QueueLife
 
 
@@ -109,36 +110,41 @@ class CommitPolicy:
     segment_age_ms_max: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class GroupCommit:
     """One group commit: what will be one section, and one part.
 
     Attributes:
+        file: The write side of its queue.
         queue: Whose.
         incarnation: Which life.
         segment: Base log offset of the segment it goes to.
         log_offset: Of its first byte.
         queue_offset: Of its first item.
-        batches: Its records.
+        batches: Its records; let go when it is handed on to be named.
         data_bytes: Bytes of its records.
         count: Its items.
         last: Mark of its last record (``tiered.log.marks``); 0 when the last item is a hole.
+        stored: The bundle that its section lies in, as soon as that is durable.
+        number: Of the section in the bundle.
+        damaged: Damaged records of it that are in quarantine.
+        missing: Holes where the local store should have a record, and has none that can be read.
     """
 
+    file: CompositeFlatFile
     queue: MessageQueue
     incarnation: int
     segment: LogOffset
     log_offset: LogOffset
     queue_offset: QueueOffset
-    batches: tuple[RecordBatch, ...]
+    batches: Sequence[RecordBatch]
     data_bytes: int
     count: int
     last: int = 0
-
-    @property
-    def items_memory_bytes(self) -> int:
-        """What it is counted for, besides its records, until an entry names it."""
-        return self.count * ITEM_MEMORY_BYTES
+    stored: StoredBundle | None = None
+    number: int = 0
+    damaged: int = 0
+    missing: int = 0
 
     @property
     def quarantined(self) -> list[Quarantined]:
@@ -154,23 +160,18 @@ class GroupCommit:
         """The section's records."""
         return [batch.data for batch in self.batches]
 
-    def without_records(self) -> GroupCommit:
-        """The same, with its bytes let go."""
-        return GroupCommit(
-            self.queue,
-            self.incarnation,
-            self.segment,
-            self.log_offset,
-            self.queue_offset,
-            (),
-            self.data_bytes,
-            self.count,
-            self.last,
-        )
+    def lies_in(self, stored: StoredBundle, number: int) -> None:
+        """Its section is durable."""
+        self.stored, self.number = stored, number
 
-    def missing(self) -> int:
-        """Holes where the local store should have a record, and has none that can be read."""
-        return sum(
+    def section(self) -> tuple[StoredBundle, int]:
+        """Where its section lies, which is durable: the bundle, and the section's number in it."""
+        assert self.stored is not None
+        return self.stored, self.number
+
+    def count_missing(self) -> None:
+        """Note the holes where the local store should have a record."""
+        self.missing = sum(
             int(np.count_nonzero((batch.sizes == 0) & np.isin(batch.tag_codes, MISSING_REASONS)))
             for batch in self.batches
         )
@@ -390,20 +391,21 @@ class CompositeFlatFile:
         if self._tail.must_roll(now_ms, self._policy):
             self._tail = Tail(self._log_taken, now_ms, is_open=True)
         commit = GroupCommit(
+            self,
             self.queue,
             self.incarnation,
             self._tail.base_offset,
             self._log_taken,
             self._taken_offset,
-            tuple(batches),
+            batches,
             size,
-            sum(batch.count for batch in batches),
+            batches[-1].end_offset - self._taken_offset,
             mark_of_item(batches[-1], -1),
         )
-        self._last = QueueOffset(batches[-1].end_offset - 1), commit.last
+        self._last = QueueOffset(commit.queue_end - 1), commit.last
         self._tail.size_bytes += size
         self._log_taken = LogOffset(self._log_taken + size)
-        self._taken_offset = QueueOffset(self._taken_offset + commit.count)
+        self._taken_offset = commit.queue_end
         self._on_their_way.append(commit)
         return commit
 
@@ -426,10 +428,6 @@ class CompositeFlatFile:
             ready.append(self._on_their_way.popleft())
         self._durable.difference_update(ready)
         return ready
-
-    def is_on_its_way(self, commit: GroupCommit) -> bool:
-        """It has been handed on neither as stored nor as failed, and none before it has failed."""
-        return commit in self._on_their_way
 
     def failed(
         self, commit: GroupCommit, now_s: float, backoff_s: Callable[[int], float]
