@@ -69,13 +69,16 @@ class QueueFiles:
 
     def file(self, queue: MessageQueue) -> CompositeFlatFile:
         """The write side of a queue."""
+        file = self._files.get(queue)  # once there is one, there is always one
+        if file is not None:
+            return file
         with self._lock:
             file = self._files.get(queue)
             if file is None:
                 file = CompositeFlatFile(queue, self._life(queue), self._policy)
-                self._files[queue] = file
                 if file.last_taken:
                     self._made(queue)
+                self._files[queue] = file
             return file
 
     def renew(self, queue: MessageQueue) -> None:
@@ -86,8 +89,7 @@ class QueueFiles:
 
     def known(self, queue: MessageQueue) -> CompositeFlatFile | None:
         """The write side of a queue if there is one yet."""
-        with self._lock:
-            return self._files.get(queue)
+        return self._files.get(queue)
 
     def commit_offsets(self) -> dict[MessageQueue, QueueOffset]:
         """Of each queue that has a write side."""

@@ -173,7 +173,7 @@ class Uploader:
         tail = build_tail(table, packed)
         buffers = [buffer for _, section in sections for buffer in section.buffers]
         self._store.put_if_absent(self._prefix + key, [*buffers, tail])
-        size = sum(section.place.size_bytes for _, section in sections) + len(tail)
+        size = int(table.rows["size_bytes"].sum()) + len(tail)
         if not level:
             self.budget.keep(key, buffers, size)
         return StoredBundle(table, packed, sections_of(Bundle(key, size, level), table))

@@ -306,7 +306,7 @@ def build_section(
     if whole > SECTION_BYTES_MAX:
         raise InvalidError(f"a section of {whole:,} bytes is larger than the format allows")
     place = SectionPlace(0, size, size, count, whole, crc, gone)
-    return Section([*records, stored, table], place)
+    return Section([*records, b"".join((stored, table))], place)
 
 
 def build_packed_section(
