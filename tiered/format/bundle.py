@@ -56,7 +56,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -696,13 +696,19 @@ class SectionBlocks:
             start: That position.
         """
         view = memoryview(data).cast("B")
-        number = int(np.searchsorted(self.starts, start))
+        first = int(np.searchsorted(self.starts, start))
         end = min(start + len(view), self.place.table_at)
-        while number < len(self.crcs) and int(self.starts[number]) < end:
-            low, high = int(self.starts[number]), int(self.starts[number + 1])
-            if zlib_ng.crc32(view[low - start : high - start]) != self.crcs[number]:
+        stop = int(np.searchsorted(self.starts, end))
+        starts, crcs = self.starts[first : stop + 1].tolist(), self.crcs[first:stop].tolist()
+        sizes = [high - low for low, high in pairwise(starts)]
+        # At once, as what their checksums combine to: each call by itself would give the interpreter's lock away.
+        if starts[-1] == end and zlib_ng.crc32(view[: end - start]) == _combined(
+            zip(crcs, sizes, strict=True)
+        ):
+            return
+        for (low, high), crc in zip(pairwise(starts), crcs, strict=True):
+            if zlib_ng.crc32(view[low - start : high - start]) != crc:
                 yield low, high
-            number += 1
 
 
 def _walk(stored: memoryview, place: SectionPlace, where: str) -> list[int]:
