@@ -753,6 +753,7 @@ class Stock:
                 break
             load: Load[Thing | None] = Load(stream, False, claim.size_bytes, leader=leader)
             self._loads.update(dict.fromkeys(claim.keys, load))
+            stream.take_along(one.queue_offset, one.count, one.log_offset, one.log_bytes)
             begun.append((Bid(stream, claim), load))
         return begun
 
@@ -768,7 +769,13 @@ class Stock:
         bid.strip = strip
         load.size_bytes += more_bytes
         self._loads.update(dict.fromkeys(strip.keys, load))
-        load.streams.update(stream for stream, _ in bid.places())
+        names = ("queue_offset", "count", "log_offset", "log_bytes")
+        for queue, *place in zip(
+            strip.queues, *(strip.rows[name].tolist() for name in names), strict=True
+        ):
+            if (stream := sweep.stream(queue)) is not None:
+                load.streams.add(stream)
+                stream.take_along(*place)
 
     # Who waits for room gets it in turn, or a large record would wait for ever behind small ones
 

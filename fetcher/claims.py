@@ -111,16 +111,16 @@ def plan_claims(
     claims: list[Claim] = []
     asked = view.life.log_end
     left = window
+    sure = _Sure(start, until, window, settings)
     for part in islice(view.parts_from(start), PARTS_MAX):
         layout = known.layout(part)
         if layout is None:
-            is_one = start <= part.queue_offset and part.queue_end <= until
-            is_one &= part.log_bytes <= min(window, settings.piece_bytes)
+            is_one = sure.is_one(part)
             if is_one and 0 < 2 * left < part.log_bytes:
                 asked = part.log_offset
                 break
             if left <= 0 or not (is_one or _fits(part, left, settings)):
-                claims += _indexes_ahead(view, part, left, known, settings)
+                claims += _indexes_ahead(view, part, left, known, sure)
                 asked = part.log_offset
                 break
             if not known.is_known(key_of(part, INDEX)):
@@ -130,28 +130,57 @@ def plan_claims(
             asked = part.log_offset
             break
         else:
-            found, asked = _block_claims(layout, start, left, known, settings)
+            found, asked = _block_claims(layout, left, known, sure)
             claims += found
             left -= max(asked - layout.bounds[_first(layout, start)], PART_BYTES)
             if asked < part.log_end:
+                left = min(left, 0) - (part.log_end - asked)
+                claims += _indexes_behind(view, part, left, known, sure)
                 break
         asked = part.log_end
     return ClaimPlan(claims, asked)
 
 
-def _indexes_ahead(
-    view: LifeView, part: Part, left: int, known: Known, settings: FetchSettings
+@dataclass(frozen=True, slots=True)
+class _Sure:
+    """What a reader will surely read, and how far ahead of it one looks."""
+
+    start: QueueOffset
+    until: int
+    window: int
+    settings: FetchSettings
+
+    def is_one(self, part: Part) -> bool:
+        """Whether all of a part will be read, and comes with one request."""
+        is_whole = self.start <= part.queue_offset and part.queue_end <= self.until
+        return is_whole and part.log_bytes <= min(self.window, self.settings.piece_bytes)
+
+    def look_bytes(self, part: Part) -> int:
+        """How far behind the window one looks for indexes: it is over by the time that they are here."""
+        return self.window if part.queue_offset < self.until else 0
+
+
+def _indexes_behind(
+    view: LifeView, part: Part, left: int, known: Known, sure: _Sure
 ) -> list[Claim]:
+    """Claims for the indexes behind a part that ends so far behind the window (0 or less), if they will surely be wanted."""
+    if left + sure.look_bytes(part) <= 0:
+        return []
+    behind = view.part_at(part.queue_end)
+    if behind is None or not sure.look_bytes(behind):
+        return []
+    return _indexes_ahead(view, behind, left, known, sure)
+
+
+def _indexes_ahead(view: LifeView, part: Part, left: int, known: Known, sure: _Sure) -> list[Claim]:
     """Claims for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
     claims = []
+    left += sure.look_bytes(part)
     for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
         is_here = known.layout(one) is not None or known.is_known(key_of(one, INDEX))
-        if (
-            not is_here
-            and not _is_small(one, settings)
-            and block_count(one, settings.block_bytes) > 1
-        ):
-            claims.append(_index_claim(one, settings))
+        is_whole = sure.is_one(one) or _is_small(one, sure.settings)
+        if not (is_here or is_whole or block_count(one, sure.settings.block_bytes) == 1):
+            claims.append(_index_claim(one, sure.settings))
         left -= max(one.log_bytes, PART_BYTES)
         if left <= 0:
             break
@@ -192,10 +221,10 @@ def _first(layout: PartLayout, start: QueueOffset) -> int:
 
 
 def _block_claims(
-    layout: PartLayout, start: QueueOffset, left: int, known: Known, settings: FetchSettings
+    layout: PartLayout, left: int, known: Known, sure: _Sure
 ) -> tuple[list[Claim], LogOffset]:
-    """Claims for the blocks of a part from ``start`` on, and where they end."""
-    part, first = layout.part, _first(layout, start)
+    """Claims for the blocks of a part from where the reader stands, and where they end."""
+    part, first, settings = layout.part, _first(layout, sure.start), sure.settings
     bounds = layout.bounds
     end = bisect_left(bounds, bounds[first] + left)
     end = min(max(end, first + 1), layout.blocks)
@@ -209,6 +238,10 @@ def _block_claims(
         piece_bytes=settings.piece_bytes,
         gap_bytes=settings.gap_bytes,
     )
+    if part.queue_offset < sure.until and end < layout.blocks and len(pieces) > 1:
+        last = pieces[-1]
+        if 2 * sum(sizes[last.start : last.stop]) < settings.piece_bytes:
+            end = first + pieces.pop().start  # a crumb: it comes with what will be asked for next
     claims = []
     for piece in pieces:
         blocks = range(first + piece.start, first + piece.stop)

@@ -290,6 +290,8 @@ class TieredMessageFetcher:
             stream.until = until
             leaps = stream.arrive(start)
             run = stream.at_hand(start)
+            if run is None and not leaps:
+                run = self._turn_over(name, stream, start)
             self._stock.hits += run is not None
             if run is None:
                 self._leave(name, stream)
@@ -412,6 +414,7 @@ class TieredMessageFetcher:
                 stream.until = until
                 first = QueueOffset(max(start, place.view.life.min_offset))
                 end = QueueOffset(min(until, place.end))
+                stream.begin_at(first)
                 members.append(Member(stream, place.view, first, end))
             sweep = Sweep(members, self.settings)
             for member in members:
@@ -428,7 +431,6 @@ class TieredMessageFetcher:
             part = view.part_at(first) if first < end and stream.next_offset < 0 else None
             if part is None or self._stock.has(part, first):
                 continue  # it comes along with its neighbours, or another group has had it
-            stream.begin_at(first)
             claimed = self._stock.claim(stream, view, first, stream.aim(share))
             if not claimed:
                 break

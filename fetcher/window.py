@@ -66,8 +66,9 @@ def wants_more(window: int, unread: int, limits: WindowLimits) -> bool:
     return unread < window * limits.refill
 
 
-SURE_REFILL: Final = 0.5
-"""As ``WindowLimits.refill``, of what a reader says that it will read: nothing is lost if much is asked for at once."""
+REFILL_BYTES: Final = 8 << 20
+"""What a reader says that it will read is asked for as soon as so much more may be ahead of it, or half of what may be: two
+large requests. A larger step would be a pause: what is under way has to last until the next answer."""
 
 
 def plan_pieces(
@@ -208,7 +209,8 @@ class Stream:
 
     def begin_at(self, start: int) -> None:
         """It will begin there: what is asked for before it comes is not in vain."""
-        self.window, self.leapt_to = self.limits.bytes_min, start
+        if self.next_offset < 0 and self.leapt_to != start:
+            self.window, self.asked, self.leapt_to = self.limits.bytes_min, 0, start
 
     def pass_over(self, start: int, end: int) -> None:
         """There is nothing at ``[start, end)``: reading in order goes on behind it."""
@@ -272,7 +274,7 @@ class Stream:
         here, most = self._reached(view), self._sure_most(share)
         left, unread = self._sure_end(view) - here, self.asked - here
         if left >= most:
-            return most if unread < most * SURE_REFILL else 0
+            return most if most - unread > min(REFILL_BYTES, most // 2) else 0
         # The end is near: a share of what is left, and then a share of the rest, would be a wait for each.
         return max(left, 1) if unread < left else 0
 
@@ -295,6 +297,11 @@ class Stream:
             end = view.about(QueueOffset(self.until))
             self._end = self.until, view, end
         return end
+
+    def take_along(self, start: int, count: int, log_offset: int, log_bytes: int) -> None:
+        """A part is on its way for it with what others asked for; where that joins, read-ahead goes on behind it."""
+        if log_offset <= self.asked or start <= self.position < start + count:
+            self.asked = max(self.asked, log_offset + log_bytes)
 
     def lose(self, log_offset: int) -> None:
         """What was read ahead for it, from a log offset on, was dropped unread; what lies behind it was not its loss."""
@@ -554,41 +561,81 @@ class Sweep:
         return row.queue_ends[number] > stream.position and not is_known(row.keys[number])
 
 
-def _small(member: Member, settings: FetchSettings) -> npt.NDArray[np.int64]:
-    """Numbers of the small parts among those that will be read; when all are, few of them are read ahead."""
-    parts = member.view.parts
-    starts = parts.column("queue_offset")
-    wanted = (starts < member.until) & (starts + parts.column("count") > member.start)
-    is_small = parts.rows["size_bytes"] <= SECTION_BYTES_MAX
-    is_small &= parts.rows["log_bytes"] <= settings.piece_bytes
+class _Laid(NamedTuple):
+    """Parts of many queues, in columns.
+
+    Attributes:
+        rows: ``PART``, one a part; those of a queue are neighbours, in order.
+        member: int64[n], number of the queue that each is of.
+        part: int64[n], its number among the parts of that queue.
+        bundle: int64[n], number of its bundle among ``keys``.
+        keys: Of the bundles.
+    """
+
+    rows: npt.NDArray[np.void]
+    member: npt.NDArray[np.int64]
+    part: npt.NDArray[np.int64]
+    bundle: npt.NDArray[np.int64]
+    keys: Sequence[str]
+
+
+def _laid_out(members: Sequence[Member]) -> _Laid:
+    names: dict[str, int] = {}
+    bundles: list[int] = []
+    for member in members:
+        bundles += [names.setdefault(held.key, len(names)) for held in member.view.parts.bundles]
+    counts = np.array([len(member.view.parts) for member in members])
+    firsts = np.cumsum(counts) - counts
+    data = [member.view.parts.rows.view(np.uint8) for member in members]
+    return _Laid(
+        np.concatenate(data).view(PART),
+        np.repeat(np.arange(len(members)), counts),
+        np.arange(len(bundles)) - np.repeat(firsts, counts),
+        np.array(bundles, np.int64),
+        list(names),
+    )
+
+
+def _small(
+    members: Sequence[Member], laid: _Laid, settings: FetchSettings
+) -> npt.NDArray[np.int64]:
+    """Which of the parts that will be read are small; of a queue where all are, few of them are read ahead."""
+    rows, member = laid.rows, laid.member
+    starts = rows["queue_offset"].astype(np.int64)
+    low, high = (np.array([one[at] for one in members], np.int64)[member] for at in (2, 3))
+    wanted = (starts < high) & (starts + rows["count"] > low)
+    is_small = rows["size_bytes"] <= SECTION_BYTES_MAX
+    is_small &= rows["log_bytes"] <= settings.piece_bytes
     chosen = np.flatnonzero(wanted & is_small)
-    if len(chosen) and len(chosen) == np.count_nonzero(wanted):
-        largest = max(int(parts.rows["log_bytes"][chosen].max()), PART_BYTES)
-        member.stream.ahead_max = AHEAD_SECTIONS * largest
+    largest = np.zeros(len(members), np.int64)
+    np.maximum.at(largest, member[chosen], rows["log_bytes"][chosen].astype(np.int64))
+    largest[member[wanted & ~is_small]] = 0
+    for one, size_bytes in zip(members, largest.tolist(), strict=True):
+        if size_bytes:
+            one.stream.ahead_max = AHEAD_SECTIONS * max(size_bytes, PART_BYTES)
     return chosen
 
 
 def _by_bundle(members: Sequence[Member], settings: FetchSettings) -> dict[str, _Row]:
     """The small sections that will be read, by bundle."""
-    names: dict[str, int] = {}
-    bundles: list[int] = []
-    of, index, rows = [], [], []
-    for number, member in enumerate(members):
-        parts, chosen = member.view.parts, _small(member, settings)
-        held = parts.bundles
-        bundles += [names.setdefault(held[at].key, len(names)) for at in chosen.tolist()]
-        of.append(np.full(len(chosen), number))
-        index.append(chosen)
-        rows.append(parts.rows[chosen].view(np.uint8))
-    if not names:
+    if not members:
         return {}
-    bundle, row = np.array(bundles), np.concatenate(rows).view(PART)
-    order = np.lexsort((row["start"], bundle))
-    cuts = np.searchsorted(bundle[order], np.arange(len(names) + 1)).tolist()
-    member_of, part_of = np.concatenate(of), np.concatenate(index)
+    laid = _laid_out(members)
+    chosen = _small(members, laid, settings)
+    bundle, rows = laid.bundle[chosen], laid.rows[chosen]
+    order = np.lexsort((rows["start"], bundle))
+    cuts = np.searchsorted(bundle[order], np.arange(len(laid.keys) + 1)).tolist()
+    numbers = chosen[order]
     return {
-        key: _row(key, row[some], member_of[some], part_of[some], settings)
-        for key, some in zip(names, (order[low:high] for low, high in pairwise(cuts)), strict=True)
+        key: _row(
+            key,
+            laid.rows[numbers[low:high]],
+            laid.member[numbers[low:high]],
+            laid.part[numbers[low:high]],
+            settings,
+        )
+        for key, (low, high) in zip(laid.keys, pairwise(cuts), strict=True)
+        if low < high
     }
 
 

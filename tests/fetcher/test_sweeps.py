@@ -374,6 +374,21 @@ def test_all_that_fits_is_on_its_way_before_the_first_read():
     fetcher.close()
 
 
+@pytest.mark.parametrize("each", [20, 40], ids=["of one block", "of two"])
+def test_what_comes_along_is_asked_for_as_far_as_it_goes(each: int):
+    """Each reader planned anew, for each section that had come with a neighbour's: a sixth of reading 1,000 queues."""
+    many = Many(60, 2, each=each, size=8000)
+    fetcher = fetcher_of(many.builder.store, cache_bytes=256 * MIB)
+    many.expect(fetcher, many.queues)
+    cursors = [fetcher.tier.cursor(queue) for queue in many.queues]
+    streams = [fetcher._readers.announce(("g", one.queue, one.history)) for one in cursors]
+    ends = [one.life.log_end for one in cursors]
+    assert [stream.asked for stream in streams] == ends
+    assert read_on(fetcher, many.queues[7], {}, count=1)
+    assert streams[7].asked == ends[7], "to begin where one said is no leap"
+    fetcher.close()
+
+
 def test_what_another_group_has_had_holds_up_nobody_who_begins_beside_it():
     many = Many(8, 2, each=40, size=8000)
     fetcher = fetcher_of(many.builder.store)

@@ -12,16 +12,22 @@ from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
 from backends.wrapping import MeteredStore
+from fetcher.claims import plan_claims
 from fetcher.limits import WindowLimits
+from fetcher.runs import INDEX, PartLayout, key_of
 from tiered.errors import StoreUnavailableError
-from tiered.log.decode import TierBatch
+from tiered.log.decode import TierBatch, decode_items
+from tiered.log.sections import read_range
 from tiered.log.state import Gap
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     import random
 
+    from fetcher.fetcher import TieredMessageFetcher
+    from fetcher.runs import Key
     from tiered.log.cursor import LifeView
+    from tiered.log.parts import Part
 
 KIB = 1024
 
@@ -150,3 +156,75 @@ def test_what_is_left_at_the_end_is_asked_for_at_once():
         at = batch.end_offset
         if (stop - at) * 50 * KIB < most:
             assert received(fetcher) >= 320 * 50 * KIB, f"not all is asked for at {at}"
+
+
+class Here:
+    """What is here, for a plan: these layouts, and nothing on its way."""
+
+    def __init__(self, layouts: dict[int, PartLayout]) -> None:
+        self.layouts = layouts
+
+    def layout(self, part: Part) -> PartLayout | None:
+        return self.layouts.get(part.queue_offset)
+
+    def is_known(self, key: Key) -> bool:
+        return any(key == key_of(one.part, INDEX) for one in self.layouts.values())
+
+
+def layout_of(fetcher: TieredMessageFetcher, part: Part) -> PartLayout:
+    raw = read_range(fetcher.tier.store, fetcher.tier.prefix, part.index)
+    items = decode_items(part, part.queue_offset, raw, where="")
+    return PartLayout.of(part, items, fetcher.settings.block_bytes)
+
+
+def test_of_a_part_that_comes_whole_no_index_is_asked_for_by_itself():
+    """It was, of the part behind the window: a request more for each part, and the first that had a slot."""
+    fetcher = fetcher_of(large(parts=8).store)  # parts of 2 MB
+    view = view_of(fetcher)
+    for window in range(2 << 20, 9 << 20, 256 * KIB):
+        plan = plan_claims(view, view.parts[0].queue_offset, window, Here({}), fetcher.settings, until=320)  # fmt: skip
+        assert all(claim.blocks for claim in plan.claims)
+        assert len(plan.claims) >= window // (2 << 20)
+
+
+def test_the_index_of_the_next_large_part_is_asked_for_one_window_before_the_reader_needs_it():
+    fetcher = fetcher_of(large(parts=3, each=180).store)  # of 9 MB
+    view = view_of(fetcher)
+    here = Here({0: layout_of(fetcher, view.parts[0])})
+    for start, until, window, asks in (
+        (0, 540, 4 << 20, 0),  # it is farther away
+        (80, 540, 4 << 20, 1),
+        (80, 180, 4 << 20, 0),  # nobody wants it
+        (80, -1, 4 << 20, 0),  # nobody knows
+        (80, 540, 8 << 20, 2),
+    ):
+        plan = plan_claims(view, QueueOffset(start), window, here, fetcher.settings, until=until)
+        indexes = [claim.part.queue_offset for claim in plan.claims if not claim.blocks]
+        assert indexes == [180, 360][:asks], (start, until, window)
+        assert plan.asked <= view.parts[1].log_offset
+
+
+def test_a_crumb_comes_with_what_is_asked_for_next():
+    fetcher = fetcher_of(large(parts=1, each=360).store)  # of 18 MB
+    view = view_of(fetcher)
+    here = Here({0: layout_of(fetcher, view.parts[0])})
+    plan = plan_claims(view, QueueOffset(0), 9 << 20, here, fetcher.settings, until=360)
+    assert len(plan.claims) == 2
+    assert 7 << 20 <= plan.asked <= 8 << 20
+    unsure = plan_claims(view, QueueOffset(0), 9 << 20, here, fetcher.settings)
+    assert len(unsure.claims) == 3
+    assert unsure.asked >= 9 << 20
+
+
+def test_as_much_is_ahead_as_may_be_but_for_two_requests():
+    """More was asked for when half of it was gone, which is 20 ms of a reader in a hurry: each time it waited."""
+    store, most = large(parts=4, each=400).store, 32 << 20
+    fetcher = fetcher_of(store, cache_bytes=256 << 20, window=WindowLimits(bytes_max=most // 2))
+    at, least = QueueOffset(0), most
+    while at < 800:
+        batch = fetcher.read("g", QUEUE, at, until=QueueOffset(1600), count_max=4)
+        assert isinstance(batch, TierBatch)
+        at = batch.end_offset
+        least = min(least, received(fetcher) - at * 50 * KIB)
+    assert least >= most - (8 << 20) - (4 << 20)
+    assert received(fetcher) <= 1.05 * (800 * 50 * KIB + most) + (2 << 20)
