@@ -29,16 +29,19 @@ Shelves
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
 from fetcher.claims import Claim, plan_claims, whole_claim
+from fetcher.requests import Arrivals
 from fetcher.runs import (
     INDEX,
     Cached,
@@ -244,6 +247,13 @@ class ByteCache(Generic[V]):
         return read or index or next(iter(self._shelves[Shelf.UNREAD].values()), None)
 
 
+DECODERS: Final = max(2, min(os.cpu_count() or 1, 8))
+"""So many threads at most make something of what has come. More would not be faster: most of it is done under the
+interpreter's lock, for which readers would wait as well."""
+
+SMALL_BYTES: Final = 1 << 20
+"""A request of so many bytes is a small one, as those for indexes are."""
+
 SECTIONS_MAX = 2048
 """Sections that are read in pieces whose block tables are remembered. Each takes 12 bytes a block and half a KiB; a packed
 one, which has a dictionary, 100 KiB more."""
@@ -312,7 +322,7 @@ class Job(Generic[V]):
     plan: SectionPlan | WidePlan | None = None
 
 
-class Loader:
+class Loader(Generic[V]):
     """Asks for ranges of sections, and checks them. For any thread."""
 
     def __init__(
@@ -326,6 +336,8 @@ class Loader:
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[str, int], OpenSection] = OrderedDict()
         self._memory_bytes = 0
+        self._arrivals: Arrivals[_Gathering[V]] = Arrivals(DECODERS)
+        self._numbers = count()
 
     def begin(self, jobs: Sequence[Job[V]]) -> None:
         """Ask for ranges of sections, neighbours together, and make something of their bytes.
@@ -346,7 +358,7 @@ class Loader:
                     raise
                 continue
             for job in some:
-                _Gathering(self, job).begin()
+                _Gathering(self, job, next(self._numbers)).begin()
 
     def _plan_job(self, job: Job[V]) -> bool:
         try:
@@ -377,8 +389,9 @@ class Loader:
         self, planned: Sequence[tuple[Load[V], SectionPlan | WidePlan]], *, urgent: bool
     ) -> None:
         ranges = [(number, one) for number, (_, plan) in enumerate(planned) for one in plan.ranges]
-        # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
-        order = sorted(range(len(ranges)), key=lambda at: ranges[at][1].size_bytes)
+        # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large. What is
+        # large goes in the order in which it is wanted.
+        order = sorted(range(len(ranges)), key=lambda at: ranges[at][1].size_bytes > SMALL_BYTES)
         wanted = []
         for at in order:
             load, plan = planned[ranges[at][0]]
@@ -402,6 +415,22 @@ class Loader:
         """Nobody wants it any more."""
         for request in list(load.requests):
             self.transfers.cancel(request)
+
+    def finish(self, gathering: _Gathering[V]) -> None:
+        """Make something of what has come; another thread may do that, and this one for another."""
+        with self._lock:
+            is_mine = self._arrivals.come(gathering, gathering.number, gathering.is_urgent)
+        while is_mine:
+            with self._lock:
+                one = self._arrivals.next()
+            if one is None:
+                return
+            try:
+                one.finish()
+            except BaseException:
+                with self._lock:
+                    self._arrivals.leave()
+                raise
 
     def read(self, plan: SectionPlan) -> list[memoryview]:
         """Read by itself, in this thread, what came to nothing the usual way."""
@@ -462,7 +491,8 @@ def _fail(job: Job[V], error: BaseException) -> None:
 class _Gathering(Generic[V]):
     """Waits for the requests of a load, without a thread of its own; once more when a block table says what to ask for."""
 
-    def __init__(self, loader: Loader, job: Job[V]) -> None:
+    def __init__(self, loader: Loader[V], job: Job[V], number: int) -> None:
+        self.number = number
         self._loader = loader
         self._plan = job.plan
         self._load = job.load
@@ -475,7 +505,7 @@ class _Gathering(Generic[V]):
         requests = list(self._load.requests)
         self._missing = len(requests)
         if not requests:
-            self._finish()
+            self.finish()
         for request in requests:
             request.add_done_callback(self._arrived)
 
@@ -485,9 +515,14 @@ class _Gathering(Generic[V]):
             self._missing -= 1
             if self._missing:
                 return
-        self._finish()
+        self._loader.finish(self)
 
-    def _finish(self) -> None:
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for it by now."""
+        return _is_urgent(self._load)
+
+    def finish(self) -> None:
+        """All has come: the load ends, or asks for more. It raises nothing."""
         future = self._load.future
         try:
             found = [] if self._plan is None else self._take(self._plan)
@@ -609,7 +644,7 @@ class Stock:
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Loader[Thing | None],
         memory: Memory,
         clock: Clock,
         settings: FetchSettings,
@@ -719,7 +754,7 @@ class Stock:
             if begun and claim.layout is None and self.is_known(key_of(claim.part, INDEX)):
                 continue  # it comes along with what was claimed a moment ago
             if not self._make_room(stream, claim.size_bytes, is_needed=urgent and not begun):
-                stream.asked = min(stream.asked, claim.part.log_offset)
+                stream.fall_back(claim.part.log_offset)
                 break
             # Only the first is waited for: the others would go before what other readers wait for.
             load: Load[Thing | None] = Load(stream, urgent and not begun, claim.size_bytes)
@@ -968,7 +1003,7 @@ class Stock:
                 # What was taken back, or is told to somebody who waits, is no sign that the store is in trouble.
                 may_pause = not isinstance(error, CancelledError) and not load.is_urgent
                 for stream, log_offset in bid.places():
-                    stream.asked = min(stream.asked, log_offset)
+                    stream.fall_back(log_offset)
                     if may_pause:
                         stream.paused_s = now_s + PAUSE_SECONDS
             elif not bid.claim.blocks and not load.is_urgent:

@@ -136,7 +136,7 @@ class TieredMessageFetcher:
             wake=self._wake_up,
             memory=self._memory,
         )
-        loader = Loader(
+        loader: Loader[Thing | None] = Loader(
             reader.store, reader.prefix, self.transfers, table_bytes=self.settings.table_bytes
         )
         self._stock = Stock(loader, self._memory, clock, self.settings, self._ahead_now)
@@ -249,7 +249,8 @@ class TieredMessageFetcher:
             if run is None:
                 return None
             self._stock.hits += 1
-            stream.until = until
+            if stream.until != until:
+                stream.say(until)
             if place is not None:
                 count_max = min(count_max, place.end - start)
             batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
@@ -287,7 +288,7 @@ class TieredMessageFetcher:
         count_max = min(count_max, place.end - start)
         with self._stock.lock:
             stream = self._stream(name, view)
-            stream.until = until
+            stream.say(until)
             leaps = stream.arrive(start)
             run = stream.at_hand(start)
             if run is None and not leaps:
@@ -372,6 +373,8 @@ class TieredMessageFetcher:
     def _ahead(self, stream: Stream, now_s: float) -> Begun:
         """What to read ahead for a stream now; with the lock held."""
         view = stream.view
+        if stream.here <= stream.calm_to:
+            return NOTHING
         if view is None or stream.asked >= view.life.log_end or self._stock.is_closed:
             return NOTHING
         window = stream.ahead_now(self._share())
@@ -411,7 +414,7 @@ class TieredMessageFetcher:
                 names.append((group, cursor.queue, cursor.history))
                 stream = self._readers.announce(names[-1])
                 stream.look(place.view)
-                stream.until = until
+                stream.say(until)
                 first = QueueOffset(max(start, place.view.life.min_offset))
                 end = QueueOffset(min(until, place.end))
                 stream.begin_at(first)

@@ -369,6 +369,47 @@ def _place(piece: Range) -> _Place:
     return piece.start, piece.end, piece.number, piece
 
 
+# -- arrivals
+
+
+class Arrivals(Generic[T]):
+    """What has come and waits to be worked on, by few workers: what somebody waits for first, then what was asked for first.
+
+    All at once they would hold each other up, and what a reader waits for as well. Not for several threads at once.
+    """
+
+    def __init__(self, workers_max: int) -> None:
+        """Begin with nothing, and so many workers at most."""
+        self._free = workers_max
+        self._waiting: list[tuple[int, Callable[[], bool], T]] = []
+
+    def come(self, thing: T, number: int, is_urgent: Callable[[], bool]) -> bool:
+        """Add a thing; whether the caller is to work: on what ``next`` gives, until that is nothing.
+
+        Args:
+            thing: What has come.
+            number: Its place in the order of asking.
+            is_urgent: Whether somebody waits for it by now.
+        """
+        self._waiting.append((number, is_urgent, thing))
+        is_free = self._free > 0
+        self._free -= is_free
+        return is_free
+
+    def next(self) -> T | None:
+        """The most pressing thing; None: there is none, and the caller is no worker any more."""
+        if not self._waiting:
+            self.leave()
+            return None
+        first = min(self._waiting, key=lambda one: (not one[1](), one[0]))
+        self._waiting.remove(first)
+        return first[2]
+
+    def leave(self) -> None:
+        """A worker works no more."""
+        self._free += 1
+
+
 # -- wishes
 
 

@@ -145,6 +145,7 @@ class Stream:
         run: That run; likewise.
         here: Log offset behind the last batch.
         asked: Log offset up to which read-ahead has been asked for.
+        calm_to: As long as it is not past this log offset, nothing more is to be asked for; -1: to be looked at.
         next_offset: Queue offset at which reading in order goes on; -1 before the first batch, and after a leap.
         last_start: Queue offset of the last batch; likewise.
         leapt_to: Where it has gone, until it is given something there; else -1.
@@ -167,6 +168,7 @@ class Stream:
     run: ReferenceType[Run] | None = None
     here: int = 0
     asked: int = 0
+    calm_to: int = -1
     next_offset: int = -1
     last_start: int = -1
     leapt_to: int = -1
@@ -183,7 +185,7 @@ class Stream:
         """Go on with a view; what was read of another one says nothing of it."""
         if self.view is not view:
             self.view, self.held, self.run, self.state = view, None, None, None
-            self.asked = 0
+            self.fall_back(0)
 
     @property
     def position(self) -> int:
@@ -203,14 +205,24 @@ class Stream:
         if self.goes_on_at(start) or start == self.leapt_to:
             return False
         had_asked = self.asked > 0
-        self.window, self.asked = self.limits.bytes_min, 0
+        self.window = self.limits.bytes_min
+        self.fall_back(0)
         self.next_offset, self.last_start, self.leapt_to = -1, -1, start
         return had_asked
 
     def begin_at(self, start: int) -> None:
         """It will begin there: what is asked for before it comes is not in vain."""
         if self.next_offset < 0 and self.leapt_to != start:
-            self.window, self.asked, self.leapt_to = self.limits.bytes_min, 0, start
+            self.window, self.leapt_to = self.limits.bytes_min, start
+            self.fall_back(0)
+
+    def say(self, until: int) -> None:
+        """Its reader says how far it will read."""
+        self.until, self.calm_to = until, -1
+
+    def fall_back(self, log_offset: int) -> None:
+        """From a log offset on nothing is on its way for it any more."""
+        self.asked, self.calm_to = min(self.asked, log_offset), -1
 
     def pass_over(self, start: int, end: int) -> None:
         """There is nothing at ``[start, end)``: reading in order goes on behind it."""
@@ -244,11 +256,11 @@ class Stream:
         """A batch is handed out; its size in bytes."""
         records = batch.records
         size_bytes = memoryview(records.data).nbytes
-        here = batch.log_offset + size_bytes
-        if self.last_start < records.base_offset <= self.next_offset:
+        here, start = batch.log_offset + size_bytes, records.base_offset
+        if self.last_start < start <= self.next_offset:
             new_bytes = min(max(here - self.here, 0), size_bytes)
             self.window = grown(self.window, new_bytes, self.limits)
-        self.last_start, self.next_offset = records.base_offset, records.end_offset
+        self.last_start, self.next_offset = start, start + len(records.sizes)
         self.leapt_to = -1
         self.here = here
         self.used_s = now_s
@@ -271,12 +283,17 @@ class Stream:
             return window if wants_more(window, self.asked - self.here, self.limits) else 0
         if self.until <= position:
             return 0
-        here, most = self._reached(view), self._sure_most(share)
-        left, unread = self._sure_end(view) - here, self.asked - here
-        if left >= most:
-            return most if most - unread > min(REFILL_BYTES, most // 2) else 0
+        here, most, end = self._reached(view), self._sure_most(share), self._sure_end(view)
+        left, unread, step = end - here, self.asked - here, min(REFILL_BYTES, most // 2)
         # The end is near: a share of what is left, and then a share of the rest, would be a wait for each.
-        return max(left, 1) if unread < left else 0
+        wanted = (
+            (most if most - unread > step else 0)
+            if left >= most
+            else (max(left, 1) if unread < left else 0)
+        )
+        if not wanted and here == self.here:
+            self.calm_to = min(self.asked - most + step, end - most) if left >= most else end - 1
+        return wanted
 
     def _sure_most(self, share: int) -> int:
         # The rest of its share is for what its batches are cut from, which is not ahead of it any more.
@@ -309,7 +326,7 @@ class Stream:
             return
         self.window = halved(self.window, self.limits)
         self.sure_max = halved(self.sure_max, self.limits)
-        self.asked = min(self.asked, log_offset)
+        self.fall_back(log_offset)
 
 
 IDLE_SECONDS = 60.0

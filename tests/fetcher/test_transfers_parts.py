@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.limits import TransferLimits
-from fetcher.requests import Deadlines, Lane, Range, plan_merge
+from fetcher.requests import Arrivals, Deadlines, Lane, Range, plan_merge
 from fetcher.transfer_state import TokenBucket
 from tiered.errors import InvalidError
 
@@ -180,3 +180,24 @@ def test_what_has_ended_is_not_kept_until_its_deadline():
 def test_limits_are_checked(wrong: dict[str, float]):
     with pytest.raises(InvalidError):
         TransferLimits(**wrong)  # type: ignore[arg-type]
+
+
+def test_what_somebody_waits_for_is_worked_on_first_then_what_was_asked_for_first():
+    urgent = {4}
+    arrivals: Arrivals[int] = Arrivals(2)
+    numbers = [5, 3, 4, 1, 9]
+    works = [arrivals.come(number, number, lambda n=number: n in urgent) for number in numbers]  # type: ignore[misc]
+    assert works == [True, True, False, False, False], "so many workers, and no more"
+    assert [arrivals.next(), arrivals.next()] == [4, 1]
+    urgent.add(9)  # somebody has begun to wait meanwhile
+    assert [arrivals.next(), arrivals.next(), arrivals.next()] == [9, 3, 5]
+    assert arrivals.next() is None
+    assert arrivals.come(7, 7, lambda: False), "one has ended"
+    assert not arrivals.come(8, 8, lambda: False), "the other has not"
+    assert [arrivals.next(), arrivals.next(), arrivals.next(), arrivals.next()] == [
+        7,
+        8,
+        None,
+        None,
+    ]
+    assert [arrivals.come(n, n, lambda: False) for n in range(3)] == [True, True, False]

@@ -15,6 +15,7 @@ from backends.wrapping import MeteredStore
 from fetcher.claims import plan_claims
 from fetcher.limits import WindowLimits
 from fetcher.runs import INDEX, PartLayout, key_of
+from fetcher.window import Stream
 from tiered.errors import StoreUnavailableError
 from tiered.log.decode import TierBatch, decode_items
 from tiered.log.sections import read_range
@@ -228,3 +229,32 @@ def test_as_much_is_ahead_as_may_be_but_for_two_requests():
         least = min(least, received(fetcher) - at * 50 * KIB)
     assert least >= most - (8 << 20) - (4 << 20)
     assert received(fetcher) <= 1.05 * (800 * 50 * KIB + most) + (2 << 20)
+
+
+@given(st.data())
+def test_as_long_as_a_reader_is_calm_nothing_more_is_wanted(data: st.DataObject):
+    """What spares most batches the question answers it as it would be answered."""
+    builder = TierBuilder()
+    for _ in range(4):
+        builder.add([bytes(3000)] * 100)
+    view = view_of(fetcher_of(builder.store))
+    limits = WindowLimits(bytes_min=16 * KIB, bytes_max=data.draw(st.integers(16, 256)) * KIB)
+    stream = Stream("g", QUEUE, limits, sure_max=2 * limits.bytes_max)
+    stream.look(view)
+    share = data.draw(st.integers(1, 1024)) * KIB
+    stream.say(data.draw(st.integers(-1, 410)))
+    offsets = sorted(data.draw(st.lists(st.integers(1, 399), min_size=1, max_size=30, unique=True)))
+    for offset in offsets:
+        stream.here, stream.next_offset = view.about(QueueOffset(offset)), offset
+        was_calm, calm_to = stream.here <= stream.calm_to, stream.calm_to
+        stream.calm_to = -1
+        wanted = stream.ahead_now(share)
+        assert not (was_calm and wanted)
+        stream.calm_to = max(stream.calm_to, calm_to)
+        event = data.draw(st.sampled_from(["nothing", "asked", "lost", "said"]))
+        if event == "asked" and wanted:
+            stream.asked = min(stream.here + wanted, view.life.log_end)
+        elif event == "lost":
+            stream.lose(data.draw(st.integers(0, view.life.log_end)))
+        elif event == "said":
+            stream.say(data.draw(st.integers(-1, 410)))

@@ -251,6 +251,8 @@ class QueueCursor:
     def at(self, offset: int) -> HistoryPlace:
         """Where a queue offset lies, as last seen; behind the end, where that is."""
         place = self._place
+        if place.start <= offset < place.end:
+            return place
         offset = self._within(offset)
         if self.start >= self.end or place.start <= offset < place.end:
             return place
