@@ -440,6 +440,9 @@ SECTION_BYTES_MAX: Final = 1024 * KIB
 
 RUN_BYTES_MIN: Final = 256 * KIB
 
+CRUMB_BYTES: Final = 64 * KIB
+"""So much more comes with a request where it is the last that is wanted there."""
+
 CACHE_SHARE: Final = 4
 
 AHEAD_SECTIONS: Final = 2
@@ -539,12 +542,14 @@ class Sweep:
     ) -> list[int]:
         """Numbers of the sections that one request brings with that at ``at``, itself included, in order."""
         places = [(row.starts[at], row.ends[at], at, None)]
-        before = self._wanted(row, range(at - 1, -1, -1), is_known, is_plain=is_plain)
-        behind = self._wanted(row, range(at + 1, len(row.starts)), is_known, is_plain=is_plain)
-        places = [*reversed(before), *places, *behind]
-        bounds = plan_merge(
-            places, len(before), gap_bytes=self._gap_bytes, bytes_max=self.run_bytes
+        left = self.run_bytes - (row.ends[at] - row.starts[at])
+        before = self._wanted(row, range(at - 1, -1, -1), left, is_known, is_plain=is_plain)
+        behind = self._wanted(
+            row, range(at + 1, len(row.starts)), left, is_known, is_plain=is_plain
         )
+        places = [*reversed(before), *places, *behind]
+        bytes_max = self.run_bytes + CRUMB_BYTES
+        bounds = plan_merge(places, len(before), gap_bytes=self._gap_bytes, bytes_max=bytes_max)
         return [place[2] for place in places[bounds.low : bounds.high]]
 
     def leave_out(self, key: str) -> None:
@@ -555,20 +560,32 @@ class Sweep:
         return self._members[row.members[number]].view.part(row.parts[number])
 
     def _wanted(
-        self, row: _Row, numbers: range, is_known: Callable[[Key], bool], *, is_plain: bool
+        self,
+        row: _Row,
+        numbers: range,
+        left: int,
+        is_known: Callable[[Key], bool],
+        *,
+        is_plain: bool,
     ) -> list[tuple[int, int, int, None]]:
-        """Sections that are wanted, as far as one request may reach; only plain ones, or all."""
+        """Sections that are wanted, as far as one request may reach (``left`` bytes); only plain ones, or all.
+
+        And a little farther if nothing is wanted behind that: else it would be a request of its own, for which the reader of
+        a single section waits.
+        """
         found: list[tuple[int, int, int, None]] = []
-        left = self.run_bytes
+        within = 0
         for number in numbers:
-            size = row.ends[number] - row.starts[number]
-            left -= size
-            if left < 0:
+            is_wanted = row.is_plain[number] or not is_plain
+            is_wanted = is_wanted and self._is_wanted(row, number, is_known)
+            if left < 0 and not is_wanted:
                 break
-            if is_plain and not row.is_plain[number]:
-                continue
-            if self._is_wanted(row, number, is_known):
+            left -= row.ends[number] - row.starts[number]
+            if left < -CRUMB_BYTES:
+                return found[:within]
+            if is_wanted:
                 found.append((row.starts[number], row.ends[number], number, None))
+                within += left >= 0
         return found
 
     def _is_wanted(self, row: _Row, number: int, is_known: Callable[[Key], bool]) -> bool:

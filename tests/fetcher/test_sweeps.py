@@ -19,6 +19,7 @@ from zlib_ng.zlib_ng import crc32
 from backends.wrapping import MeteredStore
 from fetcher.cache import Job, Load
 from fetcher.runs import INDEX, Sheet, Strip, decode_strip, key_of
+from fetcher.window import Sweep
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.log.decode import PlacedParts, TierBatch, decode_parts
@@ -386,6 +387,25 @@ def test_what_comes_along_is_asked_for_as_far_as_it_goes(each: int):
     assert [stream.asked for stream in streams] == ends
     assert read_on(fetcher, many.queues[7], {}, count=1)
     assert streams[7].asked == ends[7], "to begin where one said is no leap"
+    fetcher.close()
+
+
+@pytest.mark.parametrize(
+    ("unknown", "comes"), [(4, 4), (8, 8), (9, 9), (10, 10), (11, 8), (20, 8)], ids=str
+)
+def test_no_crumb_is_left_between_two_requests(unknown: int, comes: int):
+    """One section of 33 KB lay between two runs: it was asked for when its reader came, who waited for it alone."""
+    many = Many(20, 1, each=4, size=8000)
+    assert all(part.section.size_bytes < 33 * KIB for part in many.parts[0])
+    fetcher = fetcher_of(many.builder.store, cache_bytes=8 * MIB, block_bytes=64 * KIB, piece_bytes=256 * KIB)  # fmt: skip
+    many.expect(fetcher, many.queues)
+    cursor = fetcher.tier.cursor(many.queues[0])
+    stream = fetcher._readers.announce(("g", cursor.queue, cursor.history))
+    assert isinstance(stream.sweep, Sweep)
+    known = {key_of(part, INDEX) for part in many.parts[0][unknown:]}
+    strip = stream.sweep.strip(many.parts[0][0], known.__contains__)
+    assert strip is not None
+    assert len(strip) == comes
     fetcher.close()
 
 
