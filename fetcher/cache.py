@@ -29,7 +29,6 @@ Shelves
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import CancelledError, Future
@@ -40,8 +39,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
-from fetcher.claims import Claim, plan_claims, whole_claim
-from fetcher.requests import Arrivals
+from fetcher.claims import Claim, WidePlan, plan_claims, whole_claim
+from fetcher.requests import DECODERS, Arrivals
 from fetcher.runs import (
     INDEX,
     Cached,
@@ -247,10 +246,6 @@ class ByteCache(Generic[V]):
         return read or index or next(iter(self._shelves[Shelf.UNREAD].values()), None)
 
 
-DECODERS: Final = max(2, min(os.cpu_count() or 1, 8))
-"""So many threads at most make something of what has come. More would not be faster: most of it is done under the
-interpreter's lock, for which readers would wait as well."""
-
 SMALL_BYTES: Final = 1 << 20
 """A request of so many bytes is a small one, as those for indexes are."""
 
@@ -285,19 +280,6 @@ class Load(Generic[V]):
 
     def __post_init__(self) -> None:
         self.streams.add(self.stream)
-
-
-@dataclass(frozen=True, slots=True)
-class WidePlan:
-    """Several sections that lie side by side are read whole, with one request; they are checked by whoever gets the bytes.
-
-    Attributes:
-        key: Of their bundle.
-        ranges: One.
-    """
-
-    key: str
-    ranges: tuple[ByteRange]
 
 
 @dataclass(slots=True, eq=False)

@@ -29,6 +29,7 @@ from tiered.log.sections import WHOLE_AT_ONCE_BYTES
 from tiered.model import LogOffset
 
 if TYPE_CHECKING:
+    from backends.base import ByteRange
     from fetcher.limits import FetchSettings
     from tiered.log.cursor import LifeView
     from tiered.log.parts import Part
@@ -78,6 +79,19 @@ class Claim:
         part = self.part
         is_plain = not (part.section.is_packed or part.section.gone)
         return len(self.blocks) == 1 and part.is_whole and is_plain
+
+
+@dataclass(frozen=True, slots=True)
+class WidePlan:
+    """Several sections that lie side by side are read whole, with one request; they are checked by whoever gets the bytes.
+
+    Attributes:
+        key: Of their bundle.
+        ranges: One.
+    """
+
+    key: str
+    ranges: tuple[ByteRange]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ Here there is no quantum. A decision costs O(log n) of the streams that wait, of
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from tiered.errors import StoreUnavailableError
 
@@ -370,6 +371,10 @@ def _place(piece: Range) -> _Place:
 
 
 # -- arrivals
+
+DECODERS: Final = max(2, min(os.cpu_count() or 1, 8))
+"""So many threads at most make something of what has come. More would not be faster: most of it is done under the
+interpreter's lock, for which readers would wait as well."""
 
 
 class Arrivals(Generic[T]):
