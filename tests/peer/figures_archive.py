@@ -91,11 +91,18 @@ def host(raw: bytes) -> str:
 
 
 def session(name: str) -> Any:
-    """A warm session: a worker has run."""
+    """A warm session: a worker has run. For our engine as the command opens it, else as one does without this program."""
+    from pyspark.sql import SparkSession
+
     from tiered.archive.spark import open_session
 
     os.environ["PYTHONPATH"] = f"{ROOT}:{ROOT}/tests/peer"
-    spark = open_session("local[2]", {"spark.driver.memory": MEMORY, "spark.app.name": name})
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if name == "ours":
+        spark = open_session("local[2]", {"spark.driver.memory": MEMORY}, is_lean=True)
+    else:
+        builder = SparkSession.builder.master("local[2]").appName(name)
+        spark = builder.config("spark.driver.memory", MEMORY).getOrCreate()
     spark.range(2).mapInArrow(warm_worker, "id long").collect()
     return spark
 

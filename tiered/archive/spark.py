@@ -81,6 +81,9 @@ _QUIET = {
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",  # as `tiered archive` has it by itself
 }
+_LEAN = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""Of a JVM that only hands out tasks, optimised code never earns what making it costs. The user's own
+``spark.driver.extraJavaOptions`` come behind these and win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +126,13 @@ def require_java() -> None:
         )
 
 
-def open_session(master: str | None, conf: Mapping[str, str]) -> Any:  # noqa: ANN401 (pyspark has no types)
+def open_session(master: str | None, conf: Mapping[str, str], *, is_lean: bool = False) -> Any:  # noqa: ANN401 (pyspark has no types)
     """A Spark session; ours, or the one that ``spark-submit`` has prepared.
 
     Args:
         master: Where Spark runs; None: as ``spark-submit`` says, else ``MASTER``.
         conf: Settings of Spark.
+        is_lean: No rows enter its JVM, so it may start cheaply; one that ``spark-submit`` has started is as it is.
 
     Raises:
         InvalidError: pyspark, pandas or Java is missing.
@@ -148,7 +152,7 @@ def open_session(master: str | None, conf: Mapping[str, str]) -> Any:  # noqa: A
     builder = SparkSession.builder.appName("tiered-archive")
     if master is not None or not is_submitted:
         builder = builder.master(master or MASTER)
-    for name, value in {**_QUIET, **conf}.items():
+    for name, value in {**_QUIET, **(_LEAN if is_lean else {}), **conf}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

@@ -371,7 +371,7 @@ def _spark(
     from tiered.archive.spark import SparkOrder, open_session
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)
-    session = open_session(options.master, conf)
+    session = open_session(options.master, conf, is_lean=True)
     stack.callback(session.stop)
     return session, SparkOrder(options.url, at.place.prefix, options.to, call.s3_options())
 
