@@ -636,7 +636,8 @@ def _small(
     """Which of the parts that will be read are small; of a queue where all are, few of them are read ahead."""
     rows, member = laid.rows, laid.member
     starts = rows["queue_offset"].astype(np.int64)
-    low, high = (np.array([one[at] for one in members], np.int64)[member] for at in (2, 3))
+    low = np.array([one.start for one in members], np.int64)[member]
+    high = np.array([one.until for one in members], np.int64)[member]
     wanted = (starts < high) & (starts + rows["count"] > low)
     is_small = rows["size_bytes"] <= SECTION_BYTES_MAX
     is_small &= rows["log_bytes"] <= settings.piece_bytes

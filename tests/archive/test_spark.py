@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+import subprocess
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -220,6 +221,33 @@ def test_tasks_and_outcomes_travel_as_text(sealed: Callable[[str], Sealed]) -> N
     error = spark.outcome_of('{"kind": "data", "said": ["damaged", "here", "mend it"]}')
     assert isinstance(error, DataError)
     assert str(error) == "damaged (here); mend it"
+
+
+STARTED = """
+import sys
+from tiered.archive.spark import open_session
+conf = {"spark.driver.extraJavaOptions": sys.argv[2]} if sys.argv[2] else {}
+session = open_session("local[1]", conf, is_lean=sys.argv[1] == "lean")
+factory = session._jvm.java.lang.management.ManagementFactory
+bean = session._jvm.java.lang.Class.forName("com.sun.management.HotSpotDiagnosticMXBean")
+print(factory.getPlatformMXBean(bean).getVMOption("TieredStopAtLevel").getValue())
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("how", "options", "level"),
+    [("lean", "", "1"), ("lean", "-XX:TieredStopAtLevel=4", "4"), ("full", "", "4")],
+)
+def test_the_jvm_of_archiving_makes_no_optimised_code_unless_one_wants_it(
+    how: str, options: str, level: str
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", STARTED, how, options],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split()[-1:] == [level]
 
 
 def test_without_java_the_message_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

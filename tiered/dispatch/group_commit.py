@@ -433,16 +433,14 @@ class GroupCommitter:
         now_s = self._clock.monotonic_s()
         was_out, self.last_success_s = now_s - self.last_success_s > _OUTAGE_S, now_s
         failed = self._see_to_holes(some, stored)
-        with (
-            self._handing_on
-        ):  # before a queue's next can be handed on; and all at once: one entry names them
+        # Before a queue's next can be handed on; and all at once: one entry names them.
+        with self._handing_on:
             ready: list[GroupCommit] = []
             for number, commit in enumerate(some):
                 if number not in failed:
                     commit.lies_in(stored, number)
-                    with (
-                        commit.file.lock
-                    ):  # (nothing, if it was given up: other bundles will have it)
+                    with commit.file.lock:
+                        # Nothing, if it was given up since one before it failed: other bundles will have it.
                         ready += commit.file.stored(commit)
             if ready:
                 self._hand_on(ready)

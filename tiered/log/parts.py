@@ -421,9 +421,8 @@ class Parts(Sequence[Part]):
     @property
     def queue_end(self) -> QueueOffset:
         """One past the last item of the last."""
-        row = self._shared.rows[
-            self._end - 1
-        ].item()  # (of a column NumPy would make an array first)
+        # One row, since NumPy would make an array of a column first.
+        row = self._shared.rows[self._end - 1].item()
         return QueueOffset(row[_QUEUE_OFFSET_AT] + row[_COUNT_AT])
 
 
