@@ -11,6 +11,7 @@ import pytest
 from support.journals import PREFIX, Toy, ToyMachine, make_writer, say
 
 from backends.memory import MemoryStore
+from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError, JournalLostError
@@ -170,6 +171,27 @@ def test_what_a_lease_told_when_it_was_taken_is_held_against_the_journal():
     with pytest.raises(JournalLostError, match="lost its end"):
         writer.take_reign({}, remembered=JournalEnd(1, 6))
     assert writer.number == 5
+
+
+def test_an_opening_has_each_of_its_requests_tried_again_by_itself():
+    """It makes one for the journal and one for each root: tried as a whole, each would have to answer in the same try."""
+    store = MemoryStore()
+    rules = [
+        Rule(Fault.UNAVAILABLE, READS, part, times=6)
+        for part in (JOURNAL, "queue/", "index/", LEASE)
+    ]
+    writer = JournalWriter(
+        FaultyStore(store, random.Random(7), *rules),
+        PREFIX,
+        GuardedToy(),
+        writer="bbbbbbbb",
+        clock=ManualClock(),
+        rng=random.Random(1),
+        stop=threading.Event(),
+    )
+    writer.take_reign({})
+    assert writer.number == 1
+    assert not any(rule.times for rule in rules)
 
 
 # -- what the lease remembers -------------------------------------------------------------------

@@ -29,12 +29,8 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backends.errors import (
-    AlreadyExistsError,
-    BackendError,
-    UnknownOutcomeError,
-    UnreachableError,
-)
+from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
+from backends.wrapping import RetryingStore, RetryPolicy
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import REIGN, Action, Entry, checksum, encode_entry
@@ -56,9 +52,11 @@ CHECKPOINT_ENTRIES = 12
 """A checkpoint is due after so many entries, so that opening a tier costs at most that many reads and a few more."""
 _CHECKPOINT_REST = 20
 """After a checkpoint that took a second none is written for 20: in a hurry they cost at most a twentieth of the time."""
-_READ_TRIES = 10
 _PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 5.0
+_READING = RetryPolicy(10, _PAUSE_S_MIN, _PAUSE_S_MAX, deadline_s=30.0, first_contact_s=0.0)
+"""Of each request of a replay by itself: an opening makes seven or more, and one in five may fail in a storm. A store that
+has not answered yet and cannot be reached is not asked again."""
 
 
 class JournalWriter(Generic[S]):
@@ -94,7 +92,8 @@ class JournalWriter(Generic[S]):
             stop: When set, tries end with ``StoreUnavailableError`` instead of going on.
             give_up_s: They end so, too, when the store has not taken an entry for so long.
         """
-        self._reader = JournalReader(store, prefix, machine)
+        reading = RetryingStore(store, clock=clock, rng=rng, stop=stop, policy=_READING)
+        self._reader = JournalReader(reading, prefix, machine)
         self._store = store
         self._prefix = prefix
         self._machine = machine
@@ -132,17 +131,7 @@ class JournalWriter(Generic[S]):
             BackendError: The store could not be read.
         """
         with self._lock:
-            pause_s = _PAUSE_S_MIN
-            for tries_left in reversed(range(_READ_TRIES)):
-                try:
-                    self._reader.catch_up()
-                except BackendError as error:
-                    is_down = isinstance(error, UnreachableError) or not error.retriable
-                    if is_down or not tries_left:
-                        raise
-                    pause_s = self._pause(pause_s, "the journal is not read", error)
-                else:
-                    return
+            self._reader.catch_up()
 
     def take_reign(
         self, holder: Mapping[str, Any], *, remembered: JournalEnd = NOTHING_KNOWN
