@@ -654,9 +654,11 @@ def encode_columns(parts: Iterable[Parts]) -> dict[str, Any]:
     of: list[int] = []
     for some in several:
         of += [number.setdefault(bundle, len(number)) for bundle in some.bundles]
-    is_sparse = any(some.rows[name].any() for some in several for name in _SPARSE)
+    # Joined as bytes: `np.concatenate` holds the fields of each array against those of the others.
+    rows = np.frombuffer(b"".join(some.rows.tobytes() for some in several), PART)
+    is_sparse = any(rows[name].any() for name in _SPARSE)
     columns = {
-        name: _packed(b"".join(some.rows[name].tobytes() for some in several))
+        name: _packed(rows[name].tobytes())
         for name in PART.names or ()
         if is_sparse or name not in _SPARSE
     }

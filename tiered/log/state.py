@@ -12,6 +12,7 @@ anew or some of it has expired. So it is with a take_back or expire that does no
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import DataError, InvalidError
@@ -128,6 +129,10 @@ class TierMachine:
 
     def dump(self, state: TierState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint."""
+        queues = [_queue_json(queue, lives) for queue, lives in state.queues.items()]
+        return {**self._dump_without_queues(state), "queues": queues}
+
+    def _dump_without_queues(self, state: TierState) -> dict[str, Any]:
         lives = [life for lives in state.queues.values() for life in lives]
         return {
             "generation": state.generation,
@@ -137,7 +142,6 @@ class TierMachine:
             "store": dict(state.store),
             "refused_parts": state.refused_parts,
             "updated_ms": state.updated_ms,
-            "queues": [_queue_json(queue, lives) for queue, lives in state.queues.items()],
             "parts": encode_columns(s.parts for life in lives for s in life.segments),
             **({"indexes": [one.row() for one in state.indexes]} if state.indexes else {}),
             **({"timers": state.timers.row()} if state.timers != TimerFacts() else {}),
@@ -146,7 +150,7 @@ class TierMachine:
     def dump_pieces(self, state: TierState) -> Iterator[bytes]:
         """For a checkpoint: one queue at a time."""
         rows = {"queues": (_queue_json(*item) for item in state.queues.items())}
-        document = {**self.dump(state), **rows}
+        document = {**self._dump_without_queues(state), **rows}
         for number, (name, value) in enumerate(sorted(document.items())):
             yield (b"," if number else b"{") + json_text(name) + b":"
             yield from _list_pieces(value) if name in rows else (json_text(value),)
@@ -500,10 +504,15 @@ def _queue_json(queue: MessageQueue, lives: Iterable[QueueLife]) -> list[Any]:
     return [queue.topic, queue.queue_id, [life_json(life) for life in lives]]
 
 
+_VALUES_A_PIECE = 256
+
+
 def _list_pieces(values: Iterable[Any]) -> Iterator[bytes]:
+    """A list as JSON text, some hundred values a piece."""
+    left = iter(values)
     yield b"["
-    for number, value in enumerate(values):
-        yield (b"," if number else b"") + json_text(value)
+    for number, some in enumerate(iter(lambda: list(islice(left, _VALUES_A_PIECE)), [])):
+        yield (b"," if number else b"") + json_text(some)[1:-1]
     yield b"]"
 
 
