@@ -14,13 +14,18 @@ from support.tiers import TierBuilder
 from backends.memory import MemoryStore
 from tiered.api.broker_place import Place
 from tiered.archive.audit import verify_archive
-from tiered.archive.job import Workshop, local_engine, run_job
+from tiered.archive.engine import local_engine
+from tiered.archive.job import Workshop, run_job
+from tiered.archive.lookup import build
+from tiered.archive.tables import read_archive
 from tiered.clock import ManualClock
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.archive.audit import Report
+    from tiered.archive.engine import Engine
     from tiered.archive.job import Result
+    from tiered.archive.lookup import Built
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,23 @@ def workshop(tier: ObjectStore, archive: ObjectStore | None = None, seed: int = 
 
 
 def archive(at: Workshop, jobs: int = 1) -> Result:
-    return run_job(at, local_engine(at, jobs))
+    return run_job(at, local_engine(at.bench, jobs))
 
 
 def check(at: Workshop) -> Report:
-    report = verify_archive(at)
+    report = verify_archive(at, local_engine(at.bench, 1))
     assert report.findings == []
     return report
+
+
+def alone(archive: ObjectStore) -> Engine:
+    """What does work that needs no tier, in one thread."""
+    return local_engine(workshop(MemoryStore("tier"), archive).bench, 1)
+
+
+def index(archive: ObjectStore) -> Built:
+    """Make the index of keys cover what is there."""
+    return build(archive, read_archive(archive), alone(archive))
 
 
 def keys(at: Workshop, prefix: str = "data/") -> list[str]:

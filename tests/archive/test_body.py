@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +22,19 @@ from tiered.archive.bodies import BodyColumns, BodyLayout
 from tiered.archive.body_formats import BodyWishes, read_wishes
 from tiered.archive.checked_ranges import with_sums
 from tiered.archive.columns import topic_schema
-from tiered.archive.job import Workshop, local_engine, log_writer, run_job
+from tiered.archive.engine import local_engine
+from tiered.archive.job import Workshop, log_writer, run_job
 from tiered.archive.machine import ArchiveMachine, archive_action, columns_action
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
-from tiered.archive.spark import work_of, work_text
 from tiered.errors import InvalidError
 from tiered.format.message_forms import InnerMessage, encode_inner_messages
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from tiered.archive.job import Outcome
-    from tiered.archive.plan import Work
 
 ONE = b'{"id": 1, "name": "a", "items": [{"sku": "x", "n": 2}]}'
 TWO = b'{"id": 2, "name": "b", "extra": true}'
@@ -278,15 +277,15 @@ def test_a_worker_gets_the_layout() -> None:
     at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json", records=True))
     seen: list[Any] = []
 
-    def engine(tasks: Iterable[Work]) -> Iterator[Outcome]:
-        seen.extend(tasks)
-        return local_engine(at, 1)([work_of(work_text(work)) for work in seen])
+    def engine(do: Any, works: Any) -> Any:
+        seen.extend(works)
+        return local_engine(at.bench, 1)(do, pickle.loads(pickle.dumps(seen)))
 
     run_job(at, engine)
     (work,) = seen
     (task,) = work.tasks
     assert task.layout.has_records
-    assert work_of(work_text(work)) == work
+    assert pickle.loads(pickle.dumps(work)) == work
     assert values(at)[0]["value_id"] == 1
     assert BodyLayout.of(json.loads(json.dumps(task.layout.document()))) == task.layout
 
@@ -321,7 +320,7 @@ def test_damage_in_a_decoded_column_is_found() -> None:
     forged.archive.put_if_absent(one.files[0].key, data)
     forgery = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
     log.append([archive_action(lane, replace(one, files=(forgery,)), 0)])
-    found = [found.what for found in verify_archive(forged).findings]
+    found = [found.what for found in verify_archive(forged, local_engine(forged.bench, 1)).findings]
     assert found[-1] == "rows differ from the tier behind offset 0"
 
 

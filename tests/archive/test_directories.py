@@ -17,7 +17,8 @@ from backends.s3_settings import S3Options
 from tests.archive.jobs import check, workshop
 from tests.e2e.harness import here
 from tiered.archive.columns import schema
-from tiered.archive.job import local_engine, run_job
+from tiered.archive.engine import local_engine
+from tiered.archive.job import run_job
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Directory:
             wanted += [(topic, queue_id, n, body) for n, body in enumerate(bodies)]
     store = open_store(f"file://{place}", S3Options())
     at = workshop(tier.store, store)
-    run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
     check(at)
     assert list(store.list("_bad/"))
     assert list(store.list("_log/"))

@@ -131,11 +131,11 @@ def test_a_segment_that_is_archived_in_part_is_not() -> None:
     for body in (b"a", b"b", b"c", b"open"):
         tier.add([body], roll=True)
     at = workshop(tier.store)
-    run_job(at, lambda works: iter(()))
+    run_job(at, lambda _do, _works: iter(()))
     assert proved(tier, at) == [[False] * 4]
-    from tiered.archive.job import local_engine
+    from tiered.archive.engine import local_engine
 
-    run_job(at, local_engine(at, 1), limits=Limits(bytes_max=1))
+    run_job(at, local_engine(at.bench, 1), limits=Limits(bytes_max=1))
     assert proved(tier, at) == [[True, False, False, False]]
     first, second = tier.journal.state.queues[QUEUE][0].segments[:2]
     joined = replace(first, parts=first.parts + second.parts)

@@ -22,7 +22,8 @@ from tests.archive.test_plan import COUNT, tier
 from tiered.api.broker_place import Place, choose_place
 from tiered.archive import parquet, task
 from tiered.archive.columns import schema
-from tiered.archive.job import local_engine, log_writer, plan_job, run_job
+from tiered.archive.engine import Workbench, local_engine
+from tiered.archive.job import log_writer, plan_job, run_job
 from tiered.archive.machine import ArchiveState
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import DAY_MS, ArchiveLane
@@ -56,7 +57,7 @@ def slow_queues() -> TierBuilder:
 
 
 def packed(at: Workshop) -> None:
-    run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
 
 
 def only_file(at: Workshop) -> Any:
@@ -204,8 +205,10 @@ def test_an_object_in_which_queues_lie_together_is_fetched_once(
         work = Work(tuple(t for t in tasks if t.lane.topic == topic))
         assert len(work.tasks) > 1
         counted, alone = Counted(store), Counted(store)
-        together = do_work(counted, at.place.prefix, MemoryStore("a"), work)
-        each = [do_work(alone, at.place.prefix, MemoryStore("b"), Work((t,))) for t in work.tasks]
+        prefix = at.place.prefix
+        together = do_work(Workbench(counted, prefix, MemoryStore("a")), work)
+        each_bench = Workbench(alone, prefix, MemoryStore("b"))
+        each = [do_work(each_bench, Work((t,))) for t in work.tasks]
         assert [(one.rows, one.sources) for one in together] == [
             (one.rows, one.sources) for (one,) in each
         ]

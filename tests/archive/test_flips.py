@@ -15,18 +15,19 @@ from backends.base import ByteRange
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, workshop
+from tests.archive.jobs import archive, check, index, workshop
 from tests.archive.made import make_archive
 from tiered.archive import parquet
 from tiered.archive.audit import verify_archive
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema
 from tiered.archive.duck import ask
-from tiered.archive.job import first_error, local_engine, log_writer, run_job
-from tiered.archive.lookup import build, lookup, read_index
+from tiered.archive.engine import local_engine
+from tiered.archive.job import first_error, log_writer, run_job
+from tiered.archive.lookup import lookup, read_index
 from tiered.archive.merging import plan_merge
 from tiered.archive.selection import Selection
-from tiered.archive.tables import explain, read_archive
+from tiered.archive.tables import explain
 from tiered.errors import DataError, InternalError
 from tiered.model import MessageQueue
 from tiered.spark.frames import file_uris
@@ -54,7 +55,7 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
         tier.add(bodies, queue=queue, roll=True)
         tier.add([b"open"], queue=queue, roll=True)
     made = workshop(tier.store, store)
-    run_job(made, local_engine(made, 1), small_bytes=1 << 20)
+    run_job(made, local_engine(made.bench, 1), small_bytes=1 << 20)
     yield made
     store.close()
 
@@ -134,9 +135,9 @@ def test_a_flipped_bit_is_a_finding_and_stops_a_merge(at: Workshop) -> None:
     pieces = list(pieces_of(log.state.lanes))
     one = Together.of(pieces)
     for _ in flipped_bits(only_file(at.archive), seed=1):
-        assert verify_archive(at).findings
+        assert verify_archive(at, local_engine(at.bench, 1)).findings
         with pytest.raises(DataError, match="not what the archive's log says"):
-            write_together(at.archive, one)
+            write_together(at.bench, one)
     check(at)
 
 
@@ -160,7 +161,7 @@ def test_an_index_is_never_made_of_damaged_filters(keyed: tuple[ObjectStore, lis
     store, _ = keyed
 
     def made() -> list[bytes]:
-        build(store, read_archive(store))
+        index(store)
         found = [info.key for info in store.list("_keys/")]
         data = [store.get(key) for key in found]
         assert read_index(store)

@@ -16,9 +16,9 @@ from tests.archive.jobs import archive, check, workshop
 from tests.archive.spark_processes import SPARK
 from tests.e2e.harness import here, program
 from tiered.archive import spark
+from tiered.archive.engine import Workbench
 from tiered.archive.job import first_error
 from tiered.archive.model import LOG
-from tiered.archive.plan import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -121,18 +121,14 @@ def test_what_is_archived_before_there_is_no_room_stays(tmp_path: Path) -> None:
     assert check(at).rows == 20
 
 
-def test_a_worker_of_spark_says_that_there_is_no_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_of_spark_says_that_there_is_no_room() -> None:
     """As an error that ends the job, like that of a thread."""
 
     def no_room(*_given: object) -> None:
         raise StoreFullError("no room")
 
-    monkeypatch.setattr(spark, "do_work", no_room)
-    monkeypatch.setattr(spark, "work_of", lambda _text: Work)
-    outcome = spark.outcome_of(spark.do_task(MemoryStore("tier"), MemoryStore("archive"), "", ""))
-    assert isinstance(outcome, StoreFullError)
+    bench = Workbench(MemoryStore("tier"), "", MemoryStore("archive"))
+    assert isinstance(spark.heard(spark.said(no_room, bench, None)), StoreFullError)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -23,7 +23,8 @@ from tests.archive.jobs import (
 )
 from tiered.archive import job, parquet, spark
 from tiered.archive.audit import read_log
-from tiered.archive.job import first_error, local_engine, log_writer, rolling, run_job
+from tiered.archive.engine import local_engine, rolling
+from tiered.archive.job import first_error, log_writer, run_job
 from tiered.archive.machine import archive_action
 from tiered.archive.plan import Work
 from tiered.archive.tables import read_archive
@@ -33,13 +34,11 @@ from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
     from backends.base import ByteRange, ObjectInfo
-    from tiered.archive.job import Outcome
-    from tiered.archive.plan import Task
 
 MIDNIGHT = 6_400_000
 """The queue offset whose message is stored at midnight, by ``batch_of``."""
@@ -179,8 +178,8 @@ def test_another_job_between_work_and_commit() -> None:
     at, rival = workshop(tier.store), workshop(tier.store)
     rival = replace(rival, archive=at.archive, bare=at.bare, takes=lambda topic: topic != "other")
 
-    def engine(tasks: list[Task]) -> Iterator[Outcome]:
-        done = list(local_engine(at, 1)(tasks))
+    def engine(do: Any, works: Any) -> Any:
+        done = list(local_engine(at.bench, 1)(do, works))
         assert archive(rival).segments == 2
         yield from done
 
@@ -194,7 +193,7 @@ def test_replay_refuses_what_overlaps_or_is_not_whole() -> None:
     (task,) = (result := archive(at)).plan.tasks
     assert result.segments == 1
     log = log_writer(at)
-    (done,) = do_work(at.tier, at.place.prefix, at.archive, Work((task,)))
+    (done,) = do_work(at.bench, Work((task,)))
     other = replace(task.lane, queue_id=7)
     late = (archive_action(task.lane, done, 0), archive_action(other, replace(done, end=9), 0))
     log.append([*late, archive_action(other, done, 1)])
@@ -250,12 +249,12 @@ def test_a_log_that_is_gone_is_not_taken_for_a_new_archive_s() -> None:
 def test_a_job_that_dies_before_its_first_files_are_archived_is_no_lost_log() -> None:
     at = workshop(sealed([b"a"], [b"b"]).store)
 
-    def dies(_works: Iterator[object]) -> Iterator[tuple[Task, Outcome]]:
+    def dies(_do: object, _works: object) -> Any:
         at.archive.put_if_absent("data/topic_dir=orders/date=1970-01-01/0.parquet", b"half a file")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_job(at, dies)  # type: ignore[arg-type]
+        run_job(at, dies)
     assert read_archive(at.archive).lanes == {}
     assert archive(at).rows == 2
     check(at)
@@ -328,15 +327,13 @@ def test_what_is_under_way_is_given_up(how: str) -> None:
 def test_the_same_work_done_twice_at_once_is_the_same() -> None:
     """As by a task that Spark tries again, or a second one beside a slow one."""
     at = workshop(sealed([b"a", None, b"b"], [b"c"]).store)
-    given = (at.tier, at.archive, at.place.prefix)
 
-    def engine(works: Iterable[Work]) -> Iterator[Outcome]:
+    def engine(do: Any, works: Any) -> Any:
         for work in works:
-            texts = [spark.work_text(work)] * 8
             with ThreadPoolExecutor(4) as pool:
-                said = set(pool.map(lambda text: spark.do_task(*given, text), texts))
+                said = set(pool.map(lambda one: spark.said(do, at.bench, one), [work] * 8))
             assert len(said) == 1
-            yield work, spark.outcome_of(said.pop())
+            yield work, spark.heard(said.pop())
 
     assert run_job(at, engine).rows == 3
     assert check(at).rows == 3

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.memory import MemoryStore
+from tests.archive.jobs import index
 from tests.archive.made import make_archive
 from tests.archive.test_lookup import Counting
 from tests.e2e.harness import here
 from tiered.archive import lookup as key_filters
-from tiered.archive.lookup import PREFIX, build, groups_with, lookup, read_index
+from tiered.archive.lookup import PREFIX, groups_with, lookup, read_index
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.errors import DataError
@@ -59,7 +60,7 @@ def test_the_same_answers_with_and_without(
     keys = [*ids[::97], ids[-1], "nowhere", ""]
     keys += [row["keys"][0] for row in lookup(archive, Selection(key=ids[8])).rows.to_pylist()]
     before = [lookup(archive, Selection(key=key)) for key in keys]
-    built = build(archive, read_archive(archive))
+    built = index(archive)
     assert (built.objects, built.files) == (1, FILES)
     (part,) = read_index(archive)
     assert len(part.classes) > 1
@@ -70,18 +71,18 @@ def test_the_same_answers_with_and_without(
 def test_a_miss_takes_one_request_and_a_hit_few(
     archive: MemoryStore, made: tuple[MemoryStore, list[str]]
 ) -> None:
-    build(archive, read_archive(archive))
+    index(archive)
     counting = Counting(archive)
-    state, index = read_archive(counting), read_index(counting)
+    state, parts = read_archive(counting), read_index(counting)
     counting.requests = 0
     missing = "nowhere"
-    found = lookup(counting, Selection(key=missing), state=state, index=index)
+    found = lookup(counting, Selection(key=missing), state=state, index=parts)
     assert (found.files_opened, found.groups) == (found.files_read, FILES * GROUPS)
     assert counting.requests <= 1 + 3 * found.files_read
     rng, requests = random.Random(4), 0
     for text in rng.sample(made[1], 30):
         counting.requests = 0
-        found = lookup(counting, Selection(key=text), state=state, index=index)
+        found = lookup(counting, Selection(key=text), state=state, index=parts)
         assert found.rows["uniq_key"].to_pylist() == [text]
         requests += counting.requests
     assert requests / 30 < 1 + 3 * 1.5
@@ -90,18 +91,18 @@ def test_a_miss_takes_one_request_and_a_hit_few(
 def test_later_files_are_covered_by_another_object(
     archive: MemoryStore, made: tuple[MemoryStore, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(archive, read_archive(archive))
-    assert build(archive, read_archive(archive)).objects == 0
+    index(archive)
+    assert index(archive).objects == 0
     (old,) = list(archive.list(PREFIX))
     archive.delete(old.key)
     monkeypatch.setattr(key_filters, "OBJECT_BYTES", 1)
-    assert build(archive, read_archive(archive)).objects == FILES
-    index = read_index(archive)
-    assert sorted(key for part in index for key in part.files) == [
+    assert index(archive).objects == FILES
+    parts = read_index(archive)
+    assert sorted(key for part in parts for key in part.files) == [
         info.key for info in archive.list("data/")
     ]
-    archive.delete(index[2].key)
-    found = lookup(archive, Selection(key=made[1][1500]), index=index)
+    archive.delete(parts[2].key)
+    found = lookup(archive, Selection(key=made[1][1500]), index=parts)
     assert found.rows["queue_offset"].to_pylist() == [1500]
     assert found.groups == FILES * GROUPS
 
@@ -110,7 +111,7 @@ def test_a_file_without_filters_may_have_everything(
     archive: MemoryStore, made: tuple[MemoryStore, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_filters, "filters_of", lambda _group: [None, None])
-    build(archive, read_archive(archive))
+    index(archive)
     (part,) = read_index(archive)
     assert part.classes == ()
     assert set(map(tuple, groups_with(archive, part, "x").values())) == {(0, 1, 2)}
@@ -127,14 +128,14 @@ def damaged(store: ObjectStore, at: int) -> None:
 
 @pytest.mark.parametrize("at", [-1, -10, -16, -40])
 def test_a_damaged_head_is_named(at: int, archive: MemoryStore) -> None:
-    build(archive, read_archive(archive))
+    index(archive)
     damaged(archive, at)
     with pytest.raises(DataError, match="key index"):
         read_index(archive)
 
 
 def test_a_damaged_row_is_named(archive: MemoryStore) -> None:
-    build(archive, read_archive(archive))
+    index(archive)
     (part,) = read_index(archive)
     blocks, filters, start = part.classes[0]
     key = next(
@@ -148,7 +149,7 @@ def test_a_damaged_row_is_named(archive: MemoryStore) -> None:
 
 
 def test_heads_that_lie_are_refused(archive: MemoryStore) -> None:
-    build(archive, read_archive(archive))
+    index(archive)
     (info,) = list(archive.list(PREFIX))
     data = archive.get(info.key)
     for text in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,16 +22,11 @@ from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.api.broker_place import Place, choose_place
 from tiered.archive import spark
-from tiered.archive.job import (
-    Watch,
-    local_engine,
-    log_writer,
-    plan_job,
-    run_job,
-    spark_ahead,
-)
+from tiered.archive.engine import Workbench, local_engine
+from tiered.archive.job import Watch, log_writer, plan_job, run_job, spark_ahead
 from tiered.archive.machine import ArchiveState
 from tiered.archive.plan import NO_LIMITS, Limits, Plan, Work, limited, plan_archive, plan_works
+from tiered.archive.task import do_work
 from tiered.cli.archive import progressed
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
@@ -91,10 +87,10 @@ def test_nothing_is_begun_when_the_time_is_over() -> None:
     at = workshop(made.store)
     assert isinstance(at.clock, ManualClock)
 
-    def slow(works: Any) -> Any:
+    def slow(do: Any, works: Any) -> Any:
         for work in works:
             at.clock.advance(10)  # type: ignore[attr-defined]
-            yield from local_engine(at, 1)([work])
+            yield from local_engine(at.bench, 1)(do, [work])
 
     result = run_job(at, slow, limits=Limits(runtime_ms=15_000))
     assert (result.segments, result.not_begun) == (2, 1)
@@ -129,7 +125,8 @@ def test_a_watch_counts_and_knows_how_long_the_rest_takes() -> None:
     assert watch.seconds_left is None
     tasks = archive_tasks(at)
     watch.segments_all, watch.bytes_all = 2, sum(task.size_bytes for task in tasks)
-    for number, (_, outcome) in enumerate(watch.over(local_engine(at, 1))(plan_works(tasks, 0)), 1):
+    watched = watch.over(local_engine(at.bench, 1))(do_work, plan_works(tasks, 0))
+    for number, (_, outcome) in enumerate(watched, 1):
         assert not isinstance(outcome, Exception)
         assert len(outcome) == 1
         clock.advance(10)
@@ -140,7 +137,7 @@ def test_a_watch_counts_and_knows_how_long_the_rest_takes() -> None:
 
 def archive_tasks(at: Any) -> Any:
     seen: list[Any] = []
-    run_job(at, lambda works: iter(seen.extend(works) or ()))
+    run_job(at, lambda _do, works: iter(seen.extend(works) or ()))
     return [task for work in seen for task in work.tasks]
 
 
@@ -150,11 +147,11 @@ def test_packed_segments_are_read_as_if_they_were_not() -> None:
         made.add([body, body], roll=True)
     plain, packed = workshop(made.store), workshop(made.store)
     assert archive(plain).files == 2
-    result = run_job(packed, local_engine(packed, 1), small_bytes=1 << 20)
+    result = run_job(packed, local_engine(packed.bench, 1), small_bytes=1 << 20)
     assert (result.files, result.segments, result.rows, result.holes) == (1, 2, 4, 0)
     assert rows(packed) == rows(plain)
     assert check(packed).rows == 4
-    assert run_job(packed, local_engine(packed, 1), small_bytes=1 << 20).entries == 0
+    assert run_job(packed, local_engine(packed.bench, 1), small_bytes=1 << 20).entries == 0
 
 
 def three_sealed() -> TierBuilder:
@@ -169,11 +166,11 @@ def test_damage_of_one_segment_leaves_the_others_of_its_pack() -> None:
     at = workshop(made.store)
     part = made.journal.state.queues[QUEUE][0].segments[1].parts[0]
     harmed = replace(at, tier=Damaged(made.store, part.log.key))
-    result = run_job(harmed, local_engine(harmed, 1), small_bytes=1 << 20)
+    result = run_job(harmed, local_engine(harmed.bench, 1), small_bytes=1 << 20)
     assert (result.segments, result.rows) == (2, 2)
     ((task, error),) = result.failed
     assert (task.start, type(error)) == (1, DataError)
-    rest = run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    rest = run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
     assert (rest.segments, check(at).rows) == (1, 3)
 
 
@@ -185,13 +182,13 @@ def test_an_object_that_the_tier_lost_is_named_and_holds_up_no_others(small_byte
     key = at.place.prefix + part.log.key
     lost = made.store.get(key)
     made.store.delete(key)
-    result = run_job(at, local_engine(at, 1), small_bytes=small_bytes)
+    result = run_job(at, local_engine(at.bench, 1), small_bytes=small_bytes)
     assert (result.segments, result.rows, result.not_begun) == (2, 2, 0)
     ((task, error),) = result.failed
     assert (task.start, type(error)) == (1, DataError)
     assert part.log.key in str(error)
     made.store.put_if_absent(key, lost)
-    rest = run_job(at, local_engine(at, 1), small_bytes=small_bytes)
+    rest = run_job(at, local_engine(at.bench, 1), small_bytes=small_bytes)
     assert (rest.failed, rest.segments, check(at).rows) == ([], 1, 3)
 
 
@@ -200,10 +197,10 @@ def test_another_job_takes_a_part_of_a_pack_between_work_and_commit() -> None:
     rival = replace(at, rng=type(at.rng)(5))
     seen: list[int] = []
 
-    def engine(works: Any) -> Any:
-        done = list(local_engine(at, 1)(works))
+    def engine(do: Any, works: Any) -> Any:
+        done = list(local_engine(at.bench, 1)(do, works))
         if not seen:
-            ran = run_job(rival, local_engine(rival, 1), limits=Limits(bytes_max=1))
+            ran = run_job(rival, local_engine(rival.bench, 1), limits=Limits(bytes_max=1))
             assert ran.segments == 1
         seen.append(len(done))
         yield from done
@@ -222,10 +219,11 @@ def test_a_pack_is_work_for_spark_as_well(
     with contextlib.closing(open_store(tier.url, options)) as store:
         at = replace(workshop(store), place=choose_place(store, None, None))
         pack = next(work for work in plan_works(archive_tasks(at)) if len(work.tasks) > 1)
-        assert spark.work_of(spark.work_text(pack)) == pack
+        sent = pickle.loads(pickle.dumps(pack))
+        assert sent == pack
         with contextlib.closing(open_store(archive_url, options)) as target:
-            text = spark.do_task(store, target, at.place.prefix, spark.work_text(pack))
-        outcome = spark.outcome_of(text)
+            bench = Workbench(store, at.place.prefix, target)
+            outcome = spark.heard(spark.said(do_work, bench, sent))
     assert isinstance(outcome, tuple)
     assert [(one.start, one.end) for one in outcome] == [(t.start, t.end) for t in pack.tasks]
     (file,) = files(archive_url)

@@ -16,7 +16,8 @@ from tests.archive.reading import files
 from tests.archive.test_jobs import MIDNIGHT
 from tests.e2e.harness import here, program
 from tiered.archive.clean import apply_clean, plan_clean
-from tiered.archive.job import local_engine, log_writer, run_job
+from tiered.archive.engine import local_engine
+from tiered.archive.job import log_writer, run_job
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.moves import merge_action
@@ -130,7 +131,7 @@ def test_merging_again_and_after_more_was_archived() -> None:
     merged(at)
     tier.add([b"later"], roll=True)
     tier.add([b"open"], roll=True)
-    run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
     before = seen(at)
     assert merged(at).new_files == 1
     assert seen(at) == before
@@ -215,7 +216,7 @@ def test_what_the_broker_takes_back_is_divided_from_what_it_shares_a_file_with()
     tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
     at = workshop(tier.store)
-    run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
     assert len(named(at)) == 1
     with_other_messages_behind(tier, b"new c", b"open")
     archive(at)
@@ -229,7 +230,7 @@ def test_what_the_broker_takes_back_is_divided_from_what_it_shares_a_file_with()
 
 def test_a_bare_forget_of_a_shared_file_is_refused() -> None:
     at = workshop(built().store)
-    run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
     from tiered.archive.machine import forget_action
 
     log = log_writer(at)
@@ -460,7 +461,7 @@ def test_whatever_is_done_in_whatever_order(seed: int) -> None:
         else:
             limits = Limits(bytes_max=300) if doing == "limited" else NO_LIMITS
             small = chance.choice([0, 1 << 20])
-            run_job(who, local_engine(who, 1), small_bytes=small, limits=limits)
+            run_job(who, local_engine(who.bench, 1), small_bytes=small, limits=limits)
         found = {(row["queue_id"], row["queue_offset"]): row["body"] for row in seen(at)}
         assert len(found) == len(seen(at)), "a row twice"
         assert found.items() <= wanted.items()

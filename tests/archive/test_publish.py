@@ -19,12 +19,20 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, is_shared, with_other_messages_behind, workshop
+from tests.archive.jobs import (
+    alone,
+    archive,
+    check,
+    is_shared,
+    with_other_messages_behind,
+    workshop,
+)
 from tests.archive.test_body import wishes
 from tests.e2e.harness import here
 from tiered.archive import publish as module
 from tiered.archive.bodies import BodyColumns, BodyLayout
 from tiered.archive.columns import schema
+from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.publish import Destination, Published, expire_snapshots, publish, table_name
@@ -61,7 +69,9 @@ def at(tmp_path: Path) -> Iterator[Workshop]:
 
 
 def published(at: Workshop, catalog: str) -> list[Published]:
-    return list(publish(at.archive, Destination(catalog, "lake"), S3Options()))
+    return list(
+        publish(at.archive, Destination(catalog, "lake"), S3Options(), local_engine(at.bench, 2))
+    )
 
 
 def table_of(catalog: str, topic: str, namespace: str = "lake") -> Any:
@@ -232,11 +242,11 @@ def test_columns_have_their_ids_in_files_and_tables_whichever_run_brought_them(
             at = workshop(tier.store, store)
             archive(at)
             destination = Destination(catalog, f"lake{number}")
-            list(publish(store, destination, S3Options()))
+            list(publish(store, destination, S3Options(), alone(store)))
             for wish in wished:
                 tier.add([ORDER], roll=True)
                 archive(replace(at, wishes=wish))
-                list(publish(store, destination, S3Options()))
+                list(publish(store, destination, S3Options(), alone(store)))
         table = table_of(catalog, QUEUE.topic, f"lake{number}")
         ids = _ids(table.schema())
         assert len(set(ids.values())) == len(ids)
@@ -339,7 +349,9 @@ def test_a_publisher_that_died_between_tables_goes_on(at: Workshop, catalog: str
     more.add([b"x"], queue=MessageQueue("zebra", 0), roll=True)
     more.add([b"open"], queue=MessageQueue("zebra", 0), roll=True)
     archive(at)
-    going = publish(at.archive, Destination(catalog, "lake"), S3Options())
+    going = publish(
+        at.archive, Destination(catalog, "lake"), S3Options(), local_engine(at.bench, 1)
+    )
     assert next(going).added == 2
     going.close()  # type: ignore[attr-defined]
     assert [one.added for one in published(at, catalog)] == [0, 1]
@@ -360,7 +372,7 @@ def test_a_damaged_file_is_no_refusal_of_the_catalog(
 ) -> None:
     path = max((tmp_path / "parquet" / "data").rglob("*.parquet"))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"another size") as raised:
+    with pytest.raises(DataError, match=r"is shorter") as raised:
         published(at, catalog)
     assert path.name in str(raised.value.where)
 

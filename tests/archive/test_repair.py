@@ -14,7 +14,8 @@ from tests.archive.jobs import archive, check, keys, rows, workshop
 from tests.archive.reading import files
 from tests.e2e.harness import here, program
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
-from tiered.archive.job import PROBE_OLD_MS, local_engine, log_writer, run_job
+from tiered.archive.engine import local_engine
+from tiered.archive.job import PROBE_OLD_MS, log_writer, run_job
 from tiered.archive.merging import merge, plan_merge
 from tiered.clock import ManualClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE
@@ -51,22 +52,22 @@ def harm(at: Workshop, key: str, how: str) -> None:
 
 
 def repaired(at: Workshop, *, by_bytes: bool = False) -> tuple[dict[str, Any], Repaired]:
-    log = log_writer(at)
-    plan = plan_repair(at, log.state, by_bytes=by_bytes, jobs=2)
-    return plan, apply_repair(at, log, plan, jobs=2)
+    log, engine = log_writer(at), local_engine(at.bench, 2)
+    plan = plan_repair(at, log.state, engine, by_bytes=by_bytes)
+    return plan, apply_repair(at, log, plan, engine)
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["own files", "shared files"])
 def test_what_is_harmed_is_named_and_made_again(how: str, small_bytes: int) -> None:
     at = workshop(built().store)
-    run_job(at, local_engine(at, 1), small_bytes=small_bytes)
+    run_job(at, local_engine(at.bench, 1), small_bytes=small_bytes)
     before = sorted(rows(at), key=str)
     key = keys(at)[0]
     harm(at, key, how)
     told = archive(at).harmed
     assert list(told) == ([] if how == "flipped" else [key]), "a listing tells sizes alone"
-    assert verify_archive(at).findings
+    assert verify_archive(at, local_engine(at.bench, 1)).findings
     plan, result = repaired(at, by_bytes=how == "flipped")
     assert [row["key"] for row in plan["repairs"]] == [key]
     assert (result.made, result.failed, plan["refusals"]) == (1, [], [])
@@ -75,12 +76,15 @@ def test_what_is_harmed_is_named_and_made_again(how: str, small_bytes: int) -> N
     check(at)
     assert sorted(rows(at), key=str) == before, "who reads the directory meets each row once"
     assert archive(at).harmed == {}
-    assert plan_repair(at, log_writer(at).state, by_bytes=True, jobs=1)["repairs"] == []
+    assert (
+        plan_repair(at, log_writer(at).state, local_engine(at.bench, 1), by_bytes=True)["repairs"]
+        == []
+    )
 
 
 def test_a_merged_file_and_a_side_file() -> None:
     at = workshop(built().store)
-    run_job(at, local_engine(at, 1))
+    run_job(at, local_engine(at.bench, 1))
     log = log_writer(at)
     merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
     lanes = log_writer(at).state.lanes

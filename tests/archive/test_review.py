@@ -9,19 +9,28 @@ import pytest
 from support.tiers import QUEUE, TierBuilder
 
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, is_shared, with_other_messages_behind, workshop
+from tests.archive.jobs import (
+    archive,
+    check,
+    index,
+    is_shared,
+    with_other_messages_behind,
+    workshop,
+)
 from tests.archive.test_merge import built, merged, named, seen
 from tests.e2e.harness import here
 from tiered.archive.audit import read_log
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.duck import ask
+from tiered.archive.engine import local_engine
 from tiered.archive.evidence import Evidence
-from tiered.archive.job import Result, local_engine, log_writer, plan_job
-from tiered.archive.lookup import build, lookup
+from tiered.archive.job import Result, log_writer, plan_job
+from tiered.archive.lookup import lookup
 from tiered.archive.machine import archive_action, job_action
 from tiered.archive.plan import plan_works
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
+from tiered.archive.task import do_work
 from tiered.errors import DataError, InvalidError
 from tiered.log.parts import Parts
 from tiered.spark.frames import ask_spark
@@ -108,7 +117,7 @@ def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too
     log = log_writer(slow)
     plan = plan_job(slow, log.state)
     log.append([job_action(Result(plan, log.writer, "local", 0).record(0))])  # as a run begins
-    done = list(local_engine(slow, 1)(plan_works(plan.tasks, 0)))
+    done = list(local_engine(slow.bench, 1)(do_work, plan_works(plan.tasks, 0)))
     with_other_messages_behind(tier, b"new c", b"new d", b"open")
 
     def overtaken(who: Workshop, state: Any) -> Any:
@@ -152,7 +161,7 @@ def test_a_damaged_file_is_damage_to_whoever_reads_it(harm: str) -> None:
     with pytest.raises(DataError, match="a file of the archive"):
         lookup(at.archive, wanted, count=1)
     with pytest.raises(DataError, match="a file of the archive"):
-        build(at.archive, read_archive(at.archive))
+        index(at.archive)
 
 
 def test_a_damaged_file_is_damage_to_spark_s_sql_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,43 +3,54 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import re
 import shutil
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import use_server
+from pyiceberg.catalog import load_catalog
 
 from backends.errors import ObjectNotFoundError
 from backends.registry import open_store
 from backends.s3_settings import S3Options
+from backends.wrapping import WrappingStore
 from tests.archive.questions import ANSWERS, QUESTIONS, for_spark
 from tests.archive.questions import rows_of as rows_of_answer
 from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java
 from tests.e2e.harness import here
 from tiered.api.broker_place import choose_place
 from tiered.archive import spark
+from tiered.archive.audit import apply_repair, plan_repair, verify_archive
+from tiered.archive.engine import Workbench, local_engine
 from tiered.archive.job import Workshop, log_writer, run_job
+from tiered.archive.lookup import build
 from tiered.archive.merging import Together, merge, plan_merge
 from tiered.archive.moves import pieces_of
+from tiered.archive.publish import Destination, publish
 from tiered.archive.tables import read_archive
+from tiered.archive.task import do_work
 from tiered.clock import SystemClock
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, ExpiredError, InvalidError, StoreUnavailableError
 from tiered.spark.frames import ask_spark, make_views
 from tiered.spark.source import register as register_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from support.servers import S3Server
 
+    from backends.base import ByteRange
     from tests.archive.conftest import Sealed
     from tests.archive.shop import Shop
+    from tiered.archive.engine import Engine
     from tiered.archive.plan import Work
 
 
@@ -84,7 +95,7 @@ def test_spark_merges_into_the_same_files(
         place = choose_place(source, None, None)
         at = Workshop(source, place, target, target, SystemClock(), random.Random(1))
         order = spark.SparkOrder(tier.url, place.prefix, archive_url, options)
-        log, engine = log_writer(at), spark.spark_merge_engine(session, order)
+        log, engine = log_writer(at), spark.spark_engine(session, order)
         result = merge(at, log, plan_merge(log.state, takes=lambda _lane: True), engine=engine)
         assert (result.new_files, result.overtaken) == (result.planned, 0)
         assert log.state.lanes == read_archive(other).lanes
@@ -93,6 +104,128 @@ def test_spark_merges_into_the_same_files(
         target.delete(one.pieces[0].file.key)
         with pytest.raises(ObjectNotFoundError, match=re.escape(one.pieces[0].file.key)):
             merge(at, log, [one], engine=engine)
+
+
+class OfDriver(WrappingStore):
+    """The driver's own archive, of whose files it wants no byte: that is for tasks."""
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        assert not key.startswith("data/"), "the driver reads a file"
+        return super().get(key, byte_range)
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
+        assert not key.startswith("data/"), "the driver reads a file"
+        return super().get_ranges(key, byte_ranges)
+
+
+@dataclass
+class Desk:
+    """Where an archive is looked after, and by whom."""
+
+    at: Workshop
+    engine: Engine
+
+    def verified(self) -> tuple[Any, ...]:
+        report = verify_archive(self.at, self.engine)
+        return report.findings, report.files, report.rows, report.compared
+
+    def repaired(self, *, by_bytes: bool) -> tuple[Any, ...]:
+        log = log_writer(self.at)
+        plan = plan_repair(self.at, log.state, self.engine, by_bytes=by_bytes)
+        done = apply_repair(self.at, log, plan, self.engine)
+        return plan["repairs"], plan["refusals"], done, log.state.lanes
+
+    def indexed(self) -> tuple[Any, ...]:
+        built = build(self.at.archive, read_archive(self.at.archive), self.engine)
+        return built, [self.at.archive.get(one.key) for one in self.at.archive.list("_keys/")]
+
+    def published(self, catalog: str) -> list[Any]:
+        place = Destination(f"sqlite:///{catalog}", "lake")
+        tables = list(publish(self.at.archive, place, S3Options(), self.engine))
+        with closing(load_catalog("tiered", uri=place.catalog)) as found:
+            files = [
+                [(f.record_count, f.file_size_in_bytes, f.column_sizes, f.value_counts, f.lower_bounds, f.split_offsets)
+                 for task in found.load_table(one.table).scan().plan_files() for f in [task.file]]
+                for one in tables
+            ]  # fmt: skip
+        return [
+            (one.table, one.added, sorted(some, key=str))
+            for one, some in zip(tables, files, strict=True)
+        ]
+
+
+@pytest.fixture
+def desks(
+    sealed: Callable[[str], Sealed], archive_url: str, tmp_path: Path, session: Any
+) -> Iterator[tuple[Desk, Desk, Path]]:
+    """Two archives of a tier, byte for byte the same: one for this process, one for Spark, whose driver reads no file."""
+    tier, options, local = sealed("s04-batch-compress"), S3Options(), tmp_path / "local"
+    here("archive", tier.url, "--to", archive_url).good()
+    shutil.copytree(tmp_path / "parquet", local)
+    urls = (tier.url, f"file://{local}", archive_url)
+    source, mine, theirs = (open_store(url, options) for url in urls)
+    with closing(source), closing(mine), closing(theirs):
+        place = choose_place(source, None, None)
+        one, two = (
+            Workshop(source, place, store, store, SystemClock(), random.Random(1))
+            for store in (mine, OfDriver(theirs))
+        )
+        order = spark.SparkOrder(tier.url, place.prefix, archive_url, options)
+        yield (
+            Desk(one, local_engine(one.bench, 2)),
+            Desk(two, spark.spark_engine(session, order)),
+            local,
+        )
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_tasks_verify_and_repair_as_this_process_does(
+    desks: tuple[Desk, Desk, Path], tmp_path: Path
+) -> None:
+    here_, there, local = desks
+    whole = here_.verified()
+    assert whole == there.verified()
+    assert (whole[0], whole[2]) == ([], sum(map(len, read_all(f"file://{local}").values())))
+    for folder in (local, tmp_path / "parquet"):
+        files = sorted(folder.glob("data/**/*.parquet"), key=lambda file: file.stat().st_size)
+        files[0].unlink()
+        files[1].write_bytes(files[1].read_bytes()[:-7])
+        data = files[2].read_bytes()
+        files[2].write_bytes(bytes([*data[:60], data[60] ^ 1, *data[61:]]))
+    found = here_.verified()
+    assert found == there.verified()
+    assert {one.what for one in found[0]} >= {
+        "the file is gone",
+        "the file has other bytes than the log says",
+    }
+    for by_bytes, count in ((False, 2), (True, 1)):
+        repaired = here_.repaired(by_bytes=by_bytes)
+        assert repaired == there.repaired(by_bytes=by_bytes)
+        assert (repaired[2].made, repaired[2].failed) == (count, [])
+    assert here_.verified() == there.verified() == whole
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_tasks_index_keys_and_read_footers_as_this_process_does(
+    desks: tuple[Desk, Desk, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here_, there, _ = desks
+    index = here_.indexed()
+    assert index == there.indexed()
+    assert (index[0].files > 1, len(index[1])) == (True, 1)
+    tables = here_.published(f"{tmp_path}/here.db")
+    assert sum(added for _, added, _ in tables) == index[0].files
+
+    def refuses(*_given: object) -> None:
+        raise AssertionError("the driver reads a footer")
+
+    monkeypatch.setattr("pyiceberg.io.pyarrow.parquet_file_to_data_file", refuses)
+    monkeypatch.setattr("pyiceberg.io.pyarrow.parquet_files_to_data_files", refuses)
+    assert tables == there.published(f"{tmp_path}/there.db")
+    with pytest.raises(StoreUnavailableError, match="reads a footer"):
+        here_.published(f"{tmp_path}/again.db")
 
 
 @pytest.mark.spark
@@ -206,21 +339,25 @@ def java_rows(tier: Sealed) -> list[dict[str, Any]]:
     return [said_by_java(m) for _, found in sorted(tier.dump.messages.items()) for m in found]
 
 
-def test_tasks_and_outcomes_travel_as_text(sealed: Callable[[str], Sealed]) -> None:
+def test_tasks_and_outcomes_travel(sealed: Callable[[str], Sealed]) -> None:
     tier = sealed("s04-batch-compress")
     seen: list[Work] = []
     store = open_store(tier.url, S3Options())
     place = choose_place(store, None, None)
     target = open_store("memory://", S3Options())
     at = Workshop(store, place, target, target, SystemClock(), random.Random(1))
-    run_job(at, lambda tasks: iter(seen.extend(tasks) or ()))
+    run_job(at, lambda _do, works: iter(seen.extend(works) or ()))  # type: ignore[arg-type]
     assert seen
-    assert [spark.work_of(spark.work_text(work)) for work in seen] == seen
-    said = spark.do_task(store, target, place.prefix + "x", spark.work_text(seen[0]))
-    assert isinstance(spark.outcome_of(said), Exception)
-    error = spark.outcome_of('{"kind": "data", "said": ["damaged", "here", "mend it"]}')
-    assert isinstance(error, DataError)
-    assert str(error) == "damaged (here); mend it"
+    assert pickle.loads(pickle.dumps(seen)) == seen
+    elsewhere = Workbench(store, place.prefix + "x", target)
+    assert isinstance(spark.heard(spark.said(do_work, elsewhere, seen[0])), ObjectNotFoundError)
+
+    def fails(_bench: Workbench, error: Exception) -> None:
+        raise error
+
+    for error in (DataError("damaged", where="here", do="mend it"), ExpiredError("gone", 7)):
+        found = spark.heard(spark.said(fails, elsewhere, error))
+        assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 STARTED = """

@@ -19,14 +19,12 @@ from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, keys, workshop
+from tests.archive.jobs import archive, index, keys, workshop
 from tests.archive.made import make_archive
 from tests.e2e.harness import here
 from tiered.archive import duck
 from tiered.archive.duck import ask
-from tiered.archive.lookup import build
 from tiered.archive.selection import MAX, MIN
-from tiered.archive.tables import read_archive
 from tiered.cli.sql import plain
 from tiered.errors import InvalidError
 from tiered.model import MessageQueue
@@ -291,7 +289,7 @@ def test_the_key_index_leaves_files_out() -> None:
              f"array_contains(keys, '{row['keys'][0]}')"]  # fmt: skip
     for is_indexed in (False, True):
         if is_indexed:
-            build(store, read_archive(store))
+            index(store)
         for test in tests:
             answer = ask(store, f"SELECT queue_offset AS n FROM orders WHERE {test}")
             assert 333 in answer.rows["n"].to_pylist()

@@ -144,7 +144,8 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import open_metered, with_retries
     from tiered.archive.body_formats import read_wishes
-    from tiered.archive.job import local_engine, run_job
+    from tiered.archive.engine import local_engine
+    from tiered.archive.job import run_job
     from tiered.archive.spark import SparkOrder, spark_engine
     from tiered.archive.task import Workshop
     from tiered.clock import SystemClock
@@ -163,7 +164,7 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     pa.set_cpu_count(1)
     pa.array(["x"]).to_numpy(zero_copy_only=False)
     if engine == "local":
-        work, spark = local_engine(at, 1), None
+        work, spark = local_engine(at.bench, 1), None
     else:
         spark = session("ours")
         work = spark_engine(spark, SparkOrder(tier_url, place.prefix, url, S3Options()))

@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.archive.jobs import alone
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from backends.registry import open_store
@@ -148,7 +150,7 @@ def of_archive(folder: Path, files: int, rows: int, lookups: int) -> dict[str, A
 
 def _index(store: Counting, state: Any, report: dict[str, Any]) -> Any:
     began = time.process_time()
-    built = build(store, state)
+    built = build(store, state, alone(store))
     report["index_cpu_s"] = round(time.process_time() - began, 1)
     report["index_bytes"] = built.size_bytes
     store.take()
@@ -182,7 +184,7 @@ def of_tier(folder: Path, messages: int, lookups: int) -> dict[str, Any]:
     rows = ask(archive, f'SELECT uniq_key, keys FROM "{topic}" USING SAMPLE 1000').rows.to_pylist()
     some = [(row["keys"] or [row["uniq_key"]])[0] for row in rng.sample(rows, lookups)]
     state = read_archive(archive)
-    build(archive, state)
+    build(archive, state, alone(archive))
     index = read_index(archive)
     report: dict[str, Any] = {"messages": messages}
     with ThreadPoolExecutor(THREADS) as pool:

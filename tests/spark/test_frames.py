@@ -24,7 +24,8 @@ from tests.archive.test_merge import merged
 from tests.spark.test_stream_plan import Broker
 from tiered.api.broker_place import Place
 from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.job import local_engine, run_job
+from tiered.archive.engine import local_engine
+from tiered.archive.job import run_job
 from tiered.archive.selection import Selection
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.errors import DataError, InvalidError
@@ -63,7 +64,7 @@ class Shop:
 
     def run(self) -> None:
         """Archive what is sealed; queues share files."""
-        run_job(self.at, local_engine(self.at, 1), small_bytes=1 << 20)
+        run_job(self.at, local_engine(self.at.bench, 1), small_bytes=1 << 20)
 
     def take_back(self, queue_id: int, end: int) -> None:
         self.tier.take_back(end, queue=ORDERS[queue_id])

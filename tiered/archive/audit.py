@@ -13,15 +13,19 @@ harmed one is deleted, since readers of directories would meet it. A file of hol
 After a crash: a new file that no entry names, which the next repair adopts; or a harmed one that no entry names any more,
 which the next repair deletes.
 
-Memory: files of ``HELD_BYTES`` and one more and, of the tier, ``READ_BYTES``; of a repair, for each file under way, the file
-twice.
+Work of an engine: looking at the files of some stretches, and making a file again. Plans and entries are the caller's, and
+so is what is deleted, since work may be done twice.
+
+Memory: for each piece of work under way its files (of a repair, the file twice) and, of the tier, ``READ_BYTES``; of the
+caller, what the log says of one topic.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,13 +35,13 @@ from backends.errors import AlreadyExistsError, ObjectNotFoundError
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import (
     BODY_REASON,
-    Aside,
     Columns,
     hole_text,
     layout_of,
     side_table,
 )
 from tiered.archive.damage import open_log, prove
+from tiered.archive.engine import all_done
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.merging import Merged, Together, append_moves
 from tiered.archive.model import (
@@ -51,7 +55,7 @@ from tiered.archive.model import (
     SideFile,
     folder_key,
 )
-from tiered.archive.moves import MovedPiece, NewFile, pieces_of
+from tiered.archive.moves import MovedPiece
 from tiered.archive.parquet import (
     FileWriter,
     Proof,
@@ -60,14 +64,14 @@ from tiered.archive.parquet import (
     read_metadata,
     write_small,
 )
+from tiered.archive.plan import Task
 from tiered.archive.task import body_metadata, by_day, publish_file
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.journal.replay import JournalReader
 from tiered.local.face import HoleReason
-from tiered.log.parts import Gap
-from tiered.log.reader import TierReader
-from tiered.model import QueueOffset
+from tiered.log.parts import NO_PARTS, Gap
+from tiered.log.reader import QueueReader, TierReader
 from tiered.upkeep.workplace import FORMAT, Plan
 
 if TYPE_CHECKING:
@@ -77,16 +81,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
+    from tiered.archive.engine import Engine, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.task import Workshop
     from tiered.journal.append import JournalWriter
     from tiered.log.decode import TierBatch
-    from tiered.log.reader import QueueReader
+    from tiered.log.parts import Parts
 
 
 _COMPACTED = hole_text(HoleReason.COMPACTED)
-HELD_BYTES = 256 << 20
-"""Of columns, of files that are kept since another stretch may name them, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,27 +127,40 @@ class Report:
     rows: int = 0
     compared: int = 0
 
+    def add(self, more: Report) -> None:
+        """What somebody else has looked at."""
+        self.findings += more.findings
+        self.files += more.files
+        self.rows += more.rows
+        self.compared += more.compared
 
-def verify_archive(at: Workshop) -> Report:
+
+def verify_archive(at: Workshop, engine: Engine) -> Report:
     """Read all that is archived of one broker.
+
+    Args:
+        at: Tier and archive.
+        engine: Looks at the files.
 
     Raises:
         DataError: A log is damaged.
         BackendError: A store failed.
     """
     reader = TierReader(at.tier, at.place.prefix)
-    reader.refresh()
-    report = Report()
-    state = read_log(at)
-    files = _Files(at, state, report)
-    for lane, stretches in sorted(state.lanes.items()):
-        mine = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
-        if not mine or not at.takes(lane.topic):
-            continue
-        source = _source(reader, lane)
-        for archived in stretches:
-            columns = Columns(lane, layout_of(state, lane.topic, archived))
-            _verify(files, columns, archived, source, report)
+    state, report = read_log(at), Report()
+    looks: Iterable[Look] = _looks(at, state, reader)
+    for is_last in (False, True):
+        reader.refresh()
+        moved: list[Look] = []
+        for look, found in engine(inspect, looks):
+            if isinstance(found, ObjectNotFoundError) and not is_last:
+                moved.append(look)  # of the tier, where others merge meanwhile
+            elif isinstance(found, Exception):
+                raise found
+            else:
+                report.add(found)
+        looks = [_again(reader, look) for look in moved]
+    report.findings.sort(key=lambda one: (one.lane, one.key, one.what))
     return report
 
 
@@ -160,79 +176,138 @@ def read_log(at: Workshop) -> ArchiveState:
     return log.state
 
 
-def _source(reader: TierReader, lane: ArchiveLane) -> QueueReader | None:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Stretches whose rows lie in the same files, to be looked at.
+
+    Attributes:
+        stretches: What the log says of each, and what the tier has of it: a task without parts when it has not all.
+        named: Rows that the log names in each file; only of those that no other look is answerable for.
+        is_last: An object of the tier that is gone is lost, and not one that others have merged.
+    """
+
+    stretches: tuple[tuple[Archived, Task], ...]
+    named: dict[str, int]
+    is_last: bool = False
+
+
+def _looks(at: Workshop, state: ArchiveState, reader: TierReader) -> Iterator[Look]:
+    """All there is to look at, a topic at a time: who shares a file with others mostly has no second one."""
+    mine = (at.place.cluster, at.place.broker)
+    lanes = ((k, v) for k, v in sorted(state.lanes.items()) if (k.cluster, k.broker) == mine)
+    for topic, some in groupby(lanes, key=lambda pair: pair[0].topic):
+        if not at.takes(topic):
+            continue
+        rows, groups = Counter[str](), defaultdict[tuple[str, ...], list[_Side]](list)
+        for lane, stretches in some:
+            for one in stretches:
+                for file in one.files:
+                    rows[file.key] += file.rows
+                objects = one.files or one.objects()
+                groups[tuple(dict.fromkeys(file.key for file in objects))].append((lane, one))
+        for keys, those in groups.items():
+            named = {key: rows.pop(key) for key in keys if key in rows}
+            tasks = ((one, _task(reader, state, lane, one)) for lane, one in those)
+            yield Look(tuple(tasks), named)
+
+
+def _again(reader: TierReader, look: Look) -> Look:
+    """The same, as the tier is now."""
+    tasks = (
+        (one, replace(task, parts=_parts(reader, task.lane, one.start, one.end)))
+        for one, task in look.stretches
+    )
+    return replace(look, stretches=tuple(tasks), is_last=True)
+
+
+def _task(reader: TierReader, state: ArchiveState, lane: ArchiveLane, one: Archived) -> Task:
+    layout = layout_of(state, lane.topic, one)
+    parts = _parts(reader, lane, one.start, one.end)
+    return Task(lane, one.start, one.end, parts, layout=layout)
+
+
+def _parts(reader: TierReader, lane: ArchiveLane, low: int, high: int) -> Parts:
+    """What the tier has of these offsets; none when it has not all of them."""
     lives = reader.state.queues.get(lane.queue, ())
-    known = any(life.incarnation == lane.incarnation for life in lives)
-    return reader.queue(lane.queue, lane.incarnation) if known else None
+    life = next((one for one in reversed(lives) if one.incarnation == lane.incarnation), None)
+    if life is None or low < life.min_offset or high > life.commit_offset:
+        return NO_PARTS
+    view = reader.view(lane.queue, life)
+    first, behind = np.searchsorted(view.starts, (low + 1, high)).tolist()
+    return view.parts[max(first - 1, 0) : behind]
 
 
-def _verify(
-    files: _Files, columns: Columns, archived: Archived, source: QueueReader | None, report: Report
-) -> None:
-    def found(key: str, what: str) -> None:
-        report.findings.append(ArchiveFinding(str(columns.lane), key, what))
+def inspect(bench: Workbench, look: Look) -> Report:
+    """Hold files against the log, and against the tier.
 
-    tables = []
+    Raises:
+        ObjectNotFoundError: An object of the tier is gone, perhaps since others have merged it.
+        BackendError: A store failed.
+    """
+    report, files = Report(files=len(look.named)), _Files(bench.archive, look.named)
+    for archived, task in look.stretches:
+        report.findings += _wrong(bench, files, archived, task, report, is_last=look.is_last)
+    return report
+
+
+def _wrong(
+    bench: Workbench,
+    files: _Files,
+    archived: Archived,
+    task: Task,
+    report: Report,
+    *,
+    is_last: bool,
+) -> Iterator[ArchiveFinding]:
+    finding, tables = partial(ArchiveFinding, str(task.lane)), []
     for file in archived.files:
-        table, wrong = files.read(MovedPiece(columns.lane, file))
-        for what in wrong:
-            found(file.key, what)
+        table, wrong = files.read(MovedPiece(task.lane, file))
+        yield from (finding(file.key, what) for what in wrong)
         if table is not None:
             report.rows += table.num_rows
             tables.append(table)
-    aside, what = _read_side(files.at, archived.side)
+    aside, what = _read_side(bench.archive, archived.side)
     if what and archived.side:
-        found(archived.side.key, what)
+        yield finding(archived.side.key, what)
     if len(tables) < len(archived.files) or what:
         return
-    for what in _account(archived, tables, aside):
-        found("", what)
-    is_there = source is not None and source.life.min_offset <= archived.start
-    if source is not None and is_there and archived.end <= source.life.commit_offset:
+    yield from (finding("", what) for what in _account(archived, tables, aside))
+    if task.parts:
         report.compared += 1
-        for what in _compare(columns, archived, source, tables):
-            found("", what)
+        compared = _compare(bench, task, archived, tables, is_last=is_last)
+        yield from (finding("", what) for what in compared)
 
 
 _Places = dict[tuple[ArchiveLane, int], tuple[int, Proof]]
 
 
 class _Files:
-    """The files that were read last, and what is wrong with each."""
+    """Files in memory, and what is wrong with each."""
 
-    def __init__(self, at: Workshop, state: ArchiveState, report: Report) -> None:
-        self.at = at
-        self._report = report
-        self._rows: dict[str, int] = {}
-        for piece in pieces_of(state.lanes):
-            self._rows[piece.file.key] = self._rows.get(piece.file.key, 0) + piece.file.rows
-        self._held: dict[str, tuple[pa.Table | None, _Places, list[str]]] = {}
+    def __init__(self, archive: ObjectStore, named: Mapping[str, int]) -> None:
+        self._archive = archive
+        self._named = named
+        self._held: dict[str, tuple[pa.Table | None, _Places]] = {}
 
     def read(self, piece: MovedPiece) -> tuple[pa.Table | None, list[str]]:
         """A piece's rows, and what is wrong with it and, once, with its file."""
-        file = piece.file
+        file, wrong = piece.file, list[str]()
         if file.key not in self._held:
-            self._report.files += 1
-            self._make_room()
-            self._held[file.key] = table, said, wrong = self._read(file)
-        else:
-            table, said, _ = self._held[file.key]
-            wrong = [] if table is not None else ["the file could not be read"]
+            table, said, wrong = self._read(file)
+            self._held[file.key] = table, said
+        table, said = self._held[file.key]
         if table is None:
-            return None, wrong
+            is_first = wrong and file.key in self._named
+            return None, wrong if is_first else ["the file could not be read"]
         at, proof = said.get(piece.mark, (0, None))
         if proof != Proof.of(file):
             return None, [*wrong, "the file says something else of these rows than the log"]
         rows = table.slice(at, file.rows)
         return rows, [*wrong, *_wrong_with(rows, piece)]
 
-    def _make_room(self) -> None:
-        while sum(table.nbytes for table, _, _ in self._held.values() if table) > HELD_BYTES:
-            del self._held[next(iter(self._held))]
-
     def _read(self, file: ParquetFile) -> tuple[pa.Table | None, _Places, list[str]]:
         try:
-            data = self.at.archive.get(file.key)
+            data = self._archive.get(file.key)
         except ObjectNotFoundError:
             return None, {}, ["the file is gone"]
         if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
@@ -241,7 +316,7 @@ class _Files:
             table, said = read_columns(data), pieces_in(read_metadata(data))
         except DataError as error:
             return None, {}, [error.what]
-        named = self._rows[file.key]
+        named = self._named.get(file.key, table.num_rows)
         wrong = f"the file has {table.num_rows} rows, of which the log names {named}"
         return table, said, [wrong] if table.num_rows != named else []
 
@@ -267,11 +342,11 @@ def _wrong_with(table: pa.Table, piece: MovedPiece) -> Iterator[str]:
         yield "rows are not of the topic and day that the key says"
 
 
-def _read_side(at: Workshop, side: SideFile | None) -> tuple[list[int], str]:
+def _read_side(archive: ObjectStore, side: SideFile | None) -> tuple[list[int], str]:
     if side is None:
         return [], ""
     try:
-        data = at.archive.get(side.key)
+        data = archive.get(side.key)
     except ObjectNotFoundError:
         return [], "the file is gone"
     if (len(data), zlib_ng.crc32(data)) != (side.size_bytes, side.crc):
@@ -291,9 +366,10 @@ def _account(archived: Archived, tables: list[pa.Table], aside: list[int]) -> It
 
 
 def _compare(
-    columns: Columns, archived: Archived, source: QueueReader, tables: list[pa.Table]
+    bench: Workbench, task: Task, archived: Archived, tables: list[pa.Table], *, is_last: bool
 ) -> Iterator[str]:
     """Whether the rows are those that the tier has."""
+    columns = Columns(task.lane, task.layout)
     names = columns.schema.names
     if any(not set(names).issubset(table.column_names) for table in tables):
         yield "columns are missing that the log says are there"
@@ -303,7 +379,7 @@ def _compare(
     offsets = rows["queue_offset"].to_numpy() if rows is not None else np.zeros(0, np.int64)
     at, aside = 0, 0
     try:
-        for batch in _batches(source, archived.start, archived.end):
+        for batch in _batches(bench, task):
             made, left = columns.make(batch)
             behind = int(np.searchsorted(offsets, batch.end_offset))
             # What the tier's topic was compacted of since, the archive has all the same.
@@ -314,8 +390,10 @@ def _compare(
                 return
             aside += sum(not one.has_row for one in left) - int(gone.sum())
             at = behind
-    except DataError as error:
-        yield f"the tier cannot be read for comparison: {error.what}"
+    except (DataError, ObjectNotFoundError) as error:
+        if isinstance(error, ObjectNotFoundError) and not is_last:
+            raise
+        yield f"the tier cannot be read for comparison: {getattr(error, 'what', error)}"
         return
     if at != archived.rows or aside != archived.holes + archived.bad:
         yield f"the tier has {at} rows and {aside} others"
@@ -333,15 +411,13 @@ def _is_equal(
     return same
 
 
-def _batches(source: QueueReader, start: int, end: int) -> Iterator[TierBatch]:
-    at = QueueOffset(start)
-    while at < end:
-        found = source.read(at, count_max=end - at)
-        if found is None:
-            return
-        if not isinstance(found, Gap):
-            yield found
-        at = found.end if isinstance(found, Gap) else found.end_offset
+def _batches(bench: Workbench, task: Task) -> Iterator[TierBatch]:
+    """What the tier has of a task's offsets."""
+    if not task.parts:
+        return iter(())
+    life = task.life
+    source = QueueReader.of_life(bench.tier, bench.prefix, task.lane.queue, life)
+    return (one for one in source.batches(life.min_offset) if not isinstance(one, Gap))
 
 
 # -- files that are harmed -------------------------------------------------------------------------
@@ -367,13 +443,13 @@ def named_sizes(state: ArchiveState) -> dict[str, int]:
     return {file.key: file.size_bytes for one in stretches for file in one.objects()}
 
 
-def damaged_files(archive: ObjectStore, state: ArchiveState, jobs: int) -> dict[str, str]:
+def damaged_files(archive: ObjectStore, state: ArchiveState, engine: Engine) -> dict[str, str]:
     """The same by every byte: what is gone, has another size, or another checksum than the log says.
 
     Args:
         archive: Its store.
         state: What the log says.
-        jobs: Files at once (> 0).
+        engine: Reads the files.
 
     Raises:
         BackendError: The store failed.
@@ -381,17 +457,15 @@ def damaged_files(archive: ObjectStore, state: ArchiveState, jobs: int) -> dict[
     stretches = (one for found in state.lanes.values() for one in found)
     files = {file.key: file for one in stretches for file in one.objects()}
     found = harmed_files(archive, state)
-    rest = [file for key, file in sorted(files.items()) if key not in found]
-    with ThreadPoolExecutor(jobs, "tiered-prove") as pool:
-        for file, what in zip(rest, pool.map(partial(_damage, archive), rest), strict=True):
-            if what:
-                found[file.key] = what
+    rest = (file for key, file in sorted(files.items()) if key not in found)
+    found |= {file.key: what for file, what in all_done(engine(damage_of, rest)) if what}
     return dict(sorted(found.items()))
 
 
-def _damage(archive: ObjectStore, file: ParquetFile | SideFile) -> str:
+def damage_of(bench: Workbench, file: ParquetFile | SideFile) -> str:
+    """What is wrong with the bytes of a file; empty: nothing."""
     try:
-        prove(archive, file)
+        prove(bench.archive, file)
     except DataError as error:
         return error.what
     return ""
@@ -451,20 +525,21 @@ class Repaired:
         return {**asdict(self), "failed": failed}
 
 
-def plan_repair(at: Workshop, state: ArchiveState, *, by_bytes: bool, jobs: int) -> Plan:
+def plan_repair(at: Workshop, state: ArchiveState, engine: Engine, *, by_bytes: bool) -> Plan:
     """What is harmed, and of which the tier has what it was made of. Of this broker; others are named as refused.
 
     Args:
         at: Tier and archive.
         state: What the archive's log says.
+        engine: Reads files.
         by_bytes: Read every file; else one listing tells.
-        jobs: Files at once (> 0).
 
     Raises:
         DataError: The tier's journal is damaged.
         BackendError: A store failed.
     """
-    harmed = damaged_files(at.archive, state, jobs) if by_bytes else harmed_files(at.archive, state)
+    archive = at.archive
+    harmed = damaged_files(archive, state, engine) if by_bytes else harmed_files(archive, state)
     reader = TierReader(at.tier, at.place.prefix)
     reader.refresh()
     repairs, refusals, sizes = [], [], named_sizes(state)
@@ -481,18 +556,18 @@ def plan_repair(at: Workshop, state: ArchiveState, *, by_bytes: bool, jobs: int)
     return {
         "format": FORMAT,
         "what": REPAIR,
-        "url": at.archive.url,
+        "url": archive.url,
         "cluster": at.place.cluster,
         "broker": at.place.broker,
         "made_ms": at.clock.now_ms(),
         "repairs": repairs,
-        "remains": _remains(at.archive, state),
+        "remains": _remains(archive, state),
         "refusals": refusals,
     }
 
 
 def apply_repair(
-    at: Workshop, log: JournalWriter[ArchiveState], plan: Plan, *, jobs: int
+    at: Workshop, log: JournalWriter[ArchiveState], plan: Plan, engine: Engine
 ) -> Repaired:
     """Carry out a plan: what of it is still named, and of which the rows prove the same.
 
@@ -507,33 +582,41 @@ def apply_repair(
     result = Repaired(len(keys))
     log.catch_up()
     reader = TierReader(at.tier, at.place.prefix)
-    reader.refresh()
-    works = _pieces(log.state, keys)
-
-    def again(key: str) -> NewFile | str | None:
-        pieces, sides = works[key]
-        try:
-            if not sides:
-                return _make_file(at, log.state, reader, pieces)
-            _make_side(at, log.state, reader, *sides[0])
-        except (TieredStoreError, ObjectNotFoundError) as error:
-            return str(error)
-        return None
-
-    with ThreadPoolExecutor(jobs, "tiered-repair") as pool:
-        for key, made in zip(works, pool.map(again, works), strict=True):
-            if isinstance(made, str):
-                result.failed.append((key, made))
-            elif made is None:
-                result.made += 1
+    wanted = keys
+    for is_last in (False, True):
+        reader.refresh()
+        moved: list[str] = []
+        for remake, made in engine(make_again, _remakes(log.state, reader, wanted)):
+            if isinstance(made, ObjectNotFoundError) and not is_last:
+                moved.append(remake.key)  # of the tier, where others merge meanwhile
+            elif isinstance(made, (TieredStoreError, ObjectNotFoundError)):
+                result.failed.append((remake.key, str(made)))
+            elif isinstance(made, Exception):
+                raise made
             else:
-                merged = Merged()
-                append_moves(log, [made], merged)
-                result.made += merged.new_files
-                result.rows += merged.rows
+                _take(at, log, remake, made, result)
+        wanted = moved
     _delete_harmed(at, log, [*keys, *plan["remains"]], result)
     log.write_checkpoint()
     return result
+
+
+def _take(
+    at: Workshop,
+    log: JournalWriter[ArchiveState],
+    remake: Remake,
+    made: bytes | tuple[int, int],
+    result: Repaired,
+) -> None:
+    """Make part of the archive what was made again."""
+    if isinstance(made, bytes):
+        _replace(at.archive, remake.key, made)
+        result.made += 1
+        return
+    merged = Merged()
+    append_moves(log, [Together.of(piece for piece, _ in remake.pieces).made(*made)], merged)
+    result.made += merged.new_files
+    result.rows += merged.rows
 
 
 def _delete_harmed(
@@ -580,31 +663,61 @@ def _unmakeable(at: Workshop, reader: TierReader, lane: ArchiveLane, low: int, h
     """Why the tier is no source of these offsets; empty: it is one."""
     if (lane.cluster, lane.broker) != (at.place.cluster, at.place.broker):
         return f"it is of {lane.cluster}/{lane.broker}: repair with the tier of that broker"
-    source = _source(reader, lane)
-    if source is None or source.life.min_offset > low or source.life.commit_offset < high:
+    if not _parts(reader, lane, low, high):
         return f"the tier has not offsets [{low}, {high}) of {lane.queue} any more: put the file back from a copy"
     return ""
 
 
-def _make_file(
-    at: Workshop, state: ArchiveState, reader: TierReader, pieces: list[MovedPiece]
-) -> NewFile:
-    """The file of these pieces once more.
+@dataclass(frozen=True, slots=True)
+class Remake:
+    """A file to be made again, and what the tier has of it.
+
+    Attributes:
+        key: Of the harmed one.
+        pieces: Rows that lay in it.
+        sides: Or the stretch whose holes and bad records did.
+    """
+
+    key: str
+    pieces: tuple[tuple[MovedPiece, Task], ...]
+    sides: tuple[tuple[SideFile, Task], ...]
+
+
+def _remakes(state: ArchiveState, reader: TierReader, keys: Iterable[str]) -> Iterator[Remake]:
+    for key, (pieces, sides) in _pieces(state, keys).items():
+        rows, others = [], []
+        for piece in pieces:
+            lane, low, high = piece.lane, piece.file.low, piece.file.high
+            (stretch,) = state.overlapping(lane, low, low + 1)
+            layout = layout_of(state, lane.topic, stretch)
+            parts = _parts(reader, lane, low, high)
+            rows.append((piece, Task(lane, low, high, parts, layout=layout)))
+        for lane, one in sides:
+            assert one.side is not None
+            others.append((one.side, _task(reader, state, lane, one)))
+        yield Remake(key, tuple(rows), tuple(others))
+
+
+def make_again(bench: Workbench, remake: Remake) -> bytes | tuple[int, int]:
+    """A harmed file once more.
+
+    Returns:
+        Size and CRC-32 of a file that lies under a key of its own now; or the bytes of one of holes and bad records.
 
     Raises:
         DataError: The tier has other rows there, or is damaged.
         InternalError: The file does not say what it was told to.
+        ObjectNotFoundError: An object of the tier is gone.
         BackendError: A store failed.
     """
-    new, writer = Together.of(pieces), FileWriter()
+    for side, task in remake.sides:
+        return _side_again(bench, side, task)
+    new, writer = Together.of(piece for piece, _ in remake.pieces), FileWriter()
     said: dict[str, str] = {}
-    for piece in new.pieces:
-        (stretch,) = state.overlapping(piece.lane, piece.file.low, piece.file.low + 1)
-        layout = layout_of(state, piece.lane.topic, stretch)
-        said = {"tiered.source": at.place.prefix, **body_metadata(layout)}
-        source = reader.queue(piece.lane.queue, piece.lane.incarnation)
+    for piece, task in sorted(remake.pieces, key=lambda one: (one[0].lane, one[0].file.low)):
+        said = {"tiered.source": bench.prefix, **body_metadata(task.layout)}
         found = 0
-        for rows in _rows_of(source, Columns(piece.lane, layout), piece.file):
+        for rows in _rows_of(bench, task, piece.file):
             writer.add(rows, piece.lane, piece.file.low)
             found += rows.num_rows
         if found != piece.file.rows:
@@ -614,14 +727,15 @@ def _make_file(
         if got.proof != Proof.of(piece.file):
             raise _differs(piece, "it has other rows")
     reached("archive-rewriting")
-    size, crc = publish_file(at.archive, new.key, written)
+    made = publish_file(bench.archive, new.key, written)
     reached("archive-rewritten")
-    return NewFile(new.key, size, crc, new.pieces)
+    return made
 
 
-def _rows_of(source: QueueReader, columns: Columns, file: ParquetFile) -> Iterator[pa.RecordBatch]:
+def _rows_of(bench: Workbench, task: Task, file: ParquetFile) -> Iterator[pa.RecordBatch]:
     """Rows of the file's day between its offsets, in order."""
-    for batch in _batches(source, file.low, file.high):
+    columns = Columns(task.lane, task.layout)
+    for batch in _batches(bench, task):
         for made in columns.make(batch)[0]:
             for day, rows in by_day(made):
                 offsets = rows.column("queue_offset").to_numpy()
@@ -638,30 +752,23 @@ def _differs(piece: MovedPiece, what: str) -> DataError:
     )
 
 
-def _make_side(
-    at: Workshop, state: ArchiveState, reader: TierReader, lane: ArchiveLane, archived: Archived
-) -> None:
-    """The file of holes and bad records once more, byte for byte.
+def _side_again(bench: Workbench, side: SideFile, task: Task) -> bytes:
+    """The file of holes and bad records once more, byte for byte; it is the caller's to put it in the old one's place.
 
     Raises:
         DataError: The tier has others there, or is damaged.
         BackendError: A store failed.
     """
-    columns = Columns(lane, layout_of(state, lane.topic, archived))
-    source = reader.queue(lane.queue, lane.incarnation)
-    aside: list[Aside] = []
-    for batch in _batches(source, archived.start, archived.end):
-        aside += columns.make(batch)[1]
-    side = archived.side
-    assert side is not None
-    data = write_small(side_table(lane, sorted(aside, key=lambda one: one.queue_offset)))
+    columns = Columns(task.lane, task.layout)
+    aside = [one for batch in _batches(bench, task) for one in columns.make(batch)[1]]
+    data = write_small(side_table(task.lane, sorted(aside, key=lambda one: one.queue_offset)))
     if (len(data), zlib_ng.crc32(data)) != (side.size_bytes, side.crc):
         raise DataError(
             "the tier is not any more what this file was made of",
-            where=f"{at.archive.url}/{side.key}",
+            where=f"{bench.archive.url}/{side.key}",
             do="put the file back from a copy",
         )
-    _replace(at.archive, side.key, data)
+    return data
 
 
 def _replace(archive: ObjectStore, key: str, data: bytes) -> None:

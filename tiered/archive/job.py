@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_files import advice_for, write_regular
@@ -42,8 +41,8 @@ from tiered.archive.machine import (
     forget_action,
     job_action,
 )
-from tiered.archive.merging import merge, plan_division, write_together
-from tiered.archive.model import LOG, Archived
+from tiered.archive.merging import merge, plan_division
+from tiered.archive.model import LOG
 from tiered.archive.moves import pack_action
 from tiered.archive.plan import NO_LIMITS, Limits, Work, limited, plan_archive, plan_works
 from tiered.archive.task import Workshop, do_work
@@ -54,97 +53,15 @@ from tiered.log.reader import QueueReader, TierReader
 from tiered.metrics import Kind, Metric, Sample, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from backends.base import ObjectStore
+    from tiered.archive.engine import Engine, T, V, Workbench
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.merging import MergeEngine, Together
-    from tiered.archive.model import ArchiveLane
-    from tiered.archive.moves import NewFile
+    from tiered.archive.model import Archived, ArchiveLane
     from tiered.archive.plan import Overtaken, Plan, Task
     from tiered.clock import Clock
     from tiered.journal.entry import Action
-
-
-# -- engines ---------------------------------------------------------------------------------------
-#
-# What does the work of an archive job. This one: threads of this process.
-
-Made = tuple[Archived, ...] | Exception
-Outcome = tuple[Work, Made]
-T = TypeVar("T")
-V = TypeVar("V")
-Engine = Callable[[Iterable[Work]], Iterator[Outcome]]
-"""Does work in any order, and takes it as it comes to it; gives what each came to: what was archived for each of its tasks,
-in order, or why not. Failure of work is an outcome, not an exception."""
-
-
-def rolling(
-    works: Iterable[T],
-    do: Callable[[Sequence[T]], Sequence[V]],
-    *,
-    count: int,
-    window: int,
-    give_up: Callable[[], object] = lambda: None,
-) -> Iterator[tuple[T, V]]:
-    """Work done in threads, in a window that rolls on: the one scheduler of all engines.
-
-    Args:
-        works: Taken when there is a place for them.
-        do: Does some work; what each came to. What it raises itself ends all.
-        count: So much is given to it at once (> 0).
-        window: So many calls of it are under way (> 0); each has another one waiting.
-        give_up: Called when what is under way is in vain: an error ends all, or the caller wants no more.
-    """
-    ahead = iter(works)
-    with ThreadPoolExecutor(window, "tiered-archive") as pool:
-        running: dict[Future[Sequence[V]], list[T]] = {}
-        try:
-            while True:
-                while len(running) < 2 * window and (some := list(islice(ahead, count))):
-                    running[pool.submit(do, some)] = some
-                if not running:
-                    return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for one in done:
-                    yield from zip(running.pop(one), one.result(), strict=True)
-        except BaseException:
-            for future in running:
-                future.cancel()
-            give_up()
-            raise
-
-
-def local_engine(at: Workshop, jobs: int) -> Engine:
-    """Work in threads of this process.
-
-    Args:
-        at: Tier and archive.
-        jobs: How many at once (> 0).
-    """
-
-    def do(some: Sequence[Work]) -> list[Made]:
-        (work,) = some
-        try:
-            return [do_work(at.tier, at.place.prefix, at.archive, work)]
-        except Exception as error:  # noqa: BLE001 (of any kind it is an outcome)
-            return [error]
-
-    return lambda works: rolling(works, do, count=1, window=jobs)
-
-
-def local_merge_engine(at: Workshop, jobs: int) -> MergeEngine:
-    """Files of others made in threads of this process.
-
-    Args:
-        at: The archive.
-        jobs: How many at once (> 0); each needs the memory of the old files of it, and of itself.
-    """
-
-    def do(some: Sequence[Together]) -> list[NewFile]:
-        return [write_together(at.archive, one) for one in some]
-
-    return lambda plan: (new for _, new in rolling(plan, do, count=1, window=jobs))
 
 
 # -- what it has done ------------------------------------------------------------------------------
@@ -274,7 +191,7 @@ METRICS = tuple(
 
 @dataclass(slots=True)
 class Watch:
-    """Counts what an engine gets done.
+    """Counts what an engine archives.
 
     Attributes:
         clock: Time.
@@ -298,12 +215,15 @@ class Watch:
     def over(self, engine: Engine) -> Engine:
         """The same engine, watched."""
 
-        def run(works: Iterable[Work]) -> Iterator[Outcome]:
+        def run(
+            do: Callable[[Workbench, T], V], works: Iterable[T]
+        ) -> Iterator[tuple[T, V | Exception]]:
             self._began_s = self._began_s or self.clock.monotonic_s()
-            for work, outcome in engine(works):
-                self.segments += len(work.tasks)
-                self.size_bytes += work.size_bytes
-                if not isinstance(outcome, Exception):
+            for work, outcome in engine(do, works):
+                if isinstance(work, Work):
+                    self.segments += len(work.tasks)
+                    self.size_bytes += work.size_bytes
+                if isinstance(outcome, tuple):
                     self.rows += sum(archived.rows for archived in outcome)
                 yield work, outcome
 
@@ -645,7 +565,7 @@ class _Run:
         alone: list[Work] = []
         is_moved = False
         done: list[Done] = []
-        for work, outcome in self._engine(self._until_late(works)):
+        for work, outcome in self._engine(do_work, self._until_late(works)):
             if isinstance(outcome, ObjectNotFoundError):
                 is_moved |= self._miss(work, outcome)
             elif not isinstance(outcome, Exception):
@@ -722,7 +642,7 @@ class _Run:
             apart = plan_division(self._log.state, one.lane, one.starts)
             if not apart:
                 return
-            self._result.entries += merge(self._at, self._log, apart).entries
+            self._result.entries += merge(self._at, self._log, apart, engine=self._engine).entries
 
 
 _Source = tuple["ArchiveLane", int, tuple[str, ...]]
@@ -799,4 +719,4 @@ def first_error(result: Result) -> TieredStoreError | Exception | None:
     return mine[0] if mine else next(iter(errors), None)
 
 
-__all__ = ["Result", "Workshop", "first_error", "local_engine", "log_writer", "plan_job", "run_job"]
+__all__ = ["Result", "Workshop", "first_error", "log_writer", "plan_job", "run_job"]

@@ -15,11 +15,13 @@ Threads: files are looked at by ``spread``, several at once if it is the ``map``
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
 from base64 import b64encode
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,10 +29,12 @@ import zstandard
 from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
-from backends.errors import ObjectNotFoundError, PreconditionFailedError
+from backends.errors import AlreadyExistsError, ObjectNotFoundError
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import reading
+from tiered.archive.engine import all_done
+from tiered.archive.moves import whole_files
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive
@@ -45,7 +49,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
+    from tiered.archive.engine import Engine, Workbench
     from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import ParquetFile
     from tiered.archive.tables import Chosen
 
     Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
@@ -307,7 +313,9 @@ def document(row: dict[str, Any]) -> dict[str, Any]:
 
 PREFIX: Final = "_keys/"
 OBJECT_BYTES: Final = 64 << 20
-"""Filters of one object, at most; more only where one file has more. Memory of a build: twice that."""
+"""Filters of one object, at most; more only where one file has more. Memory of a piece of work of a build: twice that."""
+ROW_BYTES: Final = 4
+"""What the filters of a row take, about."""
 _MAGIC: Final = b"TMQKEYS1"
 _FOOTER: Final = struct.Struct(">II8s")
 _CRC_BYTES: Final = 4
@@ -339,7 +347,7 @@ class Built:
     """What a build did.
 
     Attributes:
-        objects: Written.
+        objects: That are there now.
         files: Covered by them.
         size_bytes: Of them.
     """
@@ -401,35 +409,74 @@ def files_without(archive: ObjectStore, index: Iterable[IndexPart], text: str) -
 
 
 def build(
-    archive: ObjectStore, state: ArchiveState, *, told: Callable[[Built], None] = lambda _b: None
+    archive: ObjectStore,
+    state: ArchiveState,
+    engine: Engine,
+    *,
+    told: Callable[[Built], None] = lambda _b: None,
 ) -> Built:
     """Make the index cover every file that the log names.
 
     Args:
         archive: Of which.
         state: What its log says.
-        told: Called after each object.
+        engine: Reads filters, and makes objects of them.
+        told: Called as objects are there.
 
     Raises:
         DataError: An object of the index, or a file, is damaged.
         BackendError: The store failed.
     """
     covered = {key for part in read_index(archive) for key in part.files}
-    lanes = (stretch for _, stretches in sorted(state.lanes.items()) for stretch in stretches)
-    sizes = {file.key: file.size_bytes for stretch in lanes for file in stretch.files}
-    wanted = [(key, size) for key, size in sizes.items() if key not in covered]
     built = Built()
-    for object_files in _gathered(_filters(archive, wanted)):
+    for _, made in all_done(engine(index_files, _shares(_without(covered, state)))):
+        built.objects += made.objects
+        built.files += made.files
+        built.size_bytes += made.size_bytes
+        told(built)
+    return built
+
+
+def _without(covered: set[str], state: ArchiveState) -> Iterator[ParquetFile]:
+    """Files that are not covered yet, a topic at a time."""
+    for _, lanes in groupby(sorted(state.lanes.items()), key=lambda pair: pair[0].topic):
+        files = (file for _, stretches in lanes for one in stretches for file in one.files)
+        yield from whole_files(file for file in files if file.key not in covered)
+
+
+_Share = tuple[tuple[str, int], ...]
+"""Files of one object, most likely: key and bytes."""
+
+
+def _shares(files: Iterable[ParquetFile]) -> Iterator[_Share]:
+    share: list[tuple[str, int]] = []
+    held = 0
+    for file in files:
+        held += file.rows * ROW_BYTES
+        if share and held > OBJECT_BYTES:
+            yield tuple(share)
+            share, held = [], file.rows * ROW_BYTES
+        share.append((file.key, file.size_bytes))
+    if share:
+        yield tuple(share)
+
+
+def index_files(bench: Workbench, share: _Share) -> Built:
+    """Make an object for some files; several, where their filters are larger than files of so many rows mostly have.
+
+    Raises:
+        DataError: A file is damaged.
+        BackendError: The store failed.
+    """
+    built = Built()
+    for object_files in _gathered(_filters(bench.archive, share)):
         data = _encode(object_files)
         name = hashlib.sha256("\n".join(key for key, _ in object_files).encode()).hexdigest()[:16]
-        try:
-            archive.put_if_absent(f"{PREFIX}{name}.keys", data)
-        except PreconditionFailedError:
-            continue  # another build made the same
+        with contextlib.suppress(AlreadyExistsError):  # another made the same
+            bench.archive.put_if_absent(f"{PREFIX}{name}.keys", data)
         built.objects += 1
         built.files += len(object_files)
         built.size_bytes += len(data)
-        told(built)
     return built
 
 

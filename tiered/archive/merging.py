@@ -15,13 +15,13 @@ After a crash: new files that no entry names, and the old ones count; or the ent
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
+from tiered.archive.engine import all_done, local_engine
 from tiered.archive.model import DAY_MS, file_key
 from tiered.archive.moves import (
     MovedPiece,
@@ -38,9 +38,12 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     import pyarrow as pa
 
     from backends.base import ObjectStore
+    from tiered.archive.engine import Engine, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveLane, ParquetFile
     from tiered.archive.task import Workshop
@@ -84,20 +87,27 @@ class Together:
         known = [(one.lane, one.file.low, one.file.high, one.file.key) for one in ordered]
         return cls(file_key(day, known), ordered)
 
+    def made(self, size_bytes: int, crc: int) -> NewFile:
+        """The file, once it is one."""
+        return NewFile(self.key, size_bytes, crc, self.pieces)
 
-def write_together(archive: ObjectStore, together: Together) -> NewFile:
+
+def write_together(bench: Workbench, together: Together) -> tuple[int, int]:
     """Make one file of many.
 
     Args:
-        archive: Where the pieces lie, and the file goes.
+        bench: Where the pieces lie, and the file goes.
         together: What goes into it.
+
+    Returns:
+        Size and CRC-32 of the file.
 
     Raises:
         DataError: A file is not what the log says, or something else lies under the new key.
         InternalError: The new file does not hold what it was given; it was not put.
         BackendError: A store failed.
     """
-    writer, files = FileWriter(), dict[str, _OldFile]()
+    archive, writer, files = bench.archive, FileWriter(), dict[str, _OldFile]()
     for piece in together.pieces:
         key = piece.file.key
         if key not in files:
@@ -111,13 +121,11 @@ def write_together(archive: ObjectStore, together: Together) -> NewFile:
         if (piece.lane, Proof.of(piece.file)) != (new.lane, new.proof):
             raise _differs(archive, piece.file.key)
     reached("archive-rewriting")
-    size, crc = publish_file(archive, together.key, written)
+    found = publish_file(archive, together.key, written)
     reached("archive-rewritten")
-    return NewFile(together.key, size, crc, together.pieces)
+    return found
 
 
-MergeEngine = Callable[[Iterable[Together]], Iterator[NewFile]]
-"""Makes files, in any order, and takes them as it comes to them; it ends with the first failure."""
 _KEPT = ("tiered.source", "tiered.body_format", "tiered.body_columns")
 """What a file says of itself that the one in its place says, too."""
 
@@ -317,7 +325,7 @@ def merge(
     log: JournalWriter[ArchiveState],
     plan: Iterable[Together],
     *,
-    engine: MergeEngine | None = None,
+    engine: Engine | None = None,
     told: Callable[[Merged], None] = lambda _result: None,
 ) -> Merged:
     """Make files, and put them in the place of those that they are made of.
@@ -326,7 +334,7 @@ def merge(
         at: Tier and archive.
         log: The archive's, at its head.
         plan: What is to be made.
-        engine: Makes the files; None: this thread, one after another.
+        engine: Makes the files; None: a thread, one after another.
         told: Called after each entry, with the result so far.
 
     Raises:
@@ -336,9 +344,9 @@ def merge(
     """
     todo = list(plan)
     result = Merged(len(todo))
-    making = engine(todo) if engine else (write_together(at.archive, one) for one in todo)
+    making = all_done((engine or local_engine(at.bench, 1))(write_together, todo))
     while made := list(islice(making, ENTRY_FILES)):
-        append_moves(log, made, result)
+        append_moves(log, [one.made(*proof) for one, proof in made], result)
         told(result)
     log.write_checkpoint()
     return result

@@ -25,15 +25,18 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backends.errors import BackendError
 from backends.local_files import MAKE_ROOM, is_full
 from tiered.api.arrow import load_pyarrow
+from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema, topic_schema
-from tiered.archive.damage import find_damage, open_log
+from tiered.archive.damage import open_log
 from tiered.archive.duck import local_root
+from tiered.archive.engine import all_done
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
-from tiered.errors import DataError, InvalidError, StoreUnavailableError
+from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.journal.replay import JournalReader
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
+    from tiered.archive.engine import Engine, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
 
@@ -110,7 +114,7 @@ def table_name(topic: str) -> str:
 
 
 def publish(
-    archive: ObjectStore, destination: Destination, options: S3Options
+    archive: ObjectStore, destination: Destination, options: S3Options, engine: Engine
 ) -> Iterator[Published]:
     """Bring the table of each topic up to the archive's log.
 
@@ -118,6 +122,7 @@ def publish(
         archive: The archive's store, with retries.
         destination: Where the tables are.
         options: How S3 is reached.
+        engine: Reads the footers of new files.
 
     Yields:
         Each table when it is done.
@@ -135,7 +140,7 @@ def publish(
     publisher = _Publisher(archive, destination, options, log)
     try:
         for topic, files in _by_topic(log.state).items():
-            yield publisher.publish(topic, files)
+            yield publisher.publish(topic, files, engine)
     finally:
         publisher.close()
 
@@ -205,21 +210,20 @@ class _Publisher:
     def close(self) -> None:
         self._catalog.close()
 
-    def publish(self, topic: str, files: list[ParquetFile]) -> Published:
+    def publish(self, topic: str, files: list[ParquetFile], engine: Engine) -> Published:
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
 
-        wanted = {self._root + file.key for file in files}
+        wanted = {self._root + file.key: file for file in files}
         for number in range(_TRIES):
             try:
-                return self._publish(topic, wanted)
+                return self._publish(topic, wanted, engine)
             except CommitFailedException:
                 continue  # another has committed between: what is to be done is another thing now
-            except (InvalidError, StoreUnavailableError, DataError):
+            except (TieredStoreError, BackendError):
                 raise
             except Exception as error:
                 if number:  # once, since who makes the same table at the same moment makes us fail in many ways
-                    damage = find_damage(self._archive, files)
-                    raise damage or self._refused(_said(error), error) from error
+                    raise self._refused(_said(error), error) from error
         raise self._refused(f"others keep changing the table of {topic}")
 
     def expire(self, topic: str, before_ms: int) -> int:
@@ -249,7 +253,7 @@ class _Publisher:
             return len(old)
         raise self._refused(f"others keep changing the table of {topic}")
 
-    def _publish(self, topic: str, wanted: set[str]) -> Published:
+    def _publish(self, topic: str, wanted: dict[str, ParquetFile], engine: Engine) -> Published:
         name = f"{self._place.namespace}.{table_name(topic)}"
         if not wanted and not self._catalog.table_exists(name):
             return Published(topic, name, 0, 0, self._number)
@@ -257,26 +261,25 @@ class _Publisher:
         if _number_of(table) >= self._number:
             return Published(topic, name, 0, 0, _number_of(table))
         present = {task.file.file_path: task.file for task in table.scan().plan_files()}
-        added = sorted(path for path in wanted if path not in present)
+        added = [wanted[path] for path in sorted(wanted) if path not in present]
         removed = [
             file
             for path, file in present.items()
             if path.startswith(self._root) and path not in wanted
         ]
         if added or removed:
-            self._commit(table, topic, added, removed)
+            self._commit(table, topic, added, removed, engine)
         return Published(topic, name, len(added), len(removed), self._number)
 
     def _commit(
         self,
         table: Any,  # noqa: ANN401 (pyiceberg's, whose types come with it)
         topic: str,
-        added: list[str],
+        added: list[ParquetFile],
         removed: list[Any],
+        engine: Engine,
     ) -> None:
         """One snapshot."""
-        from pyiceberg.io.pyarrow import parquet_files_to_data_files  # noqa: PLC0415 (heavy)
-
         table.metadata.properties.update(_NO_RETRIES)  # of our copy: it is not sent
         properties = {NUMBER: str(self._number), URL: self._archive.url}
         with table.transaction() as change:
@@ -286,9 +289,10 @@ class _Publisher:
             with update.overwrite() if removed else update.fast_append() as snapshot:
                 for file in removed:
                     snapshot.delete_data_file(file)
-                files = parquet_files_to_data_files(table.io, change.table_metadata, iter(added))
-                for file in files:
-                    snapshot.append_data_file(file)
+                footers = _footers(change.table_metadata, self._root, added)
+                for _, files in all_done(engine(read_footers, footers)):
+                    for file in files:
+                        snapshot.append_data_file(file)
 
     def _table(self, name: str, topic: str) -> Any:  # noqa: ANN401
         """The topic's table, made if there is none.
@@ -405,6 +409,75 @@ class _Publisher:
             where=self._place.catalog.rpartition("@")[2],
             do=f"what is archived stays so; {do}",
         )
+
+
+# -- footers ---------------------------------------------------------------------------------------
+
+FOOTERS = 32
+"""Read by one piece of work: each takes a request or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footers:
+    """Files of which a table's metadata has to know sizes, counts and bounds.
+
+    Attributes:
+        table: pyiceberg's metadata of the table, without its history.
+        root: Of the archive, as the table has it.
+        files: Key and bytes of each.
+    """
+
+    table: Any
+    root: str
+    files: tuple[tuple[str, int], ...]
+
+
+def _footers(table: Any, root: str, files: list[ParquetFile]) -> Iterator[Footers]:  # noqa: ANN401
+    lists: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}}
+    alone = table.model_copy(update=lists | {"current_snapshot_id": None})
+    for at in range(0, len(files), FOOTERS):
+        some = files[at : at + FOOTERS]
+        yield Footers(alone, root, tuple((file.key, file.size_bytes) for file in some))
+
+
+def read_footers(bench: Workbench, footers: Footers) -> list[Any]:
+    """What a table says of each file, by its footer.
+
+    Raises:
+        DataError: A file is gone, shorter than the log says, or its end is damaged.
+        BackendError: The store failed.
+    """
+    from pyiceberg.io.pyarrow import parquet_file_to_data_file  # noqa: PLC0415 (heavy)
+
+    sizes = dict(footers.files)
+    io: Any = _OurFiles(bench.archive, footers.root, sizes)
+    return [parquet_file_to_data_file(io, footers.table, footers.root + key) for key in sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class _OurFiles:
+    """Files as pyiceberg opens them, by our own client, which proves what it reads."""
+
+    archive: ObjectStore
+    root: str
+    sizes: dict[str, int]
+
+    def new_input(self, path: str) -> _OurFile:
+        key = path.removeprefix(self.root)
+        return _OurFile(self.archive, key, self.sizes[key])
+
+
+@dataclass(frozen=True, slots=True)
+class _OurFile:
+    archive: ObjectStore
+    key: str
+    size_bytes: int
+
+    def open(self) -> ObjectFile:
+        return ObjectFile(self.archive, self.key, self.size_bytes)
+
+    def __len__(self) -> int:
+        return self.size_bytes
 
 
 def _number_of(table: Any) -> int:  # noqa: ANN401

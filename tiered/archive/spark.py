@@ -1,7 +1,7 @@
-"""Archiving and merging as Spark tasks: a segment each, small ones together, or a file of files; by the same functions.
+"""An archive's work as Spark tasks, by the same functions: a segment each, a file to be made or looked at, some footers.
 
 Overview: the driver sends a few tasks at a time as a table of numbers, one partition each; ``mapInArrow`` has each worker
-read its segments, write its Parquet objects and give one row back, which says what it made. No message enters the JVM. The
+read what it needs, write its objects and give one row back, which says what it made. No message enters the JVM. The
 window of what is under way rolls on without a barrier; the driver's memory is that of the window, however many there are.
 
 Retries: what a task meets (damage, a store that does not answer after all its own tries) comes back as a row, so one bad
@@ -15,64 +15,41 @@ Workers need this package and pyarrow: in local mode they run this very Python; 
 from __future__ import annotations
 
 import importlib.util
-import json
+import itertools
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
+from backends.errors import BackendError
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import open_for_reading
-from tiered.archive.bodies import BodyLayout
-from tiered.archive.job import rolling
-from tiered.archive.machine import lane_row
-from tiered.archive.merging import Together, write_together
-from tiered.archive.model import Archived, ArchiveLane, ParquetFile
-from tiered.archive.moves import MovedPiece, NewFile
-from tiered.archive.plan import Task, Work
-from tiered.archive.task import do_work
+from tiered.archive.engine import Workbench, rolling
 from tiered.clock import SystemClock
-from tiered.errors import (
-    DataError,
-    InternalError,
-    InvalidError,
-    StoreUnavailableError,
-    TieredStoreError,
-)
-from tiered.log.parts import decode_columns, encode_columns
+from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from backends.base import ObjectStore
     from backends.s3_settings import S3Options
-    from tiered.archive.job import Engine, Made
-    from tiered.archive.merging import MergeEngine
+    from tiered.archive.engine import Engine, T, V
 
 MASTER = "local[*,4]"
 """All processors of this machine, and a failed task is tried again as on a cluster."""
 JAVA_MIN = 17
 WINDOW = 8
 """Jobs of Spark under way: one that waits for a slow task holds up an eighth of the rest at most."""
-_ROW = "number long, text string"
-T = TypeVar("T")
-V = TypeVar("V")
-Do = Callable[["ObjectStore", "ObjectStore", str, str], str]
-"""What a worker does for one text, with tier, archive and prefix; what it came to is a text, too."""
-_KINDS = {
-    error.kind: error for error in (DataError, InternalError, InvalidError, StoreUnavailableError)
-}
+_ROW = "number long, said binary"
+_GROUPS = itertools.count()
 _QUIET = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -158,76 +135,35 @@ def open_session(master: str | None, conf: Mapping[str, str], *, is_lean: bool =
 
 
 def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
-    """Work by Spark: a segment each, or small ones together. While the caller commits, executors work on.
+    """Work by Spark, each piece a task, in a rolling window of small jobs. While the caller commits, executors work on.
+
+    About two tasks a core are under way, however much there is to do; driver and closures hold no more than these.
 
     Args:
         session: Of Spark.
         order: Where tier and archive are, as workers see them.
     """
-
-    def do(texts: list[str]) -> list[Made]:
-        return list(map(outcome_of, ask(texts)))
-
-    ask = partial(_ask, session, order, do_task)
-    return lambda works: _rolled(session, works, work_text, do)
-
-
-def spark_merge_engine(session: Any, order: SparkOrder) -> MergeEngine:  # noqa: ANN401
-    """Files of others made by Spark, each by a task.
-
-    Args:
-        session: Of Spark.
-        order: Where the archive is, as workers see it.
-    """
-
-    def do(texts: list[str]) -> list[Any]:
-        return list(map(_heard, _ask(session, order, do_together, texts)))
-
-    def make(plan: Iterable[Together]) -> Iterator[NewFile]:
-        for one, made in _rolled(session, plan, together_text, do):
-            if isinstance(made, Exception):
-                raise made
-            size, crc = made
-            yield NewFile(one.key, size, crc, one.pieces)
-
-    return make
-
-
-def _rolled(
-    session: Any,  # noqa: ANN401
-    works: Iterable[T],
-    text_of: Callable[[T], str],
-    do: Callable[[list[str]], list[V]],
-) -> Iterator[tuple[T, V]]:
-    """Work in a rolling window of small jobs of Spark: as one ends, its outcomes are given, and another begins.
-
-    About two tasks a core are under way, however much there is to do; driver and closures hold no more than these.
-    """
     context = session.sparkContext
     count = max(2 * context.defaultParallelism // WINDOW, 1)
-    group = f"tiered-archive-{id(do):x}"
 
-    def some(those: Sequence[T]) -> list[V]:
-        context.setJobGroup(group, "tiered archive", interruptOnCancel=False)
-        return do([text_of(one) for one in those])
+    def run(
+        do: Callable[[Workbench, T], V], works: Iterable[T]
+    ) -> Iterator[tuple[T, V | Exception]]:
+        group = f"tiered-archive-{next(_GROUPS)}"
 
-    def give_up() -> None:
-        context.cancelJobGroup(group)
+        def some(those: Sequence[T]) -> list[V | Exception]:
+            context.setJobGroup(group, f"tiered archive: {do.__name__}", interruptOnCancel=False)
+            numbers = session.range(0, len(those), 1, len(those))
+            rows = _collect(numbers.mapInArrow(worker(order, do, those), _ROW))
+            found = {row["number"]: heard(row["said"]) for row in rows}
+            return [found[number] for number in range(len(those))]
 
-    return rolling(works, some, count=count, window=WINDOW, give_up=give_up)
+        def give_up() -> None:
+            context.cancelJobGroup(group)
 
+        return rolling(works, some, count=count, window=WINDOW, give_up=give_up)
 
-def _ask(
-    session: Any,  # noqa: ANN401
-    order: SparkOrder,
-    do: Do,
-    texts: list[str],
-) -> list[str]:
-    """What workers say, a task for each text."""
-    numbers = session.range(0, len(texts), 1, len(texts))
-    rows = _collect(numbers.mapInArrow(worker(order, texts, do), _ROW))
-    found = {row["number"]: row["text"] for row in rows}
-    return [found[number] for number in range(len(texts))]
+    return run
 
 
 def _collect(frame: Any) -> list[Any]:  # noqa: ANN401
@@ -259,25 +195,25 @@ def full_advice(said: str) -> str:
     return f"{MAKE_ROOM} where Spark works (spark.local.dir)" if is_full else ""
 
 
-_held: list[tuple[SparkOrder, ObjectStore, ObjectStore]] = []
+_held: list[tuple[SparkOrder, Workbench]] = []
 """What this worker process has open: one order's tier and archive, since most workers never see another's."""
 
 
-def _stores(order: SparkOrder) -> tuple[ObjectStore, ObjectStore]:
+def _bench(order: SparkOrder) -> Workbench:
     """Tier and archive, opened once by each worker process, which does many tasks, one at a time; they end with it."""
     if not _held or _held[0][0] != order:
-        for _, *others in _held:
-            for store in others:
-                store.close()
+        for _, bench in _held:
+            bench.tier.close()
+            bench.archive.close()
         stop, clock = threading.Event(), SystemClock()
         tier = open_for_reading(order.tier, order.options, clock, stop=stop).store
         archive = open_for_reading(order.archive, order.options, clock, stop=stop).store
-        _held[:] = [(order, tier, archive)]
-    return _held[0][1:]
+        _held[:] = [(order, Workbench(tier, order.prefix, archive))]
+    return _held[0][1]
 
 
 def worker(
-    order: SparkOrder, texts: list[str], do: Do
+    order: SparkOrder, do: Callable[[Workbench, T], Any], works: Sequence[T]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What a worker does with numbers of tasks."""
 
@@ -285,103 +221,35 @@ def worker(
         arrow = load_pyarrow()
         for batch in batches:
             numbers = batch.column(0).to_pylist()
-            done = [do(*_stores(order), order.prefix, texts[number]) for number in numbers]
-            columns = [arrow.array(numbers, arrow.int64()), arrow.array(done, arrow.string())]
-            yield arrow.RecordBatch.from_arrays(columns, ["number", "text"])
+            done = [said(do, _bench(order), works[number]) for number in numbers]
+            columns = [arrow.array(numbers, arrow.int64()), arrow.array(done, arrow.binary())]
+            yield arrow.RecordBatch.from_arrays(columns, ["number", "said"])
 
     return work
 
 
-def do_task(tier: ObjectStore, archive: ObjectStore, prefix: str, text: str) -> str:
-    """Some work; what it came to, as ``outcome_of`` reads it."""
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """An exception on its way: some cannot be pickled, since they take more than they have as ``args``."""
 
-    def made() -> list[Any]:
-        return [one.document() for one in do_work(tier, prefix, archive, work_of(text))]
-
-    return _said(made)
-
-
-def do_together(_tier: ObjectStore, archive: ObjectStore, _prefix: str, text: str) -> str:
-    """A file of others: its size and checksum, as ``_heard`` reads them."""
-
-    def made() -> list[int]:
-        new = write_together(archive, together_of(text))
-        return [new.size_bytes, new.crc]
-
-    return _said(made)
+    kind: type[Exception]
+    args: tuple[Any, ...]
+    fields: dict[str, Any]
 
 
-def _said(do: Callable[[], list[Any]]) -> str:
-    """What something came to; damage and failures of stores are outcomes, too."""
+def said(do: Callable[[Workbench, T], Any], bench: Workbench, work: T) -> bytes:
+    """What something came to, to be heard elsewhere; damage and failures of stores are outcomes, too."""
     try:
-        return json.dumps({"done": do()})
-    except ObjectNotFoundError as error:
-        return json.dumps({"moved": str(error)})
-    except TieredStoreError as error:
-        return json.dumps({"kind": error.kind, "said": [error.what, error.where, error.do]})
-    except StoreFullError as error:
-        return json.dumps({"full": str(error)})
-    except BackendError as error:
-        return json.dumps({"kind": StoreUnavailableError.kind, "said": [str(error), "", ""]})
+        return pickle.dumps(do(bench, work))
+    except (TieredStoreError, BackendError) as error:
+        return pickle.dumps(_Failed(type(error), error.args, vars(error)))
 
 
-def outcome_of(text: str) -> Made:
-    """What a worker said of some work."""
-    said = _heard(text)
-    return said if isinstance(said, Exception) else tuple(map(Archived.of, said))
-
-
-def _heard(text: str) -> list[Any] | Exception:
-    """Undo ``_said``."""
-    said = json.loads(text)
-    if "done" in said:
-        done: list[Any] = said["done"]
-        return done
-    if "moved" in said:
-        return ObjectNotFoundError(said["moved"])
-    if "full" in said:
-        return StoreFullError(said["full"])
-    what, where, do = said["said"]
-    return _KINDS.get(said["kind"], InternalError)(what, where=where, do=do)
-
-
-def together_text(one: Together) -> str:
-    """A file to be as JSON."""
-    return json.dumps([one.key, [[lane_row(p.lane), p.file.row()] for p in one.pieces]])
-
-
-def together_of(text: str) -> Together:
-    """Undo ``together_text``."""
-    key, rows = json.loads(text)
-    pieces = (MovedPiece(ArchiveLane.of(lane), ParquetFile.of(file)) for lane, file in rows)
-    return Together(key, tuple(pieces))
-
-
-def work_text(work: Work) -> str:
-    """As JSON."""
-    return json.dumps([task_text(task) for task in work.tasks])
-
-
-def work_of(text: str) -> Work:
-    """Undo ``work_text``."""
-    return Work(tuple(map(task_of, json.loads(text))))
-
-
-def task_text(task: Task) -> str:
-    """A task as JSON."""
-    bounds, parts = [task.start, task.end], encode_columns([task.parts])
-    layout = task.layout.document()
-    document = {"bounds": bounds, "parts": parts, "tails": task.tails, "layout": layout}
-    return json.dumps({"lane": lane_row(task.lane), **document})
-
-
-def task_of(text: str) -> Task:
-    """Undo ``task_text``."""
-    said = json.loads(text)
-    lane, parts, layout = (
-        ArchiveLane.of(said["lane"]),
-        decode_columns(said["parts"]),
-        said["layout"],
-    )
-    start, end = said["bounds"]
-    return Task(lane, start, end, parts, said["tails"], BodyLayout.of(layout))
+def heard(data: bytes) -> Any:  # noqa: ANN401 (whatever was said)
+    """Undo ``said``; a failure is an exception that is not raised."""
+    made = pickle.loads(data)  # noqa: S301 (our own workers')
+    if not isinstance(made, _Failed):
+        return made
+    error = made.kind.__new__(made.kind, *made.args)
+    vars(error).update(made.fields)
+    return error

@@ -31,6 +31,7 @@ from backends.wrapping import WrappingStore
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.body_formats import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
+from tiered.archive.engine import Workbench
 from tiered.archive.model import DAY_MS, Archived, ParquetFile, SideFile, file_key, side_key
 from tiered.archive.parquet import FileWriter, Written, read_columns, read_metadata, write_small
 from tiered.crashpoints import reached
@@ -80,6 +81,11 @@ class Workshop:
     wishes: BodyWishes = NOTHING
     give_up_s: float = GIVE_UP_S
 
+    @property
+    def bench(self) -> Workbench:
+        """What each piece of work is done with."""
+        return Workbench(self.tier, self.place.prefix, self.archive)
+
 
 FILE_BYTES = 256 << 20
 """A file is ended when the columns of all that are under way took so many bytes, before they were packed."""
@@ -89,15 +95,11 @@ REQUEST_BYTES = 1 << 20
 """What can be read in the time that another request takes, about."""
 
 
-def do_work(
-    tier: ObjectStore, prefix: str, archive: ObjectStore, work: Work
-) -> tuple[Archived, ...]:
+def do_work(bench: Workbench, work: Work) -> tuple[Archived, ...]:
     """Make the Parquet objects of some segments.
 
     Args:
-        tier: Where the segments lie, with retries.
-        prefix: Of the broker.
-        archive: Where the objects go, with retries.
+        bench: Where the segments lie, and the objects go.
         work: What to do.
 
     Returns:
@@ -109,20 +111,20 @@ def do_work(
         ObjectNotFoundError: A part has been merged or has expired meanwhile: plan again.
         BackendError: A store failed.
     """
-    source = _Bundles(tier, prefix, work)
-    making = _Making(archive, prefix, work)
+    source = _Bundles(bench.tier, bench.prefix, work)
+    making = _Making(bench.archive, bench.prefix, work)
     made = []
     for task in work.tasks:
         counted = _Counted(task)
         columns = Columns(task.lane, task.layout)
-        for batch in _batches(source, prefix, task):
+        for batch in _batches(source, bench.prefix, task):
             counted.source_bytes += len(memoryview(batch.records.data).cast("B"))
             rows, aside = columns.make(batch)
             counted.aside += aside
             making.add(task, rows)
         made.append(counted)
     files = making.finish()
-    return tuple(_archived(archive, source, one, files) for one in made)
+    return tuple(_archived(bench.archive, source, one, files) for one in made)
 
 
 def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import random
 from dataclasses import asdict, dataclass
@@ -39,15 +41,15 @@ from tiered.cli.values import (
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tiered.archive.body_formats import BodyWishes
-    from tiered.archive.job import Engine, Result, Watch
+    from tiered.archive.engine import Engine, T, V, Workbench
+    from tiered.archive.job import Result, Watch
     from tiered.archive.lookup import Built
-    from tiered.archive.merging import Merged, MergeEngine
+    from tiered.archive.merging import Merged
     from tiered.archive.model import ArchiveLane
     from tiered.archive.plan import Limits, Plan, Task
-    from tiered.archive.spark import SparkOrder
     from tiered.archive.task import Workshop
     from tiered.cli.call import Call
 
@@ -90,13 +92,13 @@ class ArchiveOptions(PlanOptions, SparkOptions):
 
     to: str = required("URL of the archive", "URL", str)
     engine: str = option(
-        "what archives and merges: this process, or Spark",
+        "what reads and makes files: this process, or Spark",
         "ENGINE",
         OneOf("local", "spark"),
         default="local",
     )
     jobs: int | None = option(
-        "with the local engine: segments at once",
+        "with the local engine: segments or files at once",
         "N",
         whole(1),
         default_text="one for each processor",
@@ -208,21 +210,26 @@ def run(call: Call, options: ArchiveOptions) -> int:
     """Archive, or verify an archive."""
     from tiered.api.arrow import load_pyarrow
     from tiered.api.stores import backend_errors
+    from tiered.archive.job import Watch
 
     # Arrow's allocator gives memory back within milliseconds, and the next file would pay for it anew: a tenth of all work.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     load_pyarrow()
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workshop(call, options, stack)
+        watch = Watch(call.clock)
+        engine = _engine(call, options, at, watch, stack)
         if options.repair:
-            return run_repair(call, options, at)
+            return run_repair(call, options, at, engine)
         if options.verify:
-            return _verify(call, at)
+            return _verify(call, at, engine)
         if options.key_index:
-            return run_key_index(call, at)
+            return run_key_index(call, at, engine)
         if options.merge or options.clean:
-            return _files(call, options, at)
-        return _plan(call, options, at) if options.dry_run else _archive(call, options, at)
+            return _files(call, options, at, engine)
+        if options.dry_run:
+            return _plan(call, options, at)
+        return _archive(call, options, at, engine, watch)
 
 
 def open_workshop(call: Call, options: ArchiveOptions, stack: contextlib.ExitStack) -> Workshop:
@@ -243,7 +250,7 @@ def open_workshop(call: Call, options: ArchiveOptions, stack: contextlib.ExitSta
     return Workshop(tier, place, archive, bare, call.clock, rng, takes, wishes, give_up_s)
 
 
-def _files(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+def _files(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
     """What is done to files alone.
 
     Raises:
@@ -255,7 +262,8 @@ def _files(call: Call, options: ArchiveOptions, at: Workshop) -> int:
             where=call.path,
             do="merge first, and clean when the grace is over",
         )
-    return run_merge(call, options, at) if options.merge else run_clean(call, options, at)
+    run_it = run_merge if options.merge else run_clean
+    return run_it(call, options, at, engine)
 
 
 def _limits(call: Call, options: ArchiveOptions) -> Limits:
@@ -280,11 +288,13 @@ def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     return DONE
 
 
-def _archive(call: Call, options: ArchiveOptions, at: Workshop) -> int:
-    from tiered.archive.job import Watch, first_error, run_job, write_metrics
+def _archive(
+    call: Call, options: ArchiveOptions, at: Workshop, engine: Engine, watch: Watch
+) -> int:
+    from tiered.archive.job import first_error, run_job, write_metrics
 
     sealed = _seal(call, options) if options.seal else 0
-    watch, metrics, kind = Watch(call.clock), options.metrics_file, options.engine
+    metrics, kind = options.metrics_file, options.engine
 
     def told(result: Result) -> None:
         watch.segments_all, watch.bytes_all = len(result.plan.tasks), result.plan.size_bytes
@@ -302,14 +312,12 @@ def _archive(call: Call, options: ArchiveOptions, at: Workshop) -> int:
             return error
         return None
 
-    with contextlib.ExitStack() as stack:
-        engine = watch.over(_engine(call, options, at, watch, stack))
-        stack.enter_context(call.progress("archive", lambda: progressed(watch)))
+    with call.progress("archive", lambda: progressed(watch)):
         small_bytes = options.pack_below_bytes
-        limits = _limits(call, options)
-        result = run_job(at, engine, told=told, limits=limits, small_bytes=small_bytes, kind=kind)
+        limits, over = _limits(call, options), watch.over(engine)
+        result = run_job(at, over, told=told, limits=limits, small_bytes=small_bytes, kind=kind)
     unwritten = write(result)
-    published, refused = publish_tables(call, options, at)
+    published, refused = publish_tables(call, options, at, engine)
     document = {**result_document(at, result, sealed=sealed), **published}
     Output(call).emit(document, [document], _COLUMNS)
     say_left(call, options, result)
@@ -340,46 +348,37 @@ def _seal(call: Call, options: ArchiveOptions) -> int:
 def _engine(
     call: Call, options: ArchiveOptions, at: Workshop, watch: Watch, stack: contextlib.ExitStack
 ) -> Engine:
-    if options.engine == "local":
-        from tiered.archive.job import local_engine
+    """What does the work. Of Spark the session begins with the first of it, and the stack stops it."""
+    from tiered.archive.engine import local_engine
 
-        return local_engine(at, options.jobs or os.cpu_count() or 1)
+    if options.engine == "local":
+        return local_engine(at.bench, options.jobs or os.cpu_count() or 1)
     from tiered.archive.job import spark_ahead
-    from tiered.archive.spark import spark_engine
+    from tiered.archive.spark import SparkOrder, open_session, spark_engine
 
-    session, order = _spark(call, options, at, stack)
-    watch.ahead = spark_ahead(session)
-    return spark_engine(session, order)
+    @functools.cache
+    def opened() -> Engine:
+        conf = dict(text.split("=", 1) for text in options.spark_conf)
+        session = open_session(options.master, conf, is_lean=True)
+        stack.callback(session.stop)
+        watch.ahead = spark_ahead(session)
+        order = SparkOrder(options.url, at.place.prefix, options.to, call.s3_options())
+        return spark_engine(session, order)
 
+    def run(
+        do: Callable[[Workbench, T], V], works: Iterable[T]
+    ) -> Iterator[tuple[T, V | Exception]]:
+        ahead = iter(works)
+        for first in ahead:
+            yield from opened()(do, itertools.chain([first], ahead))
 
-def _merge_engine(
-    call: Call, options: ArchiveOptions, at: Workshop, stack: contextlib.ExitStack
-) -> MergeEngine:
-    if options.engine == "local":
-        from tiered.archive.job import local_merge_engine
-
-        return local_merge_engine(at, options.jobs or os.cpu_count() or 1)
-    from tiered.archive.spark import spark_merge_engine
-
-    return spark_merge_engine(*_spark(call, options, at, stack))
-
-
-def _spark(
-    call: Call, options: ArchiveOptions, at: Workshop, stack: contextlib.ExitStack
-) -> tuple[Any, SparkOrder]:
-    """A session, which the stack stops, and what its workers have to know."""
-    from tiered.archive.spark import SparkOrder, open_session
-
-    conf = dict(text.split("=", 1) for text in options.spark_conf)
-    session = open_session(options.master, conf, is_lean=True)
-    stack.callback(session.stop)
-    return session, SparkOrder(options.url, at.place.prefix, options.to, call.s3_options())
+    return run
 
 
-def _verify(call: Call, at: Workshop) -> int:
+def _verify(call: Call, at: Workshop, engine: Engine) -> int:
     from tiered.archive.audit import verify_archive
 
-    report = verify_archive(at)
+    report = verify_archive(at, engine)
     rows = [finding.row() for finding in report.findings]
     document = {
         "format": 1,
@@ -445,7 +444,7 @@ _NEW = ["key", "old_files", "rows", "old_bytes"]
 
 
 def publish_tables(
-    call: Call, options: ArchiveOptions, at: Workshop
+    call: Call, options: ArchiveOptions, at: Workshop, engine: Engine
 ) -> tuple[dict[str, Any], TieredStoreError | None]:
     """Publish the archive if that is asked for; what became of it, for output, and why it ended early."""
     if options.publish is None:
@@ -457,7 +456,7 @@ def publish_tables(
     tables = []
     with call.progress("publish", lambda: now):
         try:
-            for one in publish(at.archive, place, call.s3_options()):
+            for one in publish(at.archive, place, call.s3_options(), engine):
                 tables.append(asdict(one))
                 now = Progressed(
                     f"{counted(len(tables), 'table')}, the last of {one.topic}", len(tables)
@@ -467,7 +466,7 @@ def publish_tables(
     return {"published": tables}, None
 
 
-def run_merge(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
     """Make large files of small ones."""
     from tiered.archive.job import log_writer
     from tiered.archive.merging import merge, plan_merge
@@ -497,11 +496,9 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop) -> int:
         text = f"{result.new_files} of {counted(result.planned, 'file')}, {format_size(result.new_bytes)}"
         now = Progressed(text, result.new_files, result.planned)
 
-    with contextlib.ExitStack() as stack:
-        engine = _merge_engine(call, options, at, stack) if plan else None
-        stack.enter_context(call.progress("merge", lambda: now))
+    with call.progress("merge", lambda: now):
         result = merge(at, log, plan, engine=engine, told=told)
-    published, refused = publish_tables(call, options, at)
+    published, refused = publish_tables(call, options, at, engine)
     document = {
         "format": 1,
         "archive": at.archive.url,
@@ -522,7 +519,7 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     return DONE
 
 
-def run_clean(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+def run_clean(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
     """Delete files that others have replaced: plan, then apply."""
     from tiered.archive.clean import WHAT, apply_clean, plan_clean
     from tiered.archive.job import log_writer
@@ -534,7 +531,7 @@ def run_clean(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     )
     applied, expired = None, {}
     if options.apply and plan["deletions"]:
-        expired = _expire_snapshots(call, options, at, plan["grace_ms"])
+        expired = _expire_snapshots(call, options, at, engine, plan["grace_ms"])
         applied = apply_clean(at, log, plan)
     document = {**plan, "applied": applied, **expired}
     rows = [
@@ -548,10 +545,10 @@ def run_clean(call: Call, options: ArchiveOptions, at: Workshop) -> int:
 
 
 def _expire_snapshots(
-    call: Call, options: ArchiveOptions, at: Workshop, grace_ms: int
+    call: Call, options: ArchiveOptions, at: Workshop, engine: Engine, grace_ms: int
 ) -> dict[str, Any]:
     """Bring tables up to date, and take snapshots away that name what is to be deleted; nothing without ``--publish``."""
-    published, refused = publish_tables(call, options, at)
+    published, refused = publish_tables(call, options, at, engine)
     if refused is not None:
         raise refused  # before anything is deleted: the table may still name it
     if options.publish is None:
@@ -592,24 +589,24 @@ def _lines(document: Document) -> Iterator[str]:
 _REPAIRS = ["key", "what", "rows", "size_bytes"]
 
 
-def run_repair(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+def run_repair(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
     """Make harmed files again: plan, then apply."""
     from tiered.archive.audit import REPAIR, apply_repair, plan_repair
     from tiered.archive.job import log_writer
 
-    log, jobs = log_writer(at), options.jobs or os.cpu_count() or 1
+    log = log_writer(at)
     now = Progressed("looking at the files")
     with call.progress("repair", lambda: now):
         plan = get_plan(
             options,
             REPAIR,
             at,
-            lambda: plan_repair(at, log.state, by_bytes=options.verify, jobs=jobs),
+            lambda: plan_repair(at, log.state, engine, by_bytes=options.verify),
         )
         applied = None
         if options.apply and (plan["repairs"] or plan["remains"]):
             now = Progressed(f"making {counted(len(plan['repairs']), 'file')}")
-            applied = apply_repair(at, log, plan, jobs=jobs)
+            applied = apply_repair(at, log, plan, engine)
     document = {**plan, "applied": applied.document() if applied else None}
     show_result(call, document, rows="repairs", columns=_REPAIRS, lines=_repair_lines)
     if applied and applied.failed:
@@ -635,7 +632,7 @@ def _repair_lines(document: Document) -> Iterator[str]:
         yield "nothing is changed; --apply - does it"
 
 
-def run_key_index(call: Call, at: Workshop) -> int:
+def run_key_index(call: Call, at: Workshop, engine: Engine) -> int:
     """Cover the files that no object of the index covers yet."""
     from tiered.archive.lookup import build
     from tiered.archive.tables import read_archive
@@ -647,7 +644,7 @@ def run_key_index(call: Call, at: Workshop) -> int:
         now = Progressed(f"{counted(built.files, 'file')}, {format_size(built.size_bytes)}")
 
     with call.progress("key index", lambda: now):
-        built = build(at.archive, read_archive(at.archive), told=told)
+        built = build(at.archive, read_archive(at.archive), engine, told=told)
     document = {
         "format": 1,
         "archive": at.archive.url,

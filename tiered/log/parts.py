@@ -367,6 +367,10 @@ class Parts(Sequence[Part]):
     def __hash__(self) -> int:
         return hash(self.rows.tobytes())
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For another process: these alone, and not the rows that others look at, too."""
+        return Parts, (self.rows.copy(), list(self.bundles))
+
     def __repr__(self) -> str:
         return f"Parts({list(self)!r})"
 

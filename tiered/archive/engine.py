@@ -1,0 +1,126 @@
+"""Who does an archive's work: threads of this process, or Spark's tasks (``tiered.archive.spark``). One mechanism for all.
+
+Overview: what reads or makes files (archiving, merging, verifying, repairing, indexing keys, publishing) is a function of a
+``Workbench`` and of one thing to be done. An engine has it done for many, in any order, and takes these as it comes to them.
+The caller plans before, and commits what came of it behind: neither is an engine's.
+
+Ordering: whatever a function writes is named by nothing until its caller has heard of it.
+
+Retries: a function may be done twice, one after another or at once, by whom the caller has heard nothing of. So it makes the
+same objects, adopts what lies there, and deletes nothing.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from backends.base import ObjectStore
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """What one piece of work is done with.
+
+    Attributes:
+        tier: The tier's store, with retries.
+        prefix: Of the broker.
+        archive: The archive's store, with retries.
+    """
+
+    tier: ObjectStore
+    prefix: str
+    archive: ObjectStore
+
+
+class Engine(Protocol):
+    """Does work in any order, and takes it as it comes to it."""
+
+    def __call__(
+        self, do: Callable[[Workbench, T], V], works: Iterable[T]
+    ) -> Iterator[tuple[T, V | Exception]]:
+        """Have all of it done.
+
+        Args:
+            do: A function of a module, which workers elsewhere have too.
+            works: What is to be done, each a thing that can be pickled.
+
+        Yields:
+            What each came to. That it failed is an outcome, not an exception.
+        """
+        ...
+
+
+def all_done(outcomes: Iterable[tuple[T, V | Exception]]) -> Iterator[tuple[T, V]]:
+    """What an engine gives, for who wants all of it or nothing: the first failure is raised."""
+    for work, made in outcomes:
+        if isinstance(made, Exception):
+            raise made
+        yield work, made
+
+
+def rolling(
+    works: Iterable[T],
+    do: Callable[[Sequence[T]], Sequence[V]],
+    *,
+    count: int,
+    window: int,
+    give_up: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[T, V]]:
+    """Work done in threads, in a window that rolls on: the one scheduler of all engines.
+
+    Args:
+        works: Taken when there is a place for them.
+        do: Does some work; what each came to. What it raises itself ends all.
+        count: So much is given to it at once (> 0).
+        window: So many calls of it are under way (> 0); each has another one waiting.
+        give_up: Called when what is under way is in vain: an error ends all, or the caller wants no more.
+    """
+    ahead = iter(works)
+    with ThreadPoolExecutor(window, "tiered-archive") as pool:
+        running: dict[Future[Sequence[V]], list[T]] = {}
+        try:
+            while True:
+                while len(running) < 2 * window and (some := list(islice(ahead, count))):
+                    running[pool.submit(do, some)] = some
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for one in done:
+                    yield from zip(running.pop(one), one.result(), strict=True)
+        except BaseException:
+            for future in running:
+                future.cancel()
+            give_up()
+            raise
+
+
+def local_engine(bench: Workbench, jobs: int) -> Engine:
+    """Work in threads of this process.
+
+    Args:
+        bench: Tier and archive.
+        jobs: How many at once (> 0); each needs the memory that its function says.
+    """
+
+    def run(
+        do: Callable[[Workbench, T], V], works: Iterable[T]
+    ) -> Iterator[tuple[T, V | Exception]]:
+        def some(those: Sequence[T]) -> list[V | Exception]:
+            (work,) = those
+            try:
+                return [do(bench, work)]
+            except Exception as error:  # noqa: BLE001 (of any kind it is an outcome)
+                return [error]
+
+        return rolling(works, some, count=1, window=jobs)
+
+    return run
