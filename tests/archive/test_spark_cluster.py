@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.archive.reading import said_by_java
-from tests.archive.spark_processes import SPARK, below, kill
+from tests.archive.spark_processes import PAUSING, SPARK, WORKER, below, job, kill, words_of
 from tests.archive.test_crashes import check
 from tests.e2e.harness import Ran, command, environment, here, until
 
@@ -24,24 +25,26 @@ if TYPE_CHECKING:
     from tests.archive.conftest import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+HOST = "127.0.0.1"
+LISTEN = ("--port", "0", "--webui-port", "0")
 STREAM = (sys.executable, str(Path(__file__).parents[1] / "spark" / "stream_job.py"))
 
 
 @contextlib.contextmanager
-def standing(name: str, *words: str, folder: Path) -> Iterator[str]:
+def standing(name: str, *words: str, folder: Path, host: str = HOST) -> Iterator[str]:
     """A part of Spark's own cluster; what it says."""
     import pyspark
 
     log = folder / f"{name}.log"
     start = Path(pyspark.__file__).parent / "bin" / "spark-class"
     env = environment() | {
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_IP": host,
         "SPARK_DAEMON_MEMORY": "256m",
         "PYSPARK_PYTHON": sys.executable,
     }
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [start, f"org.apache.spark.deploy.{words[0]}", *words[1:]],
+            [start, f"org.apache.spark.deploy.{words[0]}", *LISTEN, "--host", host, *words[1:]],
             stdout=out,
             stderr=out,
             env=env,
@@ -58,17 +61,16 @@ def standing(name: str, *words: str, folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a master with two workers of one core each."""
+    """URL of a master with two workers of one core each, on hosts of their own: no task runs on one twice at once."""
     folder = tmp_path_factory.mktemp("cluster")
     with contextlib.ExitStack() as stack:
-        ports = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        said = stack.enter_context(standing("master", "master.Master", *ports, folder=folder))
+        said = stack.enter_context(standing("master", "master.Master", folder=folder))
         found = re.search(r"spark://127\.0\.0\.1:\d+", said)
         assert found, said
         for number in range(2):
             words = ("--cores", "1", "--memory", "1g", "-d", f"{folder}/work{number}", found[0])
-            part = ("worker.Worker", *ports, *words)
-            stack.enter_context(standing(f"worker{number}", *part, folder=folder))
+            part, host = ("worker.Worker", *words), f"127.0.0.{number + 1}"
+            stack.enter_context(standing(f"worker{number}", *part, folder=folder, host=host))
         yield found[0]
 
 
@@ -95,6 +97,79 @@ def test_a_job_and_a_question(
     said = run("sql", archive_url, question, *options(master), "-o", "jsonl").good()
     crcs = sum(said_by_java(message)["body_crc"] for message in messages)
     assert said.rows == [{"n": len(messages), "crcs": crcs}]
+
+
+SPECULATIVE = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.task.duration.threshold": "1s",
+}
+"""A task that runs for so long gets a second copy, also when it is alone in its job."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("archive-writing", ()),
+        ("archive-written", ()),
+        ("archive-rewriting", ("--merge",)),
+        ("archive-rewritten", ("--merge",)),
+    ],
+    ids=lambda case: case[0],
+)
+def test_a_second_copy_beside_a_slow_task_does_no_harm(
+    case: tuple[str, tuple[str, ...]],
+    master: str,
+    sealed: Callable[[str], Sealed],
+    archive_url: str,
+    tmp_path: Path,
+) -> None:
+    """A task stands still before or behind its write; Spark runs it once more, and takes that. Then the first goes on."""
+    (moment, more), tier = case, sealed("s04-batch-compress")
+    pause, events = tmp_path / "pause", tmp_path / "events"
+    events.mkdir()
+    if more:
+        here("archive", tier.url, "--to", archive_url, "--pack-below", "0").good()
+    conf = {
+        **SPECULATIVE,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.executorEnv.PAUSE_AT": moment,
+        "spark.executorEnv.PAUSE_IN": str(pause),
+        "spark.executorEnv.PYTHONPATH": str(PAUSING),
+    }
+    given = [word for name, value in conf.items() for word in ("--spark-conf", f"{name}={value}")]
+    words = ("archive", tier.url, "--to", archive_url, *options(master), *given, *more)
+    with job(*words, folder=pause) as running:
+        slow = running.paused()
+        assert WORKER in words_of(slow)
+        code, said = running.end()
+        assert code == 0, said
+        assert not (pause / "go").exists(), "who stood still is not needed"
+        done = names(archive_url)
+        running.let_go()
+        until(lambda: WORKER not in words_of(slow), "the first copy's worker is gone", 60)
+    assert names(archive_url) == done, "it made nothing else"
+    assert second_copies(events) >= 1
+    if more:
+        here("archive", tier.url, "--to", archive_url, "--clean", "--grace", "0s", "--apply", "-")
+    check(tier, archive_url)
+
+
+def names(archive_url: str) -> list[str]:
+    folder = Path(archive_url.removeprefix("file://"))
+    return sorted(str(one) for one in folder.rglob("*.parquet"))
+
+
+def second_copies(events: Path) -> int:
+    """Tasks that Spark began beside a slow copy of them, by its own log."""
+    files = [file for file in events.rglob("events*") if file.is_file()]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    begun = [json.loads(line) for line in lines if '"SparkListenerTaskStart"' in line]
+    assert begun
+    return sum(one["Task Info"]["Speculative"] for one in begun)
 
 
 def test_submitted(
