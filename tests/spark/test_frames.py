@@ -13,7 +13,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import tiers
+from support import keyed, tiers
+from support.keyed import Mail
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
@@ -21,6 +22,7 @@ from tests.archive.jobs import workshop
 from tests.archive.made import make_archive
 from tests.archive.reading import files as files_of
 from tests.archive.test_merge import merged
+from tests.e2e.harness import here
 from tests.spark.test_stream_plan import Broker
 from tiered.api.broker_place import Place
 from tiered.archive.checked_ranges import ObjectFile
@@ -244,23 +246,68 @@ def test_brokers_of_one_name_in_two_clusters(
         store.close()
 
 
+def streamed(shop: Shop, session: Any, folder: Path) -> list[int]:
+    """Start a stream of both, and run it until it has read what is there; rows of each batch."""
+    frame = messages(
+        session, shop.url, archive=shop.archive, is_stream=True, maxOffsetsPerTrigger=50
+    )
+    query = (
+        frame.writeStream.option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start(f"{folder}/out", "parquet")
+    )
+    query.awaitTermination()
+    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_a_stream_of_both_beside_compaction(
+    shop: Shop, tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over restarts: what is gone before it comes by has no rows, what is left comes once, and nothing twice."""
+    monkeypatch.setattr(keyed, "PREFIX", broker_prefix("c", "b"))
+    broker, queue = keyed.KeyedTier(shop.stores[0], writer="0badbeef"), ORDERS[0]
+
+    def post(*names: str) -> None:
+        for name in names:
+            mails = [Mail((key,), body=f"{name}{key}".encode()) for key in "abcab"]
+            broker.post(queue, mails, roll=True)
+        broker.post(queue, [Mail(("c",), body=f"{name}-open".encode())], roll=True)
+
+    def compact() -> int:
+        words = ("compact", shop.url, "--topic", "orders", "--dirty-ratio", "0", "--apply", "-")
+        here(*words).good()
+        broker.journal.catch_up()
+        return sum(life.parts().holes for life in broker.journal.state.queues[queue])
+
+    post("A", "B")
+    assert sum(streamed(shop, session, tmp_path)) == 160 + 11
+    post("D", "E")
+    gone = compact()
+    assert gone > 0
+    told = streamed(shop, session, tmp_path)
+    assert 0 < sum(told) < 11, "of D and E that is told which is left"
+    compact()
+    assert streamed(shop, session, tmp_path) == []
+    found = rows_of(session.read.parquet(f"{tmp_path}/out"))
+    assert len({row[:2] for row in found}) == len(found)
+    left = rows_of(tier(session, shop.url, "orders"))
+    assert set(left) <= set(found)
+    texts = [body.decode() for _, _, body in found]
+    assert [text for text in texts if text[0] in "AB"] == [
+        *("Aa", "Ab", "Ac", "Aa", "Ab", "Ba", "Bb", "Bc", "Ba", "Bb", "B-open"),
+    ]
+    assert [text for text in texts if text[0] in "DE"] == ["Ec", "Ea", "Eb", "E-open"]
+
+
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
 def test_a_stream_of_both_over_restarts(shop: Shop, tmp_path: Path, session: Any) -> None:
     """What is archived, then the tier, then what comes; between the runs all that is read moves."""
-    out = tmp_path / "out"
 
     def run() -> list[int]:
-        frame = messages(
-            session, shop.url, archive=shop.archive, is_stream=True, maxOffsetsPerTrigger=50
-        )
-        query = (
-            frame.writeStream.option("checkpointLocation", f"{tmp_path}/checkpoint")
-            .trigger(availableNow=True)
-            .start(str(out), "parquet")
-        )
-        query.awaitTermination()
-        return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+        return streamed(shop, session, tmp_path)
 
     for queue in ORDERS:
         shop.tier.expire(40, queue)
@@ -273,7 +320,7 @@ def test_a_stream_of_both_over_restarts(shop: Shop, tmp_path: Path, session: Any
     merged(shop.at)
     assert sum(run()) == 4
     assert run() == []
-    assert rows_of(session.read.parquet(str(out))) == shop.wanted()
+    assert rows_of(session.read.parquet(f"{tmp_path}/out")) == shop.wanted()
 
 
 def test_what_is_no_page_is_proven_before_spark_reads_it(shop: Shop) -> None:
