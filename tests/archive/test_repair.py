@@ -6,6 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.journals import PREFIX
+from support.keyed import KeyedTier, Mail
+from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
@@ -17,6 +20,7 @@ from tiered.archive.audit import apply_repair, plan_repair, verify_archive
 from tiered.archive.engine import local_engine
 from tiered.archive.job import PROBE_OLD_MS, log_writer, run_job
 from tiered.archive.merging import merge, plan_merge
+from tiered.archive.model import DAY_MS
 from tiered.clock import ManualClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 from tiered.model import MessageQueue
@@ -100,6 +104,61 @@ def test_a_merged_file_and_a_side_file() -> None:
     assert (len(plan["repairs"]), result.made, result.rows, result.failed) == (3, 3, 12, [])
     assert {key: at.archive.get(key) for key in sides} == old, "byte for byte"
     check(at)
+
+
+@pytest.mark.parametrize("what", ["verify", "repair"])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["merged", "lost"])
+def test_what_others_merge_between_plan_and_work_is_planned_again(
+    what: str, *, is_lost: bool
+) -> None:
+    """Of the tier; an object that is gone and still named is lost, and is said of the file or stretch that needs it."""
+    tier = built()
+    at = workshop(tier.store)
+    archive(at)
+    if what == "repair":
+        harm(at, keys(at)[0], "gone")
+    rounds: list[int] = []
+
+    def engine(do: Any, works: Any) -> Any:
+        planned = list(works)
+        if not rounds:
+            before = named_bundles(tier)
+            if not is_lost:
+                gather(tier)
+            delete_unnamed(tier, before)
+            for key in before if is_lost else ():
+                at.tier.delete(PREFIX + key)
+        rounds.append(len(planned))
+        yield from local_engine(at.bench, 1)(do, planned)
+
+    if what == "verify":
+        report = verify_archive(at, engine)
+        assert (rounds, report.compared) == ([6, 6], 6)
+        found = [one.what for one in report.findings]
+        assert len(found) == 6 * is_lost
+        assert all("the tier cannot be read for comparison" in one for one in found)
+    else:
+        log = log_writer(at)
+        plan = plan_repair(at, log.state, engine, by_bytes=False)
+        done = apply_repair(at, log, plan, engine)
+        assert (rounds, done.made, len(done.failed)) == ([1, 1], not is_lost, is_lost)
+
+
+def test_a_file_that_stretches_share_is_looked_at_with_all_of_them() -> None:
+    """Midnight is within the second of three segments, which lies in both files."""
+    tier, days = KeyedTier(), (DAY_MS, 2 * DAY_MS)
+    for times in ((days[0], days[0]), days, (days[1], days[1]), (days[1],)):
+        tier.post(QUEUE, [Mail(time_ms=at_ms) for at_ms in times], roll=True)
+    at = workshop(tier.store)
+    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    (_, second) = keys(at)
+    whole = check(at)
+    assert (whole.files, whole.rows, whole.compared) == (2, 6, 3)
+    harm(at, second, "gone")
+    report = verify_archive(at, local_engine(at.bench, 1))
+    assert (report.files, report.rows) == (2, 3)
+    whats = [one.what for one in report.findings]
+    assert sorted(whats) == ["the file could not be read", "the file is gone"]
 
 
 @pytest.mark.parametrize("when", ["before it looks", "behind its deletion"])

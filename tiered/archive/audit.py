@@ -159,7 +159,7 @@ def verify_archive(at: Workshop, engine: Engine) -> Report:
                 raise found
             else:
                 report.add(found)
-        looks = [_again(reader, look) for look in moved]
+        looks = (_again(reader, look) for look in moved)  # once the reader has been refreshed
     report.findings.sort(key=lambda one: (one.lane, one.key, one.what))
     return report
 
