@@ -99,6 +99,36 @@ def test_a_job_and_a_question(
     assert said.rows == [{"n": len(messages), "crcs": crcs}]
 
 
+def test_files_are_looked_after_by_tasks(
+    master: str, sealed: Callable[[str], Sealed], archive_url: str, tmp_path: Path
+) -> None:
+    """The commands, with executors that are no children of theirs."""
+    tier = sealed("s04-batch-compress")
+    words = ("archive", tier.url, "--to", archive_url, *options(master), "--json")
+    catalog = f"iceberg:sqlite:///{tmp_path}/catalog.db#lake"
+    published = run(*words, "--publish", catalog).good().document["published"]
+    assert sum(one["added"] for one in published) == len(names(archive_url, "data"))
+    lost = Path(names(archive_url, "data")[0])
+    lost.write_bytes(lost.read_bytes()[::-1])
+    verified = run(*words, "--verify")
+    assert (verified.code, len(verified.document["findings"]) > 0) == (1, True)
+    again = run(*words, "--repair", "--verify", "--apply", "-").good().document
+    assert (again["applied"]["made"], again["applied"]["deleted"]) == (1, 1)
+    indexed = run(*words, "--key-index").good().document
+    assert indexed["files"] == len(names(archive_url, "data"))
+    check(tier, archive_url)
+
+
+def test_a_run_with_nothing_to_do_starts_no_spark(
+    sealed: Callable[[str], Sealed], archive_url: str
+) -> None:
+    tier = sealed("s04-batch-compress")
+    here("archive", tier.url, "--to", archive_url).good()
+    nowhere = ("--engine", "spark", "--master", "no such master")
+    for more in ((), ("--merge",), ("--repair",)):
+        here("archive", tier.url, "--to", archive_url, *nowhere, *more).good()
+
+
 SPECULATIVE = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -158,8 +188,8 @@ def test_a_second_copy_beside_a_slow_task_does_no_harm(
     check(tier, archive_url)
 
 
-def names(archive_url: str) -> list[str]:
-    folder = Path(archive_url.removeprefix("file://"))
+def names(archive_url: str, below: str = "") -> list[str]:
+    folder = Path(archive_url.removeprefix("file://"), below)
     return sorted(str(one) for one in folder.rglob("*.parquet"))
 
 
