@@ -75,6 +75,51 @@ def warm(**limits: Any) -> Hand:
     return hand
 
 
+QUICK_S, LATE_S = 0.005, 1.0
+
+
+def read_times(late: frozenset[int], reads: int, **limits: Any) -> tuple[list[float], Hand]:
+    """How long reads of two ranges take, shortest first, when the calls of these numbers are late; in the hand's time."""
+    hand = Hand(requests_in_flight_max=8, **limits)
+    numbers: dict[Attempt, int] = {}
+    times = []
+    for read in range(reads):
+        begin_s = hand.now_s
+        asked = [hand.ask(f"{read}-{half}") for half in "ab"]
+        while not all(one.done() for one in asked):
+            next_s = hand.tick()
+            for call in hand.calls:
+                numbers.setdefault(call, len(numbers) + 1)
+            ends = [
+                (call.started_s or 0.0) + (LATE_S if numbers[call] in late else QUICK_S)
+                for call in hand.calls
+            ]
+            end_s = min(ends)
+            if next_s is not None and next_s < end_s:
+                hand.now_s = next_s
+            else:
+                hand.now_s = end_s
+                hand.finish(ends.index(end_s))
+        times.append(hand.now_s - begin_s)
+    return sorted(times), hand
+
+
+def test_late_requests_are_hedged_away():
+    """2 % of calls take a second: p99 of a read is twice its undisturbed value and the hedge delay at most."""
+    reads = 200
+    late = frozenset(range(43, 2 * reads, 50))
+    limits = TransferLimits()
+    slow_s = max(limits.hedge_floor_s, limits.hedge_factor * QUICK_S)
+    p99 = int(reads * 0.99)
+    unhedged, _ = read_times(late, reads, hedge_budget=0.0)
+    assert unhedged[p99] == pytest.approx(LATE_S)
+    disturbed, hand = read_times(late, reads)
+    assert disturbed[p99] <= 2 * QUICK_S + slow_s + 1e-9
+    counts = hand.state.counts
+    assert counts["hedges"] == counts["hedge_wins"] == len(late)
+    assert counts["hedges"] <= 0.05 * counts["requests"]
+
+
 def test_a_slow_request_is_asked_again_and_the_hedge_wins():
     hand = warm()
     found = hand.ask("k")

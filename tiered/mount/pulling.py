@@ -173,8 +173,8 @@ class Handout:
         low, last = run.starts[first], first + wanted.count
         most = low + wanted.size_bytes
         if last > end:
-            if self.end < run.end and ends[end - 1] <= most:
-                return None
+            if self.end < run.end and ends[end] <= most:
+                return None  # the one behind it would belong to the answer, too
             last = end
         if ends[last - 1] > most:
             # As many as fit, but one at least.
