@@ -158,6 +158,7 @@ def test_what_is_no_column_is_refused_at_once():
 
 
 def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    load_pyarrow.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow.compute", None)
     with pytest.raises(InvalidError, match="pip install"):
         ArrowMaker()

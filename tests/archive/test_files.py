@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.bundles import made_part
@@ -27,7 +28,7 @@ from tiered.archive.job import log_writer, plan_job, run_job
 from tiered.archive.machine import ArchiveState
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import DAY_MS, ArchiveLane
-from tiered.archive.parquet import FileWriter
+from tiered.archive.parquet import Digest, FileWriter
 from tiered.archive.plan import Work, plan_archive, plan_works
 from tiered.archive.task import do_work
 from tiered.errors import InternalError
@@ -231,3 +232,50 @@ def test_pieces_say_where_their_rows_lie() -> None:
         assert np.unique(mine["queue_id"].to_numpy()).tolist() == [lane.queue_id]
         assert parquet.proof_of(mine) == proof
         assert proof.low == low
+
+
+ROWS: list[dict[str, object]] = [
+    {"n": 1, "t": "a", "l": ["x", None], "m": [("k", "v")], "s": {"b": True, "d": b"\0"}},
+    {"n": None, "t": None, "l": None, "m": None, "s": None},
+    {"n": 0, "t": "", "l": [], "m": [], "s": {"b": None, "d": b""}},
+    {"n": 4, "t": "é", "l": [None, "y", ""], "m": [("k", None)], "s": {"b": False, "d": None}},
+]
+KINDS = pa.schema(
+    [
+        ("n", pa.int32()),
+        ("t", pa.string()),
+        ("l", pa.list_(pa.string())),
+        ("m", pa.map_(pa.string(), pa.string())),
+        ("s", pa.struct([("b", pa.bool_()), ("d", pa.binary())])),
+    ]
+)
+
+
+def digest_of(rows: list[dict[str, object]], step: int) -> Digest:
+    found = Digest()
+    for at in range(0, len(rows), step):
+        found.add(pa.Table.from_pylist(rows, KINDS).slice(at, step))
+    return found
+
+
+@pytest.mark.parametrize("first", range(len(ROWS)))
+def test_a_digest_is_of_the_values_and_not_of_the_batches(first: int):
+    rows = ROWS[first:] + ROWS[:first]
+    whole = digest_of(rows, len(rows))
+    assert all(digest_of(rows, step) == whole for step in (1, 2, 3))
+    # What a null hides does not count: the same again, out of an array that has other bytes there.
+    hidden = pa.array([7, 9], mask=np.array([False, True]))
+    seen, known = Digest(), Digest()
+    seen.add(pa.table({"n": hidden}))
+    known.add(pa.table({"n": pa.array([7, None])}))
+    assert seen == known
+
+
+@pytest.mark.parametrize("at", range(len(ROWS)))
+@pytest.mark.parametrize("name", KINDS.names)
+def test_a_digest_tells_each_value_from_null_and_from_its_neighbours(at: int, name: str):
+    whole = digest_of(ROWS, 2)
+    for other in [row[name] for row in ROWS if row[name] != ROWS[at][name]]:
+        changed = [*ROWS[:at], {**ROWS[at], name: other}, *ROWS[at + 1 :]]
+        assert digest_of(changed, 2) != whole
+    assert digest_of(ROWS[1:], 2) != whole

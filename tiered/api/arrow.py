@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -55,6 +55,7 @@ COLUMNS: Final = (
 """Every column, in the order of ``tiered cat``."""
 
 
+@cache
 def load_pyarrow() -> Any:  # noqa: ANN401 (it has no types)
     """The module.
 

@@ -30,6 +30,7 @@ from tiered.errors import DataError, InternalError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy.typing as npt
     import pyarrow as pa
 
     from tiered.archive.model import ParquetFile
@@ -52,10 +53,12 @@ class Digest:
 
     Attributes:
         rows: How many.
+        counts: Values by place.
         crcs: By place and kind of what was added up there.
     """
 
     rows: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
     crcs: dict[str, int] = field(default_factory=dict)
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
@@ -67,29 +70,40 @@ class Digest:
                 self._fold(name, column)
 
     def _fold(self, place: str, values: Any) -> None:  # noqa: ANN401 (pyarrow has no types)
-        arrow = load_pyarrow()
-        kinds, kind = arrow.types, values.type
-        valid = values.is_valid().cast(arrow.uint8()).to_numpy()
-        self._take(f"{place} there", valid)
+        kinds, kind = load_pyarrow().types, values.type
+        valid = self._take_nulls(place, values)
         if kinds.is_struct(kind):
             for child, part in zip(kind, values.flatten(), strict=True):
                 self._fold(f"{place}.{child.name}", part)
         elif kinds.is_list(kind) or kinds.is_map(kind):
             offsets = values.offsets.to_numpy()
-            lengths = np.where(valid, np.diff(offsets), 0)
-            self._take(f"{place} lengths", lengths.astype(np.int64))
+            lengths = np.diff(offsets).astype(np.int64)
+            self._take(f"{place} lengths", lengths if valid is None else lengths * valid)
             self._fold(f"{place}[]", _elements(values, offsets, valid))
         elif kinds.is_binary(kind) or kinds.is_string(kind):
             self._fold_bytes(f"{place} {kind}", values)
         else:
             self._take(f"{place} {kind}", _fixed(values, valid))
 
+    def _take_nulls(self, place: str, values: Any) -> npt.NDArray[np.bool_] | None:  # noqa: ANN401
+        """Which values are there, None if all are; what counts is where the others stand among all so far."""
+        before = self.counts.get(place, 0)
+        self.counts[place] = before + len(values)
+        if not values.null_count:
+            return None
+        valid: npt.NDArray[np.bool_] = values.is_valid().to_numpy(zero_copy_only=False)
+        self._take(f"{place} nulls", np.flatnonzero(~valid) + before)
+        return valid
+
     def _fold_bytes(self, place: str, values: Any) -> None:  # noqa: ANN401
-        known = values.fill_null(b"" if values.type == load_pyarrow().binary() else "")
-        _, offsets, data = known.buffers()
-        bounds = np.frombuffer(offsets, np.int32)[known.offset : known.offset + len(known) + 1]
+        if not len(values):
+            return  # it may have no buffers
+        if values.null_count:
+            values = values.fill_null(b"" if values.type == load_pyarrow().binary() else "")
+        _, offsets, data = values.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
         self._take(f"{place} lengths", np.diff(bounds))
-        if data is not None and len(bounds):
+        if bounds[0] < bounds[-1]:
             self._take(place, memoryview(data)[bounds[0] : bounds[-1]])
 
     def _take(self, place: str, data: Any) -> None:  # noqa: ANN401 (a buffer)
@@ -97,13 +111,13 @@ class Digest:
         self.crcs[place] = zlib_ng.crc32(whole, self.crcs.get(place, 0))
 
 
-def _elements(values: Any, offsets: Any, valid: Any) -> Any:  # noqa: ANN401
+def _elements(values: Any, offsets: Any, valid: npt.NDArray[np.bool_] | None) -> Any:  # noqa: ANN401
     """The elements of all lists that are there; a null one may have some behind it all the same."""
     inner = _inner(values)
-    if valid.all() or (np.diff(offsets)[valid == 0] == 0).all():
-        return inner.slice(offsets[0], offsets[-1] - offsets[0])
-    spans = np.repeat(valid, np.diff(offsets)).astype(bool)
-    return inner.slice(offsets[0], offsets[-1] - offsets[0]).filter(load_pyarrow().array(spans))
+    every = inner.slice(offsets[0], offsets[-1] - offsets[0])
+    if valid is None or not np.diff(offsets)[~valid].any():
+        return every
+    return every.filter(load_pyarrow().array(np.repeat(valid, np.diff(offsets))))
 
 
 def _inner(values: Any) -> Any:  # noqa: ANN401
@@ -113,7 +127,7 @@ def _inner(values: Any) -> Any:  # noqa: ANN401
     return arrow.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
 
 
-def _fixed(values: Any, valid: Any) -> Any:  # noqa: ANN401
+def _fixed(values: Any, valid: npt.NDArray[np.bool_] | None) -> Any:  # noqa: ANN401
     """Values that take the same number of bytes each; of a null one nothing counts."""
     arrow = load_pyarrow()
     if arrow.types.is_boolean(values.type):
@@ -122,7 +136,7 @@ def _fixed(values: Any, valid: Any) -> Any:  # noqa: ANN401
     _, data = values.buffers()
     found = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     found = found[values.offset * width : (values.offset + len(values)) * width]
-    return found if valid.all() else found.reshape(-1, width) * valid[:, None]
+    return found if valid is None else found.reshape(-1, width) * valid[:, None]
 
 
 # -- files -----------------------------------------------------------------------------------------
