@@ -6,9 +6,7 @@ its own below ``.tools``, from the package index by ``requirements/iceberg-*.txt
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.servers import missing
+from support.environments import ROOT, fetched, python_of
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
@@ -38,7 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 OUTSIDE = Path(__file__).parent / "outside"
-ROOT = Path(__file__).parents[2]
 JARS = (
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
     "org.xerial:sqlite-jdbc:3.50.3.0",
@@ -46,29 +43,6 @@ JARS = (
 """For the Spark of ``requirements/iceberg-spark.txt``: a runtime is made for one minor version each."""
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
 CONDITION = "queue_id = 3 AND queue_offset >= 1 AND store_ts >= '2023-01-01 00:00:00'"
-
-
-def fetched(what: str, *command: str | Path) -> None:
-    """Run what brings something here; the test is left out where it cannot be had."""
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        missing(f"{what} cannot be had: {error}")
-    if done.returncode:
-        missing(f"{what} cannot be had: {' '.join(done.stderr.split())[-300:]}")
-
-
-def python_of(name: str) -> Path:
-    """An interpreter whose packages are those of ``requirements/<name>.txt``, made once."""
-    wanted = ROOT / "requirements" / f"{name}.txt"
-    home = ROOT / ".tools" / name / hashlib.sha256(wanted.read_bytes()).hexdigest()[:16]
-    python = home / "bin" / "python"
-    if not (home / "installed").exists():
-        fetched(f"an environment for {name}", sys.executable, "-m", "venv", "--clear", home)
-        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        fetched(f"{wanted.name}, of the package index,", *pip, "--require-hashes", "-r", wanted)
-        (home / "installed").touch()
-    return python
 
 
 def jars() -> list[Path]:
