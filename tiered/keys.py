@@ -5,6 +5,7 @@ Layout, relative to the URL of the tier::
     <hash8>_<cluster>/<broker>/
         journal/<n>                                   entry
         journal/<n>.checkpoint                        state after entry n
+        shard/<n>-<digest>                            part of states, stored at entry n; checkpoints name it
         lease                                         the one mutable object
         bundle/<level>/<time_ms>-<generation>-<writer>-<sequence>           sections of many queues
         topic/<topic>/<level>/<time_ms>-<generation>-<writer>-<sequence>    of the queues of one topic
@@ -56,6 +57,7 @@ PREFIX_BYTES_MAX = 145
 LEVEL_MAX = 9
 LEASE = "lease"
 JOURNAL = "journal/"
+SHARD = "shard/"
 BUNDLE = "bundle/"
 TOPIC = "topic/"
 QUEUE = "queue/"
@@ -221,6 +223,18 @@ def parse_journal_key(prefix: str, key: str) -> tuple[int, bool] | None:
     if name == key or len(digits) != OFFSET_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
     return int(digits), digits != name
+
+
+def shard_key(prefix: str, number: int, digest: str) -> str:
+    """Key of a shard that was stored at journal entry ``number``; ``digest`` is 16 hex digits."""
+    return f"{prefix}{SHARD}{number:0{OFFSET_DIGITS}d}-{digest}"
+
+
+def parse_shard_key(prefix: str, key: str) -> int | None:
+    """Number of the entry at which a shard was stored; None when the key is none of a shard."""
+    digits, separator, _ = key.removeprefix(prefix + SHARD).partition("-")
+    is_number = separator and len(digits) == OFFSET_DIGITS and digits.isascii() and digits.isdigit()
+    return int(digits) if is_number else None
 
 
 def ledger_key(prefix: str, time_ms: int, run: str, step: int) -> str:

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from backends.memory import MemoryStore
 from tiered.archive.columns import schema
 from tiered.archive.machine import ArchiveMachine, archive_action
 from tiered.archive.model import DAY_MS, LOG, Archived, ArchiveLane, ParquetFile, folder_key
 from tiered.archive.parquet import FileWriter
 from tiered.clock import SystemClock
 from tiered.journal.append import JournalWriter
+from tiered.journal.replay import JournalReader
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
     from backends.base import ObjectStore
+    from tiered.archive.machine import ArchiveState
 
 TOPIC = "orders"
 BATCH_ROWS = 8192
@@ -126,3 +129,20 @@ def batch_of(lane: ArchiveLane, low: int, ids: list[str], rng: random.Random) ->
 def _zeros() -> dict[str, pa.Field]:
     names = ("sys_flag", "flag", "reconsume_times", "prepared_tx_offset", "incarnation")
     return {name: schema().field(name) for name in names}
+
+
+def store_state(store: ObjectStore, state: ArchiveState, number: int = 1) -> ArchiveState:
+    """The same state, settled, and its checkpoint in a store."""
+    log = JournalReader(store, LOG, ArchiveMachine())
+    log.place(state, number)
+    log.store_checkpoint(store.put_if_absent)
+    return log.state
+
+
+def loaded(state: ArchiveState) -> ArchiveState:
+    """The same state as somebody reads it from a checkpoint."""
+    store = MemoryStore()
+    store_state(store, state)
+    found = JournalReader(store, LOG, ArchiveMachine()).read_checkpoint(1)
+    assert found is not None
+    return found[0]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import hashlib
 import json
-import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.bundles import made_part
 
+from tests.archive.made import loaded
 from tiered.api.broker_place import Place
-from tiered.archive import moves
 from tiered.archive.columns import schema
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
 from tiered.archive.model import (
@@ -28,7 +24,6 @@ from tiered.archive.model import (
 from tiered.archive.plan import plan_archive
 from tiered.archive.selection import selection_of
 from tiered.archive.tables import plan_files
-from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_pieces
 from tiered.journal.entry import Entry
 from tiered.log.parts import Parts, QueueLife, Segment, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
@@ -72,14 +67,11 @@ def plan(tier_state: TierState, archive: ArchiveState):
 @pytest.mark.parametrize("queues", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_thousand_segments_a_queue_of_which_nine_in_ten_are_archived(queues: int) -> None:
     there, known = tier(queues, 1000), state(queues, range(900))
-    machine = ArchiveMachine()
-    data = encode_pieces(1, 2, machine.dump_pieces(known))
-    assert data is not None
+    read = loaded(known)
     began_s = time.monotonic()
-    loaded = machine.load(decode_checkpoint(data, where="x").state)
-    found = plan(there, loaded)
+    found = plan(there, read)
     assert time.monotonic() < began_s + SECONDS_MAX
-    assert loaded == known
+    assert read == known
     assert (len(found.tasks), found.archived_segments) == (100 * queues, 900 * queues)
 
 
@@ -112,10 +104,7 @@ def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> Non
     entry = Entry(1, 0, "0badcafe", 5, json.loads(json.dumps(actions)))
     found = machine.apply(machine.initial(), entry)
     assert found == ArchiveState({lane: (second, archived(2))}, {lane: ("mark",)}, 0, 5)
-    data = encode_pieces(1, 2, machine.dump_pieces(found))
-    assert data is not None
-    assert decode_checkpoint(data, where="x") == CheckpointText(1, 2, machine.dump(found))
-    assert machine.load(json.loads(json.dumps(machine.dump(found)))) == found
+    assert loaded(found) == found
 
 
 def test_files_are_chosen_by_what_the_log_says() -> None:
@@ -149,70 +138,3 @@ def test_spark_s_schema_is_ours() -> None:
     from tiered.spark.source import DDL
 
     assert [column.split()[0] for column in DDL.split(", ")] == schema().names
-
-
-CPU_SECONDS_MAX = 10.0
-MIB_MAX = 400
-
-
-@pytest.mark.slow
-def test_a_million_segments_of_which_ninety_nine_in_a_hundred_are_archived() -> None:
-    """Loaded and planned within ten CPU seconds and 400 MiB; ``pytest -s`` tells what it took."""
-    queues = 1000
-    there, machine = tier(queues, 1000), ArchiveMachine()
-    packed = moves.Stretches.of(moves.Stretches(map(_as_long_as_real, range(990))).packed())
-    lanes = {ArchiveLane("c", "b", "t", queue, 0): packed for queue in range(queues)}
-    data = b"".join(machine.dump_pieces(ArchiveState(lanes)))
-    gc.collect()
-    before_mib, began_s = _resident_mib(), time.process_time()
-    loaded = machine.load(json.loads(data))
-    loaded_s, loaded_mib = time.process_time() - began_s, _resident_mib() - before_mib
-    found = plan(there, loaded)
-    took_s, took_mib = time.process_time() - began_s, _resident_mib() - before_mib
-    print(
-        f"checkpoint {len(data) >> 20} MiB; loaded in {loaded_s:.1f} CPU s, {loaded_mib} MiB;"
-        f" planned: {took_s:.1f} CPU s, {took_mib} MiB"
-    )
-    assert (len(found.tasks), found.archived_segments) == (10 * queues, 990 * queues)
-    assert took_s < CPU_SECONDS_MAX
-    assert took_mib < MIB_MAX
-
-
-def _as_long_as_real(number: int) -> Archived:
-    """A stretch whose names and numbers are no shorter than real ones."""
-    one = archived(number)
-    digest = hashlib.sha256(b"%d" % number).hexdigest()
-    key = f"data/topic_dir=orders/date=2026-03-07/{number % 8}-{digest[:16]}.parquet"
-    size, crc = int(digest[16:23], 16), int(digest[24:32], 16)
-    file = replace(one.files[0], key=key, size_bytes=size, crc=crc, body_crc_sum=crc * 100)
-    source = f"bundle/{int(digest[32:40], 16):020d}", digest[:32]
-    return replace(one, files=(file,), sources=(source,))
-
-
-def _resident_mib() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
-
-
-def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The columns tell; what is packed is unpacked only where a segment is not plainly archived or plainly new."""
-    machine, known = ArchiveMachine(), state(3, range(900))
-    changed = next(iter(known.lanes))
-    stretches = list(known.lanes[changed])
-    odd = (*stretches[:400], replace(stretches[400], end=stretches[400].end - 1, bad=1))
-    lanes = {**known.lanes, changed: (*odd, *stretches[401:])}
-    loaded = machine.load(json.loads(json.dumps(machine.dump(ArchiveState(lanes)))))
-    looked: list[int] = []
-    plain = moves.Packed.rows
-
-    def rows(self: moves.Packed) -> tuple[Archived, ...]:
-        looked.append(int(self.columns[0, 0]))
-        return plain(self)
-
-    monkeypatch.setattr(moves.Packed, "rows", rows)
-    found = plan(tier(3, 1000), loaded)
-    assert len(found.tasks) == 3 * 100 + 1
-    assert set(looked) <= {stretches[n].start for n in range(256, 512, 128)}
-    assert looked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import tracemalloc
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.archive.made import loaded
 from tests.archive.test_plan import COUNT, archived, state
 from tiered.archive.machine import (
     ArchiveMachine,
@@ -22,20 +22,14 @@ from tiered.archive.model import ArchiveLane
 from tiered.archive.moves import (
     MovedPiece,
     NewFile,
-    Packed,
     Places,
     Replaced,
-    Shared,
-    Stretches,
-    _deflated,
     merge_action,
 )
-from tiered.errors import DataError
+from tiered.archive.stretches import Shared, Stretches
 from tiered.journal.entry import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tiered.journal.entry import Action
 
 LANE = ArchiveLane("c", "b", "t", 0, 0)
@@ -115,7 +109,7 @@ def test_a_long_log_gives_what_its_entries_say() -> None:
         known, forget_action(LANE, [a.start for a in map(archived, range(count - 4, count))], "m")
     )
     assert len(known.lanes[LANE]) == count - 4
-    assert MACHINE.load(json.loads(json.dumps(MACHINE.dump(known)))) == known
+    assert loaded(known) == known
     assert known.overlapping(LANE, 1150, 1350) == list(known.lanes[LANE])[11:14]
 
 
@@ -157,48 +151,3 @@ def test_shared_stretches_are_a_sorted_tuple(seed: int) -> None:
         assert [one.start for one in shared.around(low, high)] == [COUNT * n for n in near]
     assert shared == tuple(map(archived, sorted(plain)))
     assert len(shared) == len(plain)
-
-
-def test_what_a_checkpoint_has_is_packed_until_somebody_looks() -> None:
-    (found,) = state(1, range(1000)).lanes.values()
-    plain = Stretches(found)
-    packed = Stretches.of(Packed.of(json.loads(json.dumps(one.row()))) for one in plain.packed())
-    tracemalloc.start()
-    try:
-        again = Stretches.of(Packed.of(one.row()) for one in packed.packed())
-        assert (again.columns() == plain.columns()).all()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 1000 * 400, "no stretch was made an object, of two KiB each"
-    assert packed == plain == tuple(found)
-    new = archived(1000)
-    grown = packed.with_one(new).without([found[5].start]).with_changed(replace(found[700], bad=1))
-    assert grown == (*found[:5], *found[6:700], replace(found[700], bad=1), *found[701:], new)
-    kept = [one for one in grown.packed() if any(one is other for other in packed.packed())]
-    assert len(kept) == len(list(packed.packed())) - 3, "what did not change is not packed anew"
-    assert packed.around(found[3].start, found[5].start) == list(found[3:5])
-    assert len(grown) == 1000
-
-
-@pytest.mark.parametrize("harm", ["cut", "two things", "overlap", "empty", "large"])
-def test_a_checkpoint_that_makes_no_sense_is_refused(harm: str) -> None:
-    (found,) = state(1, range(6)).lanes.values()
-    one, two = Packed.pack(found[:3]), Packed.pack(found[3:])
-    if harm == "two things":
-        with pytest.raises(DataError, match="two things"):
-            tuple(Stretches.of([Packed(two.columns, one.text)]))
-        return
-    wrong: dict[str, Callable[[], object]] = {
-        "cut": lambda: Packed.of([one.row()[0][:-8], one.text]),
-        "overlap": lambda: Stretches.of([two, one]),
-        "large": lambda: Packed.of([_deflated(bytes(64 << 20)), one.text]),
-        "empty": lambda: Packed.of([_deflated(bytes(40)), one.text]),
-    }
-    with pytest.raises(ValueError, match=r"cut|overlap|empty|many"):
-        wrong[harm]()
-
-
-def test_stretches_that_cannot_be_unpacked_are_no_checkpoint() -> None:
-    with pytest.raises(ValueError, match="cannot be unpacked"):
-        Packed.of(["AAAA", ""])

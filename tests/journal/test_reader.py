@@ -13,7 +13,7 @@ from support.journals import PREFIX, Toy, ToyMachine, make_writer, say
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.errors import DataError, InvalidError
-from tiered.journal.checkpoint import FORMAT_MAX
+from tiered.journal.checkpoint import FORMAT
 from tiered.journal.entry import Entry, encode_entry, open_text, seal_text
 from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key, entry_key
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_a_newer_format_is_said_to_be_one():
     store = written(3, [3])
     key = checkpoint_key(PREFIX, 3)
     document = json.loads(store.get(key).splitlines()[0])
-    change(store, key, seal_text({**document, "format": FORMAT_MAX + 1}))
+    change(store, key, seal_text({**document, "format": FORMAT + 1}))
     with pytest.raises(InvalidError, match="newer"):
         replay(store)
 

@@ -52,6 +52,7 @@ def _is_odd(name: str) -> bool:
 BUILDERS: Mapping[str, Callable[[str, MessageQueue, int, keys.ObjectId], str]] = {
     "entry_key": lambda at, _queue, number, _made: keys.entry_key(at, number),
     "checkpoint_key": lambda at, _queue, number, _made: keys.checkpoint_key(at, number),
+    "shard_key": lambda at, _queue, number, _made: keys.shard_key(at, number, "0123456789abcdef"),
     "index_key": lambda at, _queue, number, made: keys.index_key(at, number, made),
     "ledger_key": lambda at, _queue, number, made: keys.ledger_key(at, number, made.writer, 1),
     "queue_prefix": lambda at, queue, _number, _made: keys.queue_prefix(at, queue) + "x",
@@ -90,7 +91,17 @@ def test_no_key_leaves_its_tier(
         below = key.removeprefix(prefix).split("/")
         assert not {"", ".", ".."}.intersection(below)
         assert below[0] in {
-            *("journal", "ledger", "bundle", "topic", "queue", "quarantine", "index", "meta")
+            *(
+                "journal",
+                "shard",
+                "ledger",
+                "bundle",
+                "topic",
+                "queue",
+                "quarantine",
+                "index",
+                "meta",
+            )
         }
         assert key.isascii()
         assert not set(key).intersection("\\*?$#\0\n\r ")

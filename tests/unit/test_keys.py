@@ -127,6 +127,8 @@ def test_journal_keys_round_trip_and_sort_by_number(prefix: str, number: int):
     check_key(checkpoint)
     assert keys.parse_journal_key(prefix, entry) == (number, False)
     assert keys.parse_journal_key(prefix, checkpoint) == (number, True)
+    assert keys.parse_shard_key(prefix, keys.shard_key(prefix, number, "0" * 16)) == number
+    assert keys.parse_shard_key(prefix, entry) is None
     assert (
         keys.entry_key(prefix, number - 1) < entry < checkpoint < keys.entry_key(prefix, number + 1)
     )

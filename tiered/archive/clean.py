@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 from backends.errors import ObjectNotFoundError
 from tiered.archive.audit import harmed_files, named_sizes
 from tiered.archive.machine import clean_action
-from tiered.archive.model import DATA, SIDE
+from tiered.archive.model import DATA, ENTRIES_KEPT, LOG, SIDE
 from tiered.archive.moves import Replaced
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
+from tiered.journal.trim import trim_journal
 from tiered.upkeep.workplace import FORMAT, Plan, moved_on
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def apply_clean(at: Workshop, log: JournalWriter[ArchiveState], plan: Plan) -> d
         done["deleted_bytes"] += one.size_bytes
     for start in range(0, len(due), ENTRY):
         log.append([clean_action(one.key for one in due[start : start + ENTRY])])
-    log.write_checkpoint()
+    if log.write_checkpoint():
+        trim_journal(at.archive, LOG, log.number - ENTRIES_KEPT)
     return done
 
 

@@ -42,12 +42,13 @@ from tiered.archive.machine import (
     job_action,
 )
 from tiered.archive.merging import merge, plan_division
-from tiered.archive.model import LOG
+from tiered.archive.model import ENTRIES_KEPT, LOG, Archived
 from tiered.archive.moves import pack_action
 from tiered.archive.plan import NO_LIMITS, Limits, Work, limited, plan_archive, plan_works
 from tiered.archive.task import Workshop, do_work
 from tiered.errors import DataError, InvalidError, TieredStoreError
-from tiered.journal.append import CHECKPOINT_ENTRIES, JournalWriter
+from tiered.journal.append import JournalWriter
+from tiered.journal.trim import trim_journal
 from tiered.log.parts import Gap
 from tiered.log.reader import QueueReader, TierReader
 from tiered.metrics import Kind, Metric, Sample, render
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.archive.engine import Engine, T, V, Workbench
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, ArchiveLane
+    from tiered.archive.model import ArchiveLane
     from tiered.archive.plan import Overtaken, Plan, Task
     from tiered.clock import Clock
     from tiered.journal.entry import Action
@@ -501,6 +502,7 @@ class _Run:
         self._began_s = at.clock.monotonic_s()
         self._is_full = False
         self._missed: set[_Source] = set()
+        self._trimmed = 0
 
     def run(self) -> None:
         plan = self._result.plan
@@ -519,8 +521,16 @@ class _Run:
             left = self._limits.after(self._result.source_bytes)
             is_first = not self._result.segments
             plan = limited(plan_job(self._at, self._log.state), left, is_first=is_first)
-        # Who plans next reads a checkpoint and few entries, however much this run has done.
-        self._log.write_checkpoint(force=self._result.entries >= CHECKPOINT_ENTRIES)
+        # Who plans next reads a checkpoint and no entries, however much this run has done.
+        self._save(force=self._result.entries > 0)
+
+    def _save(self, *, force: bool = False) -> None:
+        """Write a checkpoint if one is due; it costs what changed. Then what nobody reads any more goes."""
+        log = self._log
+        if log.write_checkpoint(force=force) and log.number - self._trimmed > ENTRIES_KEPT:
+            self._trimmed = log.number
+            with contextlib.suppress(BackendError):  # who may not delete archives all the same
+                trim_journal(self._at.archive, LOG, log.number - ENTRIES_KEPT)
 
     def _works(self, tasks: Sequence[Task]) -> list[Work]:
         """What of a round is done together; what a round before left is counted anew, since it is planned again.
@@ -615,7 +625,7 @@ class _Run:
         lost = [task for one in done if one not in due for task in one.tasks]
         taken = [task for task in lost if _is_taken(self._log.state, task)]
         self._result.overtaken += len(taken)
-        self._log.write_checkpoint()
+        self._save()
         self._told(self._result)
         return len(taken) < len(lost)
 

@@ -22,8 +22,8 @@ twice, or not at all. A ``forget`` of a stretch whose file holds rows of others,
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
 and counted: of two jobs that did the same work, the first one's entry counts. Nobody reigns over an archive, so its
-generation is always 0. States are immutable, and share what did not change (``tiered.archive.moves``): replay of an entry
-costs what it says, however much is archived.
+generation is always 0. States are immutable, and share what did not change (``tiered.archive.stretches``): replay of an
+entry costs what it says, and a checkpoint what changed since the last, however much is archived.
 """
 
 from __future__ import annotations
@@ -38,16 +38,12 @@ from tiered.archive.moves import (
     MERGE,
     PACK,
     Kind,
-    Packed,
     Places,
     Replaced,
-    Shared,
-    Stretches,
     move,
-    stretches_of,
 )
+from tiered.archive.stretches import Run, Saved, Shared, stretches_of
 from tiered.errors import DataError, InvalidError
-from tiered.journal.checkpoint import FORMAT, FORMAT_MAX
 from tiered.journal.entry import json_text
 from tiered.log.wellformed import check_ints, check_texts
 
@@ -164,6 +160,7 @@ class ArchiveState:
         gone: Files that were part of the archive and are not any more, by key, with a number in their order.
         gone_count: The number of the next of them.
         named: See ``Places``.
+        saved: The runs that ``lanes`` came from.
     """
 
     lanes: Mapping[ArchiveLane, Sequence[Archived]] = field(default_factory=dict)
@@ -175,6 +172,7 @@ class ArchiveState:
     gone: Shared[str, tuple[int, Replaced]] = field(default_factory=Shared, compare=False)
     gone_count: int = field(default=0, compare=False)
     named: Mapping[Kind, Shared[str, int]] = field(default_factory=dict, compare=False)
+    saved: Saved = field(default_factory=Saved, compare=False)
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:
@@ -239,8 +237,17 @@ class ArchiveMachine:
             gone_count=work.gone_count,
         )
 
+    def settled(self, state: ArchiveState) -> ArchiveState:
+        """With all stretches in runs."""
+        saved = state.saved.settled(state.lanes)
+        return replace(state, lanes=saved.lanes, saved=saved)
+
+    def shards(self, state: ArchiveState) -> Sequence[Run]:
+        """The runs."""
+        return state.saved.runs
+
     def dump(self, state: ArchiveState) -> Any:  # noqa: ANN401 (JSON values)
-        """For a checkpoint."""
+        """For a checkpoint: all but the stretches."""
         return {
             "refused": state.refused,
             "updated_ms": state.updated_ms,
@@ -251,48 +258,36 @@ class ArchiveMachine:
                 [topic, [body.document() for body in found]]
                 for topic, found in state.bodies.items()
             ],
-            "lanes": [_lane_dump(state, lane) for lane in state.lanes],
         }
 
     def dump_pieces(self, state: ArchiveState) -> Iterator[bytes]:
-        """For a checkpoint, a lane at a time."""
-        rest = json_text(self.dump(replace(state, lanes={})))
-        head, found, tail = rest.partition(b'"lanes":[]')
-        assert found
-        yield head + b'"lanes":['
-        for number, lane in enumerate(state.lanes):
-            yield (b"," if number else b"") + json_text(_lane_dump(state, lane))
-        yield b"]" + tail
-
-    def checkpoint_format(self, state: ArchiveState) -> int:
-        """The checkpoint's version: older programs would read files twice that several stretches share."""
-        return FORMAT_MAX if state.jobs or len(state.gone) or state.bodies else FORMAT
+        """For a checkpoint."""
+        yield json_text(self.dump(state))
 
     def load(self, document: Any) -> ArchiveState:  # noqa: ANN401 (JSON values)
-        """Undo ``dump``.
+        """Undo ``dump`` of an archive without a stretch."""
+        return self.load_sharded(document, ())
+
+    def load_sharded(self, document: Any, shards: Sequence[bytes]) -> ArchiveState:  # noqa: ANN401 (JSON values)
+        """Undo ``dump`` and ``shards``.
 
         Raises:
             ValueError: It is no dump; ``LookupError`` and ``TypeError`` mean the same.
         """
         check_ints((document["refused"], document["updated_ms"]), "a state")
-        replaced = list(map(Replaced.of, document.get("replaced", ())))
+        replaced = list(map(Replaced.of, document["replaced"]))
+        saved = Saved.of(list(map(Run, shards)))
         return ArchiveState(
-            {
-                ArchiveLane.of(row): Stretches.of(map(Packed.of, found))
-                for row, found in document["lanes"]
-            },
+            saved.lanes,
             {ArchiveLane.of(row): _marks(marks) for row, marks in document["tails"]},
             document["refused"],
             document["updated_ms"],
-            tuple(map(JobRecord.of, document.get("jobs", ()))),
-            _bodies(document.get("bodies", [])),
+            tuple(map(JobRecord.of, document["jobs"])),
+            _bodies(document["bodies"]),
             Shared((one.key, (number, one)) for number, one in enumerate(replaced)),
             len(replaced),
+            saved=saved,
         )
-
-
-def _lane_dump(state: ArchiveState, lane: ArchiveLane) -> list[Any]:
-    return [lane_row(lane), [one.row() for one in stretches_of(state.lanes, lane).packed()]]
 
 
 def lane_row(lane: ArchiveLane) -> list[Any]:
@@ -401,7 +396,9 @@ def _forget(work: _ArchiveWork, action: Action) -> None:
     if mark in work.tails.get(lane, ()) or is_shared:
         work.refused += 1
         return
-    work.places.lanes[lane] = every.without(starts)
+    work.places.lanes[lane] = every.without(one.start for one in some)
+    if not work.places.lanes[lane]:
+        del work.places.lanes[lane]
     for one in some:
         work.places.count(lane, one.files, -1)
     work.replace(gone.values())

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LOG = "_log/"
 """Prefix of the archive's journal. Readers of directories pass over names that begin with an underscore."""
+ENTRIES_KEPT = 256
+"""Entries of the log that stay at least, so that a job may sleep while others write so many; and how often a run trims."""
 SCHEMA_VERSION = 1
 _RARE = ("misfits", "columns", "has_records")
 """Fields of ``Archived`` that its JSON has only when they say something: most archives have neither."""

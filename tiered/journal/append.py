@@ -36,7 +36,7 @@ from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableE
 from tiered.journal.entry import REIGN, Action, Entry, checksum, encode_entry
 from tiered.journal.lease import NOTHING_KNOWN, JournalEnd
 from tiered.journal.replay import JournalReader, Machine
-from tiered.keys import checkpoint_key, entry_key
+from tiered.keys import entry_key
 
 if TYPE_CHECKING:
     import random
@@ -183,16 +183,10 @@ class JournalWriter(Generic[S]):
             StoreUnavailableError: We were told to stop, and the store refused or the outcome is unknown.
         """
         with self._lock:
-            key, data = checkpoint_key(self._prefix, self.number), self._reader.checkpoint_bytes()
-
-            def put() -> None:
-                with contextlib.suppress(AlreadyExistsError):  # an earlier try of ours
-                    self._store.put_if_absent(key, data)
-
             self._give_up_at_s = self._clock.monotonic_s() + self._give_up_s
-            self._patiently(put, "the checkpoint is not written")
-            reached("checkpoint-stored")
-            self._reader.since_checkpoint = 0
+            self._patiently(
+                lambda: self._reader.store_checkpoint(self._put), "the checkpoint is not written"
+            )
 
     def append(
         self, actions: Sequence[Action], *, check: Callable[[S], None] | None = None
@@ -248,19 +242,19 @@ class JournalWriter(Generic[S]):
         begin_s = self._clock.monotonic_s()
         if begin_s < self._checkpoint_not_before_s and not force:
             return False
-        key = checkpoint_key(self._prefix, self.number)
         try:
-            self._store.put_if_absent(key, self._reader.checkpoint_bytes())
-        except AlreadyExistsError:
-            pass
+            self._reader.store_checkpoint(self._put)
         except BackendError:
             self._checkpoint_not_before_s = self._clock.monotonic_s() + _PAUSE_S_MAX
             return False
-        reached("checkpoint-stored")
         now_s = self._clock.monotonic_s()
         self._checkpoint_not_before_s = now_s + _CHECKPOINT_REST * (now_s - begin_s)
-        self._reader.since_checkpoint = 0
         return True
+
+    def _put(self, key: str, data: bytes) -> None:
+        """Of an object that nobody changes, perhaps by an earlier try."""
+        with contextlib.suppress(AlreadyExistsError):
+            self._store.put_if_absent(key, data)
 
     def _make_history(self, entry: Entry) -> bool:
         """Whether the entry is history now; else another's is, under its number."""
@@ -345,10 +339,10 @@ class JournalWriter(Generic[S]):
     def _is_of(self, number: int, last: int) -> bool:
         """Whether a checkpoint is of the entry with this checksum; one that nobody believes may be of any."""
         try:
-            known = self._reader.read_checkpoint(number)
+            known = self._reader.read_checkpoint_text(number)
         except DataError:
             return True
-        return known is None or known[1] == last
+        return known is None or known.last == last
 
     def _patiently(self, request: Callable[[], T], what: str) -> T:
         """Make a request that changes nothing until it is answered."""

@@ -5,16 +5,17 @@ Layout: the two lines of ``tiered.journal.entry.seal_text``; fields of the JSON 
 ======== ======================================================================================
 field    content
 ======== ======================================================================================
-format   2; 3 where the state says what programs that know only 2 would misread (``Versioned``)
+format   2
 number   of the entry
 last     checksum of that entry
+shards   names of the objects that hold the rest of the state (``tiered.journal.shards``); none when there is no other
 bytes    size of the state's JSON text, ASCII
 state    that text compressed with zlib, in base64. In format 1: the state itself; no ``bytes``
 ======== ======================================================================================
 
 Bounds (I8): no more than ``STATE_BYTES_MAX`` is ever unpacked, no more than ``bytes`` says, and no more than ``RATIO_MAX``
 bytes for each that is stored, so that a small object can not become a large state. A state that is larger, or that can be
-packed better than that, is written as format 1, which needs no unpacking (or as format 3 without ``bytes``).
+packed better than that, is written as format 1, which needs no unpacking.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ import base64
 import binascii
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError
 from tiered.journal.entry import json_text, open_text, require_sparse, seal_text
+from tiered.journal.shards import ShardName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 
 FORMAT = 2
-FORMAT_MAX = 3
 STATE_BYTES_MAX = 1024 * 1024 * 1024
 """About three million parts."""
 RATIO_MAX = 64
@@ -54,48 +55,36 @@ class CheckpointText:
         number: Of the entry.
         last: Checksum of that entry.
         state: As ``Machine.dump`` gave it.
+        shards: What holds the rest of the state.
     """
 
     number: int
     last: int
     state: Any
+    shards: tuple[ShardName, ...] = ()
 
 
-def encode_checkpoint(
-    checkpoint: CheckpointText, *, bytes_max: int = STATE_BYTES_MAX, version: int = FORMAT
-) -> bytes:
+def encode_checkpoint(checkpoint: CheckpointText, *, bytes_max: int = STATE_BYTES_MAX) -> bytes:
     """The object's bytes.
 
     Args:
         checkpoint: What it is to say.
         bytes_max: A state whose text is longer is not compressed.
-        version: 2 or 3.
     """
     pieces = [json_text(checkpoint.state)]
-    number, last = checkpoint.number, checkpoint.last
-    found = encode_pieces(number, last, pieces, bytes_max=bytes_max, version=version)
-    if found is not None:
-        return found
-    plain = 1 if version == FORMAT else version
-    return seal_text({"number": number, "last": last, "format": plain, "state": checkpoint.state})
+    found = encode_pieces(replace(checkpoint, state=None), pieces, bytes_max=bytes_max)
+    return found or seal_text({**_known(checkpoint), "format": 1, "state": checkpoint.state})
 
 
 def encode_pieces(
-    number: int,
-    last: int,
-    pieces: Iterable[bytes],
-    *,
-    bytes_max: int = STATE_BYTES_MAX,
-    version: int = FORMAT,
+    checkpoint: CheckpointText, pieces: Iterable[bytes], *, bytes_max: int = STATE_BYTES_MAX
 ) -> bytes | None:
     """As ``encode_checkpoint``, of a state that comes as pieces of its JSON text and is never held whole.
 
     Args:
-        number: Of the entry.
-        last: Checksum of that entry.
-        pieces: See ``json_text``.
+        checkpoint: All but its state.
+        pieces: Of the state's text; see ``json_text``.
         bytes_max: Limit of the text.
-        version: 2 or 3.
 
     Returns:
         None when the text is longer.
@@ -112,8 +101,14 @@ def encode_pieces(
     if size_bytes > _unpacked_max(len(packed)):
         return None
     state = base64.b64encode(packed).decode("ascii")
-    known = {"number": number, "last": last, "format": version}
-    return seal_text({**known, "bytes": size_bytes, "state": state})
+    known = _known(checkpoint)
+    return seal_text({**known, "format": FORMAT, "bytes": size_bytes, "state": state})
+
+
+def _known(checkpoint: CheckpointText) -> dict[str, Any]:
+    shards = [name.row() for name in checkpoint.shards]
+    known: dict[str, Any] = {"number": checkpoint.number, "last": checkpoint.last}
+    return {**known, "shards": shards} if shards else known
 
 
 def decode_checkpoint(
@@ -130,12 +125,13 @@ def decode_checkpoint(
         DataError: It is damaged, or says that its state is larger than ``bytes_max``.
         InvalidError: It is of a newer format version.
     """
-    document = open_text(data, where=where, version=FORMAT_MAX)
+    document = open_text(data, where=where, version=FORMAT)
     try:
         state = document["state"]
-        if document["format"] == FORMAT or "bytes" in document:
+        if document["format"] == FORMAT:
             state = json.loads(require_sparse(_unpack(state, document["bytes"], bytes_max)))
-        return CheckpointText(int(document["number"]), int(document["last"]), state)
+        shards = tuple(map(ShardName.of, document.get("shards", ())))
+        return CheckpointText(int(document["number"]), int(document["last"]), state, shards)
     except (
         LookupError,
         TypeError,

@@ -17,12 +17,13 @@ Threads: one reader belongs to one thread; the states that it gives are immutabl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from backends.errors import ObjectNotFoundError
+from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, JournalLostError
 from tiered.journal.checkpoint import (
-    FORMAT,
     CheckpointText,
     decode_checkpoint,
     encode_checkpoint,
@@ -30,10 +31,11 @@ from tiered.journal.checkpoint import (
 )
 from tiered.journal.entry import Entry, checksum, decode_entry
 from tiered.journal.lease import JournalEnd, read_lease
+from tiered.journal.shards import Sharded, ShardName, read_shard
 from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key, parse_journal_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from backends.base import ObjectStore
 
@@ -78,18 +80,6 @@ class Machine(Protocol[S]):
         ...
 
 
-S_contra = TypeVar("S_contra", contravariant=True)
-
-
-@runtime_checkable
-class Versioned(Protocol[S_contra]):
-    """A machine whose dumps may say what older programs would misread."""
-
-    def checkpoint_format(self, state: S_contra) -> int:
-        """2; or 3 where programs that know only 2 would misread the dump, so that they refuse it."""
-        ...
-
-
 @runtime_checkable
 class Guarded(Protocol):
     """A machine whose journal leaves traces beside it, below the same prefix: data objects, and what the lease remembers."""
@@ -127,6 +117,7 @@ class JournalReader(Generic[S]):
         self.last = 0
         self.since_checkpoint = 0
         self._too_large: set[str] = set()
+        self._shards: dict[str, ShardName] = {}
         self._is_held = not isinstance(machine, Guarded)
 
     @property
@@ -289,6 +280,27 @@ class JournalReader(Generic[S]):
             DataError: It is damaged, or says that it has another number.
             InvalidError: It is of a newer version.
         """
+        found = self.read_checkpoint_text(number)
+        if found is None:
+            return None
+        machine, key = self._machine, checkpoint_key(self._prefix, number)
+        try:
+            if not isinstance(machine, Sharded):
+                return machine.load(found.state), found.last
+            shards = [read_shard(self._store, self._prefix, name) for name in found.shards]
+            state = machine.load_sharded(found.state, shards)
+        except (LookupError, TypeError, ValueError) as error:
+            raise DataError(f"this is no checkpoint: {error!r}", where=key) from error
+        self._shards = {name.digest: name for name in found.shards}
+        return state, found.last
+
+    def read_checkpoint_text(self, number: int) -> CheckpointText | None:
+        """What a checkpoint says; None when there is none with this number.
+
+        Raises:
+            DataError: It is damaged, or says that it has another number.
+            InvalidError: It is of a newer version.
+        """
         key = checkpoint_key(self._prefix, number)
         self._refuse_too_large(key)
         try:
@@ -299,10 +311,7 @@ class JournalReader(Generic[S]):
             raise DataError(
                 f"a checkpoint says of itself that it has number {found.number}", where=key
             )
-        try:
-            return self._machine.load(found.state), found.last
-        except (LookupError, TypeError, ValueError) as error:
-            raise DataError(f"this is no checkpoint: {error!r}", where=key) from error
+        return found
 
     def _refuse_too_large(self, key: str) -> None:
         if key in self._too_large:
@@ -330,18 +339,32 @@ class JournalReader(Generic[S]):
         self.last = checksum(data)
         self.since_checkpoint += 1
 
-    def checkpoint_bytes(self) -> bytes:
-        """A checkpoint of the present state."""
+    def store_checkpoint(self, put: Callable[[str, bytes], None]) -> None:
+        """Store a checkpoint of the present state, behind the shards that it names and that are not stored yet.
+
+        Args:
+            put: Makes an object of the store, if it is not there.
+        """
         machine = self._machine
-        version = (
-            machine.checkpoint_format(self.state) if isinstance(machine, Versioned) else FORMAT
-        )
-        pieces = self._machine.dump_pieces(self.state)
-        made = encode_pieces(self.number, self.last, pieces, version=version)
-        if made is not None:
-            return made
-        state = self._machine.dump(self.state)
-        return encode_checkpoint(CheckpointText(self.number, self.last, state), version=version)
+        if isinstance(machine, Sharded):
+            self.state = machine.settled(self.state)
+            names = {}
+            for shard in machine.shards(self.state):
+                name = ShardName(self.number, shard.digest, len(shard.data))
+                if shard.digest not in self._shards:
+                    put(name.key(self._prefix), shard.data)
+                    reached("shard-stored")
+                names[shard.digest] = self._shards.setdefault(shard.digest, name)
+            self._shards = names
+        put(checkpoint_key(self._prefix, self.number), self.checkpoint_bytes())
+        reached("checkpoint-stored")
+        self.since_checkpoint = 0
+
+    def checkpoint_bytes(self) -> bytes:
+        """A checkpoint of the present state; its shards are stored."""
+        text = CheckpointText(self.number, self.last, None, tuple(self._shards.values()))
+        made = encode_pieces(text, self._machine.dump_pieces(self.state))
+        return made or encode_checkpoint(replace(text, state=self._machine.dump(self.state)))
 
     def _jump(self, number: int) -> bool:
         try:

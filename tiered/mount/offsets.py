@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any, Final
 from backends.errors import BackendError
 from tiered.errors import DataError, FencedError, InvalidError
 from tiered.journal.append import JournalWriter
-from tiered.journal.checkpoint import is_trimmed, trim_bound
 from tiered.journal.entry import REIGN, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
-from tiered.keys import JOURNAL, parse_journal_key
+from tiered.journal.trim import trim_journal
 from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
@@ -366,13 +365,6 @@ class OffsetsKeeper:
     def _trim(self) -> None:
         """Delete entries of our own journal that two checkpoints cover. What stays costs nothing but room."""
         try:
-            keys = [info.key for info in self._store.list(self._prefix + JOURNAL)]
-            parsed = {key: found for key in keys if (found := parse_journal_key(self._prefix, key))}
-            checkpoints = [number for number, is_checkpoint in parsed.values() if is_checkpoint]
-            bound = trim_bound(checkpoints, self._journal.number)
-            for key, (number, _) in sorted(parsed.items()):
-                # In order, so that what a crash leaves is the later part, which replay reads from a checkpoint.
-                if is_trimmed(number, bound):
-                    self._store.delete(key)
+            trim_journal(self._store, self._prefix, self._journal.number)
         except BackendError as error:
             _LOG.info("old entries of the mount's journal stay: %s", error)

@@ -1,0 +1,437 @@
+"""A log of very many stretches: what opening, planning and a checkpoint cost; and that runs say what was archived."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tiers import TierBuilder
+
+from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
+from tests.archive.jobs import archive, check, workshop
+from tests.archive.large_log import as_long_as_real
+from tests.archive.made import loaded
+from tests.archive.test_plan import archived, plan, state, tier
+from tiered.archive.job import log_writer
+from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
+from tiered.archive.model import LOG, Archived, ArchiveLane
+from tiered.archive.stretches import BLOCK, MAGIC, Run, Saved, encoded, stretches_of
+from tiered.errors import DataError
+from tiered.journal.entry import Entry, encode_entry
+from tiered.journal.replay import JournalReader
+from tiered.journal.trim import trim_journal
+from tiered.keys import SHARD, checkpoint_key, entry_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).parents[2]
+MACHINE = ArchiveMachine()
+REQUESTS_MAX, CPU_SECONDS_MAX, MIB_MAX = 20, 10.0, 400
+SHARE_MIN = 0.2
+"""Of the CPU time, for a log of any size: opening files, importing."""
+
+
+def lane(number: int) -> ArchiveLane:
+    return ArchiveLane("c", "b", "t", number, 0)
+
+
+# -- planning --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lanes", "share"), [(1000, 0.1), pytest.param(10_000, 1.0, marks=pytest.mark.slow)]
+)
+def test_planning_where_ninety_nine_in_a_hundred_are_archived(
+    lanes: int, share: float, tmp_path: Path
+) -> None:
+    """A hundred segments of each queue, in a process of its own; ``pytest -s`` tells what it took."""
+
+    def call(code: str) -> str:
+        words = [sys.executable, "-c", f"from tests.archive.large_log import *; {code}"]
+        ran = subprocess.run(
+            words, check=True, stdout=subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": "tests:."}
+        )
+        return ran.stdout.decode()
+
+    call(f"make({str(tmp_path)!r}, {lanes})")
+    found = json.loads(call(f"measure({str(tmp_path)!r})"))
+    print(found)
+    assert (found["tasks"], found["archived"]) == (lanes - 4, 99 * lanes + 4)
+    assert found["requests"] <= REQUESTS_MAX
+    assert found["archive_cpu_s"] + found["plan_cpu_s"] <= CPU_SECONDS_MAX * max(share, SHARE_MIN)
+    assert found["archive_mib"] + found["plan_mib"] <= MIB_MAX
+
+
+def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The columns tell; a stretch is unpacked only where a segment is not plainly archived or plainly new."""
+    known = state(3, range(900))
+    changed = next(iter(known.lanes))
+    every = list(known.lanes[changed])
+    every[400] = replace(every[400], end=every[400].end - 1, bad=1)
+    read = loaded(ArchiveState({**known.lanes, changed: tuple(every)}))
+    looked: list[int] = []
+    plain = Run.row
+
+    def row(self: Run, number: int) -> Archived:
+        looked.append(number)
+        return plain(self, number)
+
+    monkeypatch.setattr(Run, "row", row)
+    assert len(plan(tier(3, 1000), read).tasks) == 3 * 100 + 1
+    assert looked == [400]
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "change", "remove", "settle", "read"]),
+        st.integers(0, 2),
+        st.integers(0, 40),
+    ),
+    max_size=60,
+)
+
+
+@given(OPERATIONS)
+def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> None:
+    """Whether they are joined at once, later or never."""
+    plain: dict[int, dict[int, Archived]] = {0: {}, 1: {}, 2: {}}
+    saved = Saved()
+    lanes: dict[ArchiveLane, Sequence[Archived]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiered.archive.stretches.SMALL_BYTES", 0)
+        for what, at, number in steps:
+            mine, found = plain[at], stretches_of(lanes, lane(at))
+            if what == "add" and number not in mine:
+                mine[number] = archived(number)
+                found = found.with_one(mine[number])
+            elif what == "change" and number in mine:
+                mine[number] = replace(mine[number], bad=mine[number].bad + 1)
+                found = found.with_changed(mine[number])
+            elif what == "remove" and number in mine:
+                found = found.without([mine.pop(number).start])
+            elif what in {"settle", "read"}:
+                patch.setattr("tiered.archive.stretches._GROWTH", number % 3)
+                saved = saved.settled(lanes)
+                saved = Saved.of(saved.runs) if what == "read" else saved
+                lanes = dict(saved.lanes)
+                continue
+            if found:
+                lanes[lane(at)] = found
+            else:
+                lanes.pop(lane(at), None)
+        saved = saved.settled(lanes)
+    for found_lanes in (lanes, saved.lanes, Saved.of([Run(run.data) for run in saved.runs]).lanes):
+        told = {one: tuple(found) for one, found in found_lanes.items()}
+        assert told == {
+            lane(at): tuple(mine[number] for number in sorted(mine))
+            for at, mine in plain.items()
+            if mine
+        }
+    assert saved.settled(saved.lanes) is saved, "what did not change makes no run"
+    assert saved == Saved.of(saved.runs)
+
+
+def test_what_went_stays_away_when_only_newer_runs_are_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tiered.archive.stretches.SMALL_BYTES", 0)
+    every = tuple(as_long_as_real(0, number) for number in range(300))
+    saved = Saved().settled({lane(0): every})
+    for gone in (5, 7):
+        kept = stretches_of(saved.lanes, lane(0)).without([every[gone].start])
+        saved = saved.settled({lane(0): kept})
+    assert [len(run.columns[0]) for run in saved.runs] == [300, 2]
+    assert Saved.of(saved.runs).lanes == {lane(0): (*every[:5], every[6], *every[8:])}
+
+
+def test_a_run_that_was_joined_is_held_no_longer() -> None:
+    first = Saved().settled({lane(0): (archived(1),), lane(1): (archived(1),)})
+    second = first.settled({**first.lanes, lane(1): (archived(1), archived(2))})
+    gone = weakref.ref(first.runs[0])
+    assert first.runs[0] not in second.runs
+    del first
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_checkpoints_write_follows_what_is_archived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stretch is written a logarithm of times, and few shards say all of it."""
+    monkeypatch.setattr("tiered.archive.stretches.SMALL_BYTES", 1 << 12)
+    store, lanes, entries, each = MemoryStore(), 40, 400, 12
+    log = JournalReader(store, LOG, MACHINE)
+    written: dict[str, int] = {}
+    sizes: list[int] = []
+
+    def put(key: str, data: bytes) -> None:
+        assert key not in written
+        written[key] = len(data)
+
+    known = MACHINE.initial()
+    for number in range(1, entries + 1):
+        actions = [
+            archive_action(lane(at), as_long_as_real(at, number), 0)
+            for at in (random.Random(number).sample(range(lanes), each))
+        ]
+        known = MACHINE.apply(log.state, Entry(number, 0, "0badcafe", 5, actions))
+        log.place(known, number)
+        if not number % 4:
+            log.store_checkpoint(put)
+            each_bytes = [len(run.data) for run in log.state.saved.runs]
+            sizes.append(len(each_bytes))
+            assert all(one > 2 * two for one, two in pairwise(each_bytes))
+    assert log.state.refused == 0
+    wrote = sum(size for key, size in written.items() if key.startswith(f"{LOG}{SHARD}"))
+    held = sum(len(run.data) for run in log.state.saved.runs)
+    stretches = entries * each
+    assert held < 120 * stretches
+    assert wrote < 10 * held
+    assert max(sizes) <= 6
+    documents = [size for key, size in written.items() if "checkpoint" in key]
+    assert max(documents) < 1000, "no checkpoint has a stretch itself"
+
+
+GOLDEN = bytes.fromhex(
+    "544d5152554e00015500000028b52ffd2061650200c4037b22626c6f636b73223a5b3135375d2c22636f6c756d6e3239"
+    "2c5d2c226c616e655b5b2263222c2262222c2274222c302c305d2c325d2c31315d5d7d05002010724ae3c98c2ec66167"
+    "1328b52ffd2018a50000606400640038ffffffffffffff020060e001600128b52ffd2018a5000060c8006400d4feffff"
+    "ffffffff020060e001600128b52ffd2018a50000600a000a00ebffffffffffffff020060e001600128b52ffd2018a500"
+    "006013000a00e2ffffffffffffff020060e001600128b52ffd2018a500006000000300fdffffffffffffff020060e001"
+    "600128b52ffd6038009d0400d247191b80c7391835d8cb1063fd1fd24e885c8cf3b30b9188f0a131057602450251558f"
+    "8aac081589f7b4e7acb4b7569c06f31d8ec0228fc1713e5bca9b30ce4fe546d805713e3a8bcf9871e3298ff9f474c4bc"
+    "1330f05aca6e1b46e023aa7252581f95937618111100201109883e16efc6080810832c3e2671d3d6536c31630d1930dc"
+    "0c1031b02a1cef53172b66bfd67c02"
+)
+
+
+def test_a_run_has_these_bytes() -> None:
+    """Read, since what zstd writes may change with its version."""
+    one, two = archived(1), replace(archived(2), bad=3)
+    made = Run.of([(lane(0), [(100, one), (200, two)]), (lane(1), [(0, None)])])
+    for run in (Run(GOLDEN), made):
+        assert run.lanes == {lane(0): (0, 2), lane(1): (2, 3)}
+        assert run.columns.tolist() == [
+            [100, 200, 0],
+            [200, 300, 0],
+            [10, 20, -1],
+            [19, 29, -1],
+            [0, 3, 0],
+        ]
+        assert [run.row(0), run.row(1)] == [one, two]
+        assert Saved.of([run]).lanes == {lane(0): (one, two)}
+
+
+def columns_of(*rows: tuple[int, int]) -> np.ndarray:
+    return np.array([(low, high, -1, -1, 0) for low, high in rows], np.int64).T
+
+
+HARMS: Mapping[str, bytes] = {
+    "no run": b"TMQRUN\0\2" + Run.of([(lane(0), [(100, archived(1))])]).data[8:],
+    "cut": Run.of([(lane(0), [(100, archived(1))])]).data[:-9],
+    "longer": Run.of([(lane(0), [(100, archived(1))])]).data + b"x",
+    "overlap": encoded([(lane(0), 2)], columns_of((0, 10), (9, 20)), [b"", b""]),
+    "not in order": encoded([(lane(0), 2)], columns_of((10, 20), (0, 5)), [b"", b""]),
+    "twice": encoded([(lane(0), 2)], columns_of((10, 20), (10, 10)), [b"", b""]),
+    "ends before it begins": encoded([(lane(0), 1)], columns_of((10, 5)), [b""]),
+    "a lane twice": encoded([(lane(0), 1), (lane(0), 1)], columns_of((0, 5), (5, 6)), [b"", b""]),
+    "a lane of nothing": encoded([(lane(0), 1), (lane(1), 0)], columns_of((0, 5)), [b""]),
+    "counts more": encoded([(lane(0), 2)], columns_of((0, 5)), [b""]),
+    "blocks for less": encoded([(lane(0), 1)], columns_of((0, 5)), [b""] * (BLOCK + 1)),
+    "a great many": encoded([(lane(0), 1 << 20)], np.arange(1 << 20) + columns_of((0, 1)), [b""]),
+    "only a head": MAGIC,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_is_no_run_is_refused(harm: str) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError)):
+        Run(HARMS[harm])
+
+
+def test_a_stretch_that_is_not_what_the_columns_say_is_damage() -> None:
+    line = json.dumps(archived(1).document()).encode()
+    for lines in ([line], [b"{}"], [b""]):
+        run = Run(encoded([(lane(0), 1)], columns_of((100, 201)), lines))
+        with pytest.raises(DataError, match=r"two things|no sense"):
+            run.row(0)
+
+
+# -- checkpoints of shards -------------------------------------------------------------------------
+
+
+def a_log(
+    store: MemoryStore, entries: int, checkpoints: Sequence[int]
+) -> JournalReader[ArchiveState]:
+    """With an entry for each stretch of a queue, up to some number, and checkpoints behind some."""
+    log = replayed(store)
+    for number in range(log.number + 1, entries + 1):
+        actions = [archive_action(lane(0), as_long_as_real(0, number), 0)]
+        entry = Entry(number, 0, "0badcafe", 5, actions, log.last)
+        data = encode_entry(entry)
+        store.put_if_absent(entry_key(LOG, number), data)
+        log.apply(entry, data)
+        if number in checkpoints:
+            log.store_checkpoint(store.put_if_absent)
+    return log
+
+
+def shards(store: MemoryStore) -> list[str]:
+    return [info.key for info in store.list(f"{LOG}{SHARD}")]
+
+
+def replayed(store: MemoryStore) -> JournalReader[ArchiveState]:
+    log = JournalReader(store, LOG, MACHINE)
+    log.catch_up()
+    return log
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:40] + bytes([data[40] ^ 4]) + data[41:]
+
+
+@pytest.mark.parametrize("harm", [cut, flipped, None])
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_damaged_shard_costs_nothing_but_time(harm: object, *, trimmed: bool) -> None:
+    store = MemoryStore()
+    known = a_log(store, 9, [3, 7]).state
+    if trimmed:
+        assert trim_journal(store, LOG, 3) == 2, "entries 1 and 2"
+    key = shards(store)[-1]
+    data = store.get(key)
+    store.delete(key)
+    if callable(harm):
+        store.put_if_absent(key, harm(data))
+    with pytest.raises(DataError, match="shard") as raised:
+        JournalReader(store, LOG, MACHINE).read_checkpoint(7)
+    assert raised.value.where == key
+    log = replayed(store)
+    assert (log.state, log.number) == (known, 9)
+    log.store_checkpoint(lambda key, data: None)
+    assert log.state == known
+
+
+class Crashing(WrappingStore):
+    """Ends with the first checkpoint itself."""
+
+    def put_if_absent(self, key: str, data: object) -> None:
+        if key.endswith(".checkpoint"):
+            raise KeyboardInterrupt
+        self._inner.put_if_absent(key, data)  # type: ignore[arg-type]
+
+
+def test_a_crash_between_shards_and_checkpoint_leaves_what_is_trimmed_later() -> None:
+    store = MemoryStore()
+    log = a_log(store, 3, [])
+    with pytest.raises(KeyboardInterrupt):
+        log.store_checkpoint(Crashing(store).put_if_absent)
+    (orphan,) = shards(store)
+    assert replayed(store).state == log.state
+    follower = a_log(store, 9, [5, 7, 9])
+    assert trim_journal(store, LOG, 2) == 0, "nothing is old enough"
+    assert trim_journal(store, LOG, 7) > 0
+    assert orphan not in shards(store)
+    assert replayed(store).state == follower.state
+    named = JournalReader(store, LOG, MACHINE).read_checkpoint_text(9)
+    assert named is not None
+    assert {name.key(LOG) for name in named.shards} <= set(shards(store))
+    assert replayed(store).number == 9
+
+
+def test_two_jobs_that_know_other_runs_say_the_same() -> None:
+    """One has replayed all of it, the other has begun at a checkpoint: their runs differ, what they say does not."""
+    store = MemoryStore()
+    a_log(store, 6, [4])
+    other = JournalReader(store, LOG, MACHINE)
+    while other.step():
+        pass
+    mine = replayed(store)
+    mine.store_checkpoint(store.put_if_absent)
+    with pytest.raises(Exception, match="exists"):
+        other.store_checkpoint(store.put_if_absent)
+    assert other.state == mine.state == replayed(store).state
+
+
+def test_trimming_keeps_old_shards_that_are_named_and_young_ones_that_are_not_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tiered.archive.stretches.SMALL_BYTES", 0)
+    monkeypatch.setattr("tiered.archive.stretches._GROWTH", 0)
+    store = MemoryStore()
+    known = a_log(store, 10, [3, 6, 9])
+    with pytest.raises(KeyboardInterrupt):
+        known.store_checkpoint(Crashing(store).put_if_absent)
+    every = shards(store)
+    assert len(every) == 4
+    assert trim_journal(store, LOG, 6) == 6, "entries 1 to 5 and a checkpoint"
+    assert shards(store) == every
+    assert replayed(store).state == known.state
+
+
+def test_trimming_relies_on_no_checkpoint_that_lost_a_shard() -> None:
+    store = MemoryStore()
+    known = a_log(store, 9, [3, 6, 9]).state
+    lost = JournalReader(store, LOG, MACHINE).read_checkpoint_text(9)
+    before = JournalReader(store, LOG, MACHINE).read_checkpoint_text(6)
+    assert lost is not None
+    assert before is not None
+    only = {name.key(LOG) for name in lost.shards} - {name.key(LOG) for name in before.shards}
+    store.delete(only.pop())
+    assert trim_journal(store, LOG, 6) == 0, "6 would be the only one"
+    assert trim_journal(store, LOG, 3) > 0
+    assert replayed(store).state == known
+
+
+def test_a_sleeper_s_checkpoint_of_shards_that_are_gone_is_not_believed() -> None:
+    store = MemoryStore()
+    a_log(store, 3, [3])
+    sleeper = replayed(store)
+    awake = a_log(store, 12, [6, 9, 12])
+    while sleeper.number < 8:
+        assert sleeper.step()
+    assert trim_journal(store, LOG, 9) > 0
+    sleeper.store_checkpoint(store.put_if_absent)
+    assert replayed(store).state == awake.state
+    trim_journal(store, LOG, 12)
+    assert replayed(store).state == awake.state
+    assert checkpoint_key(LOG, 8) not in {info.key for info in store.list(LOG)}
+
+
+def test_a_run_leaves_few_entries_and_who_plans_next_reads_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tiered.archive.job.ENTRIES_KEPT", 3)
+    monkeypatch.setattr("tiered.archive.job.COMMIT_FILES", 1)
+    made = TierBuilder()
+    for number in range(41):
+        made.add([b"%d" % number], roll=True)
+    at = workshop(made.store)
+    ran = archive(at)
+    assert (ran.segments, check(at).rows) == (40, 40)
+    assert isinstance(at.bare, MemoryStore)
+    kept = [info.key for info in at.bare.list(LOG)]
+    assert len(kept) < 25, "of 41 entries, with a checkpoint each twelve"
+    log = replayed(at.bare)
+    assert log.since_checkpoint == 0
+    assert log.state == log_writer(at).state
+    assert archive(at).entries == 0
