@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tiered.cli.call import Surroundings
 
-_YOUNG_OBJECTS = 50_000
+YOUNG_OBJECTS = 50_000
 """Made since it last looked, when Python's collector of cycles looks again. By default it does after 700, which was a fifth
 of what dispatch cost: slices and views of records are made by the thousand, and go by themselves."""
 
@@ -23,7 +23,7 @@ def main() -> None:
     Raises:
         SystemExit: Always, with the exit code of the contract.
     """
-    gc.set_threshold(_YOUNG_OBJECTS)
+    gc.set_threshold(YOUNG_OBJECTS)
     from tiered.cli.signals import SignalWatch  # noqa: PLC0415 (start-up loads only what is needed)
 
     watch = SignalWatch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import random
@@ -20,6 +21,7 @@ from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.made import store_state
 from tests.archive.test_plan import PLACE, archived, plan, tier
+from tiered.__main__ import YOUNG_OBJECTS
 from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveLane
@@ -144,6 +146,7 @@ class _Counting(WrappingStore):
 def measure(root: str) -> None:
     """Plan, and tell what it took: the archive's log, the tier's journal, planning."""
     told: dict[str, float] = {}
+    gc.set_threshold(YOUNG_OBJECTS)  # as the program does
     with contextlib.ExitStack() as closing:
         stores = [
             closing.enter_context(

@@ -380,6 +380,10 @@ ROWS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 }
 
 
+_ROOM_BYTES = 45 * 1024**3
+"""What the stores and tiers of all rows take; they are left there for the next run."""
+
+
 # -- the page --------------------------------------------------------------------------------------
 
 
@@ -441,6 +445,9 @@ def main() -> None:
     bench = Bench(arguments.work, runs, arguments.share or (0.2 if quick else 1.0), patience_s)
     names = arguments.only.split(",") if arguments.only else QUICK if quick else list(ROWS)
     bench.work.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(bench.work).free < bench.share * _ROOM_BYTES:
+        room = f"{bench.share * _ROOM_BYTES / 1024**3:.0f} GiB"
+        raise SystemExit(f"{bench.work}: less than {room} are free; make room, or say --work")
     # As for a user, who compiles a module once and not on each start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     run_json(

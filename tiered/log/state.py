@@ -44,7 +44,7 @@ from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tiered.log.bundles import NamedSections, SectionStretch
 
@@ -157,7 +157,7 @@ class TierMachine:
         yield b"}"
 
     def load(self, document: Any) -> TierState:  # noqa: ANN401 (JSON values)
-        """Undo ``dump``.
+        """Undo ``dump``. The rows of queues are used up.
 
         Raises:
             ValueError: It is no dump; ``LookupError`` and ``TypeError`` mean the same.
@@ -179,15 +179,24 @@ class TierMachine:
             store=document["store"],
             refused_parts=document["refused_parts"],
             updated_ms=document["updated_ms"],
-            queues={
-                MessageQueue(topic, queue_id): tuple(life_of(life, parts.take) for life in lives)
-                for topic, queue_id, lives in document["queues"]
-            },
+            queues=_queues_of(document["queues"], parts.take),
             indexes=tuple(IndexObject.of(row) for row in document.get("indexes", ())),
             timers=TimerFacts.of(document["timers"]) if "timers" in document else TimerFacts(),
         )
         parts.finish()
         return state
+
+
+def _queues_of(
+    rows: list[Any], take: Callable[[int], Parts]
+) -> dict[MessageQueue, tuple[QueueLife, ...]]:
+    """Lives of all queues. Rows go as these come: both at once are a third more memory."""
+    found: dict[MessageQueue, tuple[QueueLife, ...]] = {}
+    rows.reverse()
+    while rows:
+        topic, queue_id, lives = rows.pop()
+        found[MessageQueue(topic, queue_id)] = tuple(life_of(life, take) for life in lives)
+    return found
 
 
 class _Taker:
