@@ -145,11 +145,8 @@ def make_writer_of_generation_1(store: ObjectStore) -> JournalWriter[Toy]:
     return writer
 
 
-def test_a_writer_is_refused_before_it_writes_anything():
-    store = written()
-    cut(store, 3)
-    before = {info.key for info in store.list("")}
-    writer = JournalWriter(
+def guarded_writer(store: ObjectStore) -> JournalWriter[Toy]:
+    return JournalWriter(
         store,
         PREFIX,
         GuardedToy(),
@@ -158,6 +155,13 @@ def test_a_writer_is_refused_before_it_writes_anything():
         rng=random.Random(1),
         stop=threading.Event(),
     )
+
+
+def test_a_writer_is_refused_before_it_writes_anything():
+    store = written()
+    cut(store, 3)
+    before = {info.key for info in store.list("")}
+    writer = guarded_writer(store)
     with pytest.raises(JournalLostError):
         writer.take_reign({})
     with pytest.raises(JournalLostError):  # and again: it is looked until it is whole
@@ -180,15 +184,7 @@ def test_an_opening_has_each_of_its_requests_tried_again_by_itself():
         Rule(Fault.UNAVAILABLE, READS, part, times=6)
         for part in (JOURNAL, "queue/", "index/", LEASE)
     ]
-    writer = JournalWriter(
-        FaultyStore(store, random.Random(7), *rules),
-        PREFIX,
-        GuardedToy(),
-        writer="bbbbbbbb",
-        clock=ManualClock(),
-        rng=random.Random(1),
-        stop=threading.Event(),
-    )
+    writer = guarded_writer(FaultyStore(store, random.Random(7), *rules))
     writer.take_reign({})
     assert writer.number == 1
     assert not any(rule.times for rule in rules)
