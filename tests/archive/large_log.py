@@ -25,7 +25,7 @@ from tiered.__main__ import YOUNG_OBJECTS
 from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveLane
-from tiered.archive.stretches import Run, Saved, encoded
+from tiered.archive.saved_runs import Saved, SavedRun, encoded
 from tiered.clock import ManualClock
 from tiered.journal.append import JournalWriter
 from tiered.journal.entry import json_text
@@ -112,7 +112,7 @@ def _tier(queues: int) -> TierState:
     return replace(made, queues=found, generation=1, history="h")
 
 
-def _run(queues: int, low: int, high: int) -> Run:
+def _run(queues: int, low: int, high: int) -> SavedRun:
     numbers = range(low, high)
     some = [archived(number) for number in numbers]
     columns = [
@@ -124,7 +124,7 @@ def _run(queues: int, low: int, high: int) -> Run:
         for queue in range(queues)
         for number in numbers
     )
-    return Run(encoded(lanes, np.tile(np.array(columns, np.int64).T, queues), lines))
+    return SavedRun(encoded(lanes, np.tile(np.array(columns, np.int64).T, queues), lines))
 
 
 class _Counting(WrappingStore):

@@ -28,7 +28,7 @@ from tests.archive.test_plan import archived, plan, state, tier
 from tiered.archive.job import log_writer
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveLane
-from tiered.archive.stretches import BLOCK, MAGIC, Run, Saved, encoded, stretches_of
+from tiered.archive.saved_runs import BLOCK, MAGIC, Saved, SavedRun, encoded, stretches_of
 from tiered.errors import DataError
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.replay import JournalReader
@@ -87,13 +87,13 @@ def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(
     every[400] = replace(every[400], end=every[400].end - 1, bad=1)
     read = loaded(ArchiveState({**known.lanes, changed: tuple(every)}))
     looked: list[int] = []
-    plain = Run.row
+    plain = SavedRun.row
 
-    def row(self: Run, number: int) -> Archived:
+    def row(self: SavedRun, number: int) -> Archived:
         looked.append(number)
         return plain(self, number)
 
-    monkeypatch.setattr(Run, "row", row)
+    monkeypatch.setattr(SavedRun, "row", row)
     assert len(plan(tier(3, 1000), read).tasks) == 3 * 100 + 1
     assert looked == [400]
 
@@ -117,7 +117,7 @@ def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> No
     saved = Saved()
     lanes: dict[ArchiveLane, Sequence[Archived]] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiered.archive.stretches.SMALL_BYTES", 0)
+        patch.setattr("tiered.archive.saved_runs.SMALL_BYTES", 0)
         for what, at, number in steps:
             mine, found = plain[at], stretches_of(lanes, lane(at))
             if what == "add" and number not in mine:
@@ -129,7 +129,7 @@ def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> No
             elif what == "remove" and number in mine:
                 found = found.without([mine.pop(number).start])
             elif what in {"settle", "read"}:
-                patch.setattr("tiered.archive.stretches._GROWTH", number % 3)
+                patch.setattr("tiered.archive.saved_runs._GROWTH", number % 3)
                 saved = saved.settled(lanes)
                 saved = Saved.of(saved.runs) if what == "read" else saved
                 lanes = dict(saved.lanes)
@@ -139,7 +139,11 @@ def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> No
             else:
                 lanes.pop(lane(at), None)
         saved = saved.settled(lanes)
-    for found_lanes in (lanes, saved.lanes, Saved.of([Run(run.data) for run in saved.runs]).lanes):
+    for found_lanes in (
+        lanes,
+        saved.lanes,
+        Saved.of([SavedRun(run.data) for run in saved.runs]).lanes,
+    ):
         told = {one: tuple(found) for one, found in found_lanes.items()}
         assert told == {
             lane(at): tuple(mine[number] for number in sorted(mine))
@@ -153,7 +157,7 @@ def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> No
 def test_what_went_stays_away_when_only_newer_runs_are_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tiered.archive.stretches.SMALL_BYTES", 0)
+    monkeypatch.setattr("tiered.archive.saved_runs.SMALL_BYTES", 0)
     every = tuple(as_long_as_real(0, number) for number in range(300))
     saved = Saved().settled({lane(0): every})
     for gone in (5, 7):
@@ -175,7 +179,7 @@ def test_a_run_that_was_joined_is_held_no_longer() -> None:
 
 def test_what_checkpoints_write_follows_what_is_archived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each stretch is written a logarithm of times, and few shards say all of it."""
-    monkeypatch.setattr("tiered.archive.stretches.SMALL_BYTES", 1 << 12)
+    monkeypatch.setattr("tiered.archive.saved_runs.SMALL_BYTES", 1 << 12)
     store, lanes, entries, each = MemoryStore(), 40, 400, 12
     log = JournalReader(store, LOG, MACHINE)
     written: dict[str, int] = {}
@@ -225,8 +229,8 @@ GOLDEN = bytes.fromhex(
 def test_a_run_has_these_bytes() -> None:
     """Read, since what zstd writes may change with its version."""
     one, two = archived(1), replace(archived(2), bad=3)
-    made = Run.of([(lane(0), [(100, one), (200, two)]), (lane(1), [(0, None)])])
-    for run in (Run(GOLDEN), made):
+    made = SavedRun.of([(lane(0), [(100, one), (200, two)]), (lane(1), [(0, None)])])
+    for run in (SavedRun(GOLDEN), made):
         assert run.lanes == {lane(0): (0, 2), lane(1): (2, 3)}
         assert run.columns.tolist() == [
             [100, 200, 0],
@@ -244,9 +248,9 @@ def columns_of(*rows: tuple[int, int]) -> np.ndarray:
 
 
 HARMS: Mapping[str, bytes] = {
-    "no run": b"TMQRUN\0\2" + Run.of([(lane(0), [(100, archived(1))])]).data[8:],
-    "cut": Run.of([(lane(0), [(100, archived(1))])]).data[:-9],
-    "longer": Run.of([(lane(0), [(100, archived(1))])]).data + b"x",
+    "no run": b"TMQRUN\0\2" + SavedRun.of([(lane(0), [(100, archived(1))])]).data[8:],
+    "cut": SavedRun.of([(lane(0), [(100, archived(1))])]).data[:-9],
+    "longer": SavedRun.of([(lane(0), [(100, archived(1))])]).data + b"x",
     "overlap": encoded([(lane(0), 2)], columns_of((0, 10), (9, 20)), [b"", b""]),
     "not in order": encoded([(lane(0), 2)], columns_of((10, 20), (0, 5)), [b"", b""]),
     "twice": encoded([(lane(0), 2)], columns_of((10, 20), (10, 10)), [b"", b""]),
@@ -263,13 +267,13 @@ HARMS: Mapping[str, bytes] = {
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_is_no_run_is_refused(harm: str) -> None:
     with pytest.raises((ValueError, TypeError, LookupError)):
-        Run(HARMS[harm])
+        SavedRun(HARMS[harm])
 
 
 def test_a_stretch_that_is_not_what_the_columns_say_is_damage() -> None:
     line = json.dumps(archived(1).document()).encode()
     for lines in ([line], [b"{}"], [b""]):
-        run = Run(encoded([(lane(0), 1)], columns_of((100, 201)), lines))
+        run = SavedRun(encoded([(lane(0), 1)], columns_of((100, 201)), lines))
         with pytest.raises(DataError, match=r"two things|no sense"):
             run.row(0)
 
@@ -376,8 +380,8 @@ def test_two_jobs_that_know_other_runs_say_the_same() -> None:
 def test_trimming_keeps_old_shards_that_are_named_and_young_ones_that_are_not_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tiered.archive.stretches.SMALL_BYTES", 0)
-    monkeypatch.setattr("tiered.archive.stretches._GROWTH", 0)
+    monkeypatch.setattr("tiered.archive.saved_runs.SMALL_BYTES", 0)
+    monkeypatch.setattr("tiered.archive.saved_runs._GROWTH", 0)
     store = MemoryStore()
     known = a_log(store, 10, [3, 6, 9])
     with pytest.raises(KeyboardInterrupt):

@@ -26,7 +26,7 @@ from tiered.archive.moves import (
     Replaced,
     merge_action,
 )
-from tiered.archive.stretches import Shared, Stretches
+from tiered.archive.saved_runs import Shared, Stretches
 from tiered.journal.entry import Entry
 
 if TYPE_CHECKING:

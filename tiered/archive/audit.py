@@ -148,10 +148,10 @@ def verify_archive(at: Workshop, engine: Engine) -> Report:
     """
     reader = TierReader(at.tier, at.place.prefix)
     state, report = read_log(at), Report()
-    looks: Iterable[Look] = _looks(at, state, reader)
+    looks: Iterable[Inspection] = _looks(at, state, reader)
     for is_last in (False, True):
         reader.refresh()
-        moved: list[Look] = []
+        moved: list[Inspection] = []
         for look, found in engine(inspect, looks):
             if isinstance(found, ObjectNotFoundError) and not is_last:
                 moved.append(look)  # of the tier, where others merge meanwhile
@@ -177,7 +177,7 @@ def read_log(at: Workshop) -> ArchiveState:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Inspection:
     """Stretches whose rows lie in the same files, to be looked at.
 
     Attributes:
@@ -191,7 +191,7 @@ class Look:
     is_last: bool = False
 
 
-def _looks(at: Workshop, state: ArchiveState, reader: TierReader) -> Iterator[Look]:
+def _looks(at: Workshop, state: ArchiveState, reader: TierReader) -> Iterator[Inspection]:
     """All there is to look at, a topic at a time: who shares a file with others mostly has no second one."""
     mine = (at.place.cluster, at.place.broker)
     lanes = ((k, v) for k, v in sorted(state.lanes.items()) if (k.cluster, k.broker) == mine)
@@ -208,10 +208,10 @@ def _looks(at: Workshop, state: ArchiveState, reader: TierReader) -> Iterator[Lo
         for keys, those in groups.items():
             named = {key: rows.pop(key) for key in keys if key in rows}
             tasks = ((one, _task(reader, state, lane, one)) for lane, one in those)
-            yield Look(tuple(tasks), named)
+            yield Inspection(tuple(tasks), named)
 
 
-def _again(reader: TierReader, look: Look) -> Look:
+def _again(reader: TierReader, look: Inspection) -> Inspection:
     """The same, as the tier is now."""
     tasks = (
         (one, replace(task, parts=_parts(reader, task.lane, one.start, one.end)))
@@ -237,7 +237,7 @@ def _parts(reader: TierReader, lane: ArchiveLane, low: int, high: int) -> Parts:
     return view.parts[max(first - 1, 0) : behind]
 
 
-def inspect(bench: Workbench, look: Look) -> Report:
+def inspect(bench: Workbench, look: Inspection) -> Report:
     """Hold files against the log, and against the tier.
 
     Raises:

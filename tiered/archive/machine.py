@@ -22,7 +22,7 @@ twice, or not at all. A ``forget`` of a stretch whose file holds rows of others,
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
 and counted: of two jobs that did the same work, the first one's entry counts. Nobody reigns over an archive, so its
-generation is always 0. States are immutable, and share what did not change (``tiered.archive.stretches``): replay of an
+generation is always 0. States are immutable, and share what did not change (``tiered.archive.saved_runs``): replay of an
 entry costs what it says, and a checkpoint what changed since the last, however much is archived.
 """
 
@@ -42,7 +42,7 @@ from tiered.archive.moves import (
     Replaced,
     move,
 )
-from tiered.archive.stretches import Run, Saved, Shared, stretches_of
+from tiered.archive.saved_runs import Saved, SavedRun, Shared, stretches_of
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import json_text
 from tiered.log.wellformed import check_ints, check_texts
@@ -242,7 +242,7 @@ class ArchiveMachine:
         saved = state.saved.settled(state.lanes)
         return replace(state, lanes=saved.lanes, saved=saved)
 
-    def shards(self, state: ArchiveState) -> Sequence[Run]:
+    def shards(self, state: ArchiveState) -> Sequence[SavedRun]:
         """The runs."""
         return state.saved.runs
 
@@ -276,7 +276,7 @@ class ArchiveMachine:
         """
         check_ints((document["refused"], document["updated_ms"]), "a state")
         replaced = list(map(Replaced.of, document["replaced"]))
-        saved = Saved.of(list(map(Run, shards)))
+        saved = Saved.of(list(map(SavedRun, shards)))
         return ArchiveState(
             saved.lanes,
             {ArchiveLane.of(row): _marks(marks) for row, marks in document["tails"]},

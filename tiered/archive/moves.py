@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.model import Archived, ArchiveLane, ParquetFile
-from tiered.archive.stretches import Shared, stretches_of
+from tiered.archive.saved_runs import Shared, stretches_of
 from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:

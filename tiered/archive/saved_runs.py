@@ -71,7 +71,7 @@ Rows = Sequence[tuple[int, Archived | None]]
 """First offsets, each with the stretch that begins there; None: none does any more."""
 
 
-class Run:
+class SavedRun:
     """A table of stretches.
 
     Attributes:
@@ -156,7 +156,7 @@ class Run:
             yield lines[number % BLOCK]
 
     @classmethod
-    def of(cls, found: Iterable[tuple[ArchiveLane, Rows]]) -> Run:
+    def of(cls, found: Iterable[tuple[ArchiveLane, Rows]]) -> SavedRun:
         """Of each lane's stretches; lanes and offsets are in order, and one at least is there."""
         lanes = [(lane, len(rows)) for lane, rows in found if rows]
         every = [row for _, rows in found for row in rows]
@@ -230,7 +230,7 @@ class Slice:
 
     __slots__ = ("first", "last", "run")
 
-    def __init__(self, run: Run, first: int, last: int) -> None:
+    def __init__(self, run: SavedRun, first: int, last: int) -> None:
         """Rows ``[first, last)``."""
         self.run, self.first, self.last = run, first, last
 
@@ -470,11 +470,11 @@ class Saved:
         lanes: Stretches of each lane.
     """
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[SavedRun, ...] = ()
     lanes: Mapping[ArchiveLane, Stretches] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Saved:
+    def of(cls, runs: Sequence[SavedRun]) -> Saved:
         """Of runs.
 
         Raises:
@@ -491,7 +491,7 @@ class Saved:
         ]
         if not any(rows for _, rows in changes):
             return self
-        runs, joined = list(self.runs), [Run.of(changes)]
+        runs, joined = list(self.runs), [SavedRun.of(changes)]
         size = len(joined[0].data)
         while runs and len(runs[-1].data) <= max(_GROWTH * size, SMALL_BYTES):
             joined.insert(0, runs.pop())
@@ -508,7 +508,9 @@ class Saved:
         return lanes.get(lane) is self.lanes.get(lane)
 
 
-def _lanes_of(runs: Sequence[Run], lanes: Iterable[ArchiveLane]) -> dict[ArchiveLane, Stretches]:
+def _lanes_of(
+    runs: Sequence[SavedRun], lanes: Iterable[ArchiveLane]
+) -> dict[ArchiveLane, Stretches]:
     found: dict[ArchiveLane, Stretches] = {}
     for lane in lanes:
         slices = [Slice(run, *run.lanes[lane]) for run in runs if lane in run.lanes]
@@ -518,7 +520,7 @@ def _lanes_of(runs: Sequence[Run], lanes: Iterable[ArchiveLane]) -> dict[Archive
     return found
 
 
-def _joined(runs: Sequence[Run], *, is_oldest: bool) -> list[Run]:
+def _joined(runs: Sequence[SavedRun], *, is_oldest: bool) -> list[SavedRun]:
     """One run that says what some say that follow one another. Of what is not there the oldest run says nothing."""
     lanes: list[tuple[ArchiveLane, int]] = []
     parts: list[tuple[npt.NDArray[np.int64], ...]] = []
@@ -533,7 +535,7 @@ def _joined(runs: Sequence[Run], *, is_oldest: bool) -> list[Run]:
         return []
     of, rows, columns = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
     texts = [run.lines(rows[of == number]) for number, run in enumerate(runs)]
-    return [Run(encoded(lanes, columns, (next(texts[number]) for number in of.tolist())))]
+    return [SavedRun(encoded(lanes, columns, (next(texts[number]) for number in of.tolist())))]
 
 
 # -- a mapping -------------------------------------------------------------------------------------
