@@ -124,7 +124,7 @@ class JournalWriter(Generic[S]):
         return self._reader.end
 
     def catch_up(self) -> None:
-        """Replay to the head. A store that answers is asked again a few times, one that cannot be reached is not.
+        """Replay to the head. A store is asked again a few times, but not one that cannot be reached and never answered.
 
         Raises:
             DataError: The journal is damaged.

