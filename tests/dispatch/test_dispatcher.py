@@ -294,6 +294,46 @@ def test_a_batch_polled_before_the_expiry_does_not_slip_in_before_the_gap():
     assert set(messages) == {*range(30), *range(50, 70)}
 
 
+@pytest.mark.parametrize("end", [40, 50, 60])
+def test_a_batch_taken_while_compensation_looks_at_an_expired_queue_makes_no_backward_gap(
+    end: int, monkeypatch: pytest.MonkeyPatch
+):
+    """What was polled before the expiry is committed between the read that finds a gap and its record."""
+    store, local, queue = MemoryStore(), SyntheticStore(), MessageQueue("t0", 0)
+    for number in range(70):
+        local.append("t0", 0, b"%d" % number)
+    first = local.read(queue, 0, bytes_max=1 << 20, count_max=30)
+    polled = local.read(queue, 30, bytes_max=1 << 20, count_max=end - 30)
+    assert first is not None
+    assert polled is not None
+    read = local.read
+    with dispatching(store, local) as dispatcher:
+        dispatcher.dispatch(first)
+        assert dispatcher.drain(20)
+        local.expire("t0", 0, 50)
+        taken = threading.Event()
+
+        def read_and_meanwhile(
+            queue: MessageQueue, start: int, **limits: int
+        ) -> RecordBatch | None:
+            found = read(queue, start, **limits)
+            if start == 30 and not taken.is_set():
+                taken.set()
+                dispatcher.dispatch(polled)
+                file = dispatcher.file(queue)
+                while file.commit_offset < end and dispatcher.fault is None:
+                    threading.Event().wait(0.001)
+            return found
+
+        monkeypatch.setattr(local, "read", read_and_meanwhile)
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        assert taken.is_set()
+    messages, gaps = read_back(store, queue)
+    assert [(gap.start, gap.end) for gap in gaps] == ([(40, 50)] if end < 50 else [])
+    assert set(messages) == {*range(end), *range(50, 70)}
+
+
 def test_the_log_tells_when_uploads_go_on_and_nothing_can_be_committed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -178,7 +178,8 @@ class Compensation:
         self._take(file, None, 0)
         with file.lock:
             start = file.commit_offset
-            if not file.is_settled:
+            # What was polled before the expiry may have been taken since the read that found the gap.
+            if not file.is_settled or start >= end:
                 return
             file.hold()  # what was polled before the expiry must not slip in before the entry
             with self._lock:
