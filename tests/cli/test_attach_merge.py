@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.errors import BackendError, PermissionDeniedError, UnavailableError
+from backends.local import LocalFolderStore
 from tiered.attach.settings import AttachSettings
 from tiered.attach.writer import Attachment
 from tiered.cli.attach import lines
 from tiered.dispatch.settings import DispatchSettings
+from tiered.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from cli.program import CommandLine
@@ -67,3 +71,61 @@ def test_what_was_merged_is_told(tiered: CommandLine, store: Path, tmp_path: Pat
         if "merged" in line
     )
     assert line == "tiered: 3.0 MiB merged into 17 objects"
+
+
+def refuse(
+    monkeypatch: pytest.MonkeyPatch, error: BackendError, which: Callable[[str], bool]
+) -> None:
+    """From now on the folder takes no object whose key is such."""
+    put = LocalFolderStore.put_if_absent
+
+    def put_or_refuse(self: LocalFolderStore, key: str, data: bytes) -> None:
+        if which(key):
+            raise error
+        put(self, key, data)
+
+    monkeypatch.setattr(LocalFolderStore, "put_if_absent", put_or_refuse)
+
+
+@pytest.mark.parametrize(
+    ("error", "give_up_s"), [(UnavailableError("busy"), 0.3), (PermissionDeniedError("no"), 60.0)]
+)
+def test_a_merge_that_the_store_does_not_take_ends_the_run(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BackendError,
+    give_up_s: float,
+):
+    """It went on for ever, with all messages in the tier, and kept the lease."""
+    tier = (tmp_path / "tier").as_uri()
+    run(store, tier)
+    with monkeypatch.context() as patch:
+        refuse(patch, error, lambda key: "/bundle/1/" in key or "/queue/" in key)
+        settings = AttachSettings(dispatch=SMALL, give_up_s=give_up_s)
+        attachment = Attachment.open(str(store), tier, settings)
+        try:
+            with pytest.raises(StoreUnavailableError, match="every message is in the tier"):
+                attachment.run(once=True)
+        finally:
+            attachment.close()
+    assert run(store, tier) > 0, "the next run merges them"
+
+
+def test_sealing_ends_when_the_journal_cannot_be_written(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tier = (tmp_path / "tier").as_uri()
+    attachment = Attachment.open(str(store), tier, AttachSettings(dispatch=SMALL, give_up_s=0.3))
+    try:
+        seal = attachment._seal
+
+        def seal_without_journal() -> int:
+            refuse(monkeypatch, UnavailableError("busy"), lambda key: "/journal/" in key)
+            return seal()
+
+        monkeypatch.setattr(attachment, "_seal", seal_without_journal)
+        with pytest.raises(StoreUnavailableError, match="nothing could be uploaded for"):
+            attachment.run(once=True, seal=True)
+    finally:
+        attachment.close()

@@ -129,7 +129,7 @@ def test_a_topic_made_anew_after_all_of_it_had_expired_begins_anew():
     with dispatching(store, local) as dispatcher:
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
-        dispatcher.seal_all()
+        dispatcher.seal_all(lambda: False)
     expire_all(store)
     make_anew(local, 4)
     assert run_once(store, local, seed=2).counters.begun_anew == 1
@@ -145,7 +145,7 @@ def test_a_queue_whose_damaged_records_have_expired_goes_on_where_it_was():
     with dispatching(store, local) as dispatcher:
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
-        dispatcher.seal_all()
+        dispatcher.seal_all(lambda: False)
     expire_all(store)
     for _ in range(3):
         local.append("t", 0, b"good")
@@ -376,7 +376,7 @@ def test_a_queue_that_ended_in_a_hole_and_has_expired_goes_on_while_the_writer_r
     with dispatching(store, local) as dispatcher:
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
-        dispatcher.seal_all()
+        dispatcher.seal_all(lambda: False)
         expire_all(store)
         local.append("other", 0, b"so that the writer learns of it")
         dispatcher.follow(lambda: False, until_idle=True)

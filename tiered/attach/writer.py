@@ -331,8 +331,7 @@ class Attachment:
                 self.sealed += self._seal()
             self._finish_index()
             if was_due or merge:
-                dispatcher.finish_merging(self._should_stop)
-                self._raise_fault()
+                self._finish_merging(dispatcher)
             return self._result(target)
         self.patient.wait_out_refusals()
         if self.timers:
@@ -362,7 +361,7 @@ class Attachment:
 
         Raises:
             FencedError: Another writer has taken over.
-            StoreUnavailableError: The store refuses us, or we were told to stop.
+            StoreUnavailableError: The store refuses us, did not answer for ``give_up_s``, or we were told to stop.
         """
         if known := self._handed_over(metadata):
             return known
@@ -374,10 +373,11 @@ class Attachment:
         named = {"key": key, "size_bytes": len(data), "time_ms": metadata.time_ms}
         done = threading.Event()
         store = {**self._journal.state.store, HANDOVER: named}
+        dispatcher.watch_anew()
         # The build thread owns the journal, so it is asked to write the entry, and waited for.
         dispatcher.say(Fact({"do": "meta", "store": store}, done.set))
         while not (self._clock.wait(done, 0.25) or self._should_stop()):
-            self._raise_fault()
+            self._raise_given_up(dispatcher)
         self._raise_fault()
         if not done.is_set():
             raise StoreUnavailableError("we were told to stop before the mark was durable")
@@ -469,17 +469,41 @@ class Attachment:
     def _has_given_up(self, dispatcher: TieredDispatcher) -> bool:
         return dispatcher.seconds_without_success() > self._settings.give_up_s
 
+    def _raise_given_up(self, dispatcher: TieredDispatcher) -> None:
+        self._raise_fault()
+        if self._has_given_up(dispatcher):
+            raise StoreUnavailableError(
+                f"nothing could be uploaded for {dispatcher.seconds_without_success():.0f} s",
+                where=self.meter.url,
+                do="check the store; what is durable stays, attach again to go on",
+            )
+
     def _settle(self, dispatcher: TieredDispatcher) -> None:
         """Flush until all is durable, for ``once``."""
         while not self._should_stop() and not dispatcher.drain(1.0):
-            self._raise_fault()
-            if self._has_given_up(dispatcher):
-                raise StoreUnavailableError(
-                    f"nothing could be uploaded for {dispatcher.seconds_without_success():.0f} s",
-                    where=self.meter.url,
-                    do="check the store; what is durable stays, attach again to go on",
-                )
+            self._raise_given_up(dispatcher)
         self._raise_fault()
+
+    def _finish_merging(self, dispatcher: TieredDispatcher) -> None:
+        """For ``once``: merge what is due, as long as the store lets us."""
+
+        def trouble() -> tuple[BackendError, float] | None:
+            found = dispatcher.merge_trouble
+            lasts = found and (not found[0].retriable or found[1] > self._settings.give_up_s)
+            return found if lasts else None
+
+        def must_end() -> bool:
+            return self._should_stop() or self._has_given_up(dispatcher) or trouble() is not None
+
+        dispatcher.watch_anew()
+        dispatcher.finish_merging(must_end)
+        self._raise_given_up(dispatcher)
+        if found := trouble():
+            raise StoreUnavailableError(
+                f"every message is in the tier, but bundles could not be merged for {found[1]:.0f} s: {found[0]}",
+                where=self.meter.url,
+                do="check the store; the next run merges them",
+            ) from found[0]
 
     def _finish_index(self) -> None:
         """For ``once``: index all that is there, unless told to stop or the tier does not answer any more."""
@@ -489,8 +513,12 @@ class Attachment:
                 break  # all messages are durable; the next writer goes on with the index
 
     def _seal(self) -> int:
+        dispatcher = self._running()
+        dispatcher.watch_anew()
         with backend_errors():
-            return self._running().seal_all()
+            sealed = dispatcher.seal_all(lambda: self._has_given_up(dispatcher))
+        self._raise_given_up(dispatcher)
+        return sealed
 
     def _result(self, target: dict[MessageQueue, QueueBounds]) -> AttachResult:
         state = self._journal.state

@@ -454,16 +454,23 @@ class TieredDispatcher:
             self._last_commit_s = now_s
         return now_s - self._last_commit_s
 
+    def watch_anew(self) -> None:
+        """Count what is pending from now on; before waiting for it, where nobody has looked for a while."""
+        self._last_commit_s = self._clock.monotonic_s()
+
     @property
     def is_stalled(self) -> bool:
         """Nothing could be committed for longer than three times the freshness (and ``_STALL_S_MIN``)."""
         return self.seconds_without_commit() > max(_STALL_S_MIN, 3 * self._settings.freshness_s)
 
-    def seal_all(self) -> int:
+    def seal_all(self, stop: Callable[[], bool]) -> int:
         """Seal the open segment of every queue that is settled; what comes next opens new ones. While started.
 
+        Args:
+            stop: Ends the waiting for the entry that says so.
+
         Returns:
-            How many were sealed.
+            How many are being sealed.
 
         Raises:
             TieredStoreError: The dispatcher has ended by itself.
@@ -478,7 +485,7 @@ class TieredDispatcher:
                 if self._files.end_segment(queue, partial(self.say, Fact(action, done.set))):
                     told.append(done)
         for done in told:
-            while not (done.is_set() or self._stop.is_set()):
+            while not (done.is_set() or self._stop.is_set() or stop()):
                 self._clock.wait(done, 0.25)
         if self.fault is not None:
             raise self.fault
@@ -496,6 +503,11 @@ class TieredDispatcher:
         idle = threading.Event()
         while self._merging.is_busy and not stop() and self.fault is None:
             self._clock.wait(idle, 0.02)
+
+    @property
+    def merge_trouble(self) -> tuple[BackendError, float] | None:
+        """What keeps bundles from being gathered, and for how many seconds; None: nothing."""
+        return self._merging.trouble()
 
     def merge_all(self) -> None:
         """Gather whatever is due now. While started; the merge thread may work at the same."""

@@ -12,9 +12,9 @@ it presumes still holds; so it works on open segments while the same queue is wr
 Bounds (I8): one bundle (64 MiB) and what is read for it, once; one request at a time. Dispatch and uploads never wait for
 this thread; while memory is short it begins nothing. Merging has the same upload rate as group commits, once more.
 
-Retries and errors: what the store could not do is tried again with pauses that double up to ``backoff_s_max``, for ever. A
-damaged bundle is left as it is for the rest of this reign: said once, and counted. A key that exists means a cloned
-process: fenced.
+Retries and errors: what the store could not do is tried again with pauses that double up to ``backoff_s_max``, for ever;
+who waits for this thread looks at ``trouble``. A damaged bundle is left as it is for the rest of this reign: said once, and
+counted. A key that exists means a cloned process: fenced.
 
 After a crash, or ``close`` in the middle: a bundle that no entry names is an orphan; the next reign plans again.
 """
@@ -336,6 +336,9 @@ class MergeThread:
         self.stands_back = False
         self._damaged: set[str] = set()
         self._planned: MergePlan | None = None
+        self._trouble: tuple[BackendError, float] | None = (
+            None  # the last error, and when the first came
+        )
         self._turn = threading.Lock()
 
     def rounds_made(self, bundles: int) -> None:
@@ -374,6 +377,11 @@ class MergeThread:
         """Whether something is to be gathered."""
         return plan_merge(self._state(), self._policy, leave=self._damaged) is not None
 
+    def trouble(self) -> tuple[BackendError, float] | None:
+        """What the store said last, and for how many seconds it has not done what was asked; None: it did."""
+        known = self._trouble
+        return known and (known[0], self._clock.monotonic_s() - known[1])
+
     def go_on(self) -> None:
         """Stand back no longer."""
         self.stands_back = False
@@ -406,11 +414,14 @@ class MergeThread:
         while not self._stop.is_set():
             try:
                 made = self._merger.make(output, self._stop.is_set)
+                self._trouble = None
                 return None if made is None else self._publish(made)
             except AlreadyExistsError as error:
                 raise refused(error) from error
             except BackendError as error:
                 failures += 1
+                since_s = self._trouble[1] if self._trouble else self._clock.monotonic_s()
+                self._trouble = error, since_s
                 self._counters.merges_failed += 1
                 if failures == 1:
                     _LOG.log(retry_level(error), "merging failed, trying again: %s", error)
