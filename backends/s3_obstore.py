@@ -5,6 +5,9 @@ carry the answer only as text, so the class of the exception decides, and the te
 the structured tail is read, refines it. Should a later version word it otherwise, failed writes
 become unknown outcomes and failed reads unavailable, which is safe.
 
+A deadline is a client's, and goes by the bytes of a request, so there is a client for each class of sizes, made when it is
+first asked for; most stores see one or two.
+
 ``get_ranges`` of obstore is not used: it panics when a range reaches behind the end.
 
 obstore cannot list keys with an empty segment, ``.``, ``..`` or a control character, and takes a slash at either end away. A
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 5.0
 _PAGE_KEYS = 1000
+_SMALL_BYTES = 4 * 1024 * 1024
+"""These have the deadline of a request of no bytes."""
 # Lines of the "Debug source" that obstore appends. Keys and bodies stand in them inside quotes on
 # lines of their own, so that no key can be mistaken for a status.
 _STATUS = re.compile(r"^\s+status: (\d{3}),$", re.MULTILINE)
@@ -92,34 +97,50 @@ class ObstoreWire:
 
     def __init__(self, settings: S3Settings) -> None:
         """Make a client; nothing is sent."""
-        client: ClientConfig = {
+        self._settings = settings
+        self._careful: S3Wire | None = None
+        self._ca_bundle = None
+        if settings.ca_bundle is not None and not settings.is_plain_http:
+            self._ca_bundle = read_ca_bundle(settings.ca_bundle)
+        self._client = self._made(0)
+        self._clients = {0: self._client}
+
+    def _made(self, size_bytes: int) -> Client:
+        settings = self._settings
+        options: ClientConfig = {
             "allow_http": settings.is_plain_http,
-            "timeout": timedelta(seconds=settings.timeout_s),
+            "timeout": timedelta(seconds=settings.deadline_s(size_bytes)),
             "connect_timeout": timedelta(seconds=min(_CONNECT_TIMEOUT_S, settings.timeout_s)),
         }
         if settings.headers:
-            client["default_headers"] = dict(settings.headers)
-        if settings.ca_bundle is not None and not settings.is_plain_http:
-            client["root_certificate"] = read_ca_bundle(settings.ca_bundle)
-        self._settings = settings
-        self._careful: S3Wire | None = None
-        self._client = Client(
+            options["default_headers"] = dict(settings.headers)
+        if self._ca_bundle is not None:
+            options["root_certificate"] = self._ca_bundle
+        return Client(
             settings.bucket,
             config=_config(settings),
-            client_options=client,
+            client_options=options,
             retry_config={"max_retries": 0},
             credential_provider=cast("S3CredentialProvider", settings.credentials),
         )
+
+    def _client_for(self, size_bytes: int) -> Client:
+        """The client whose deadline does for so many bytes."""
+        sized = 0 if size_bytes <= _SMALL_BYTES else 1 << (size_bytes - 1).bit_length()
+        found = self._clients.get(sized)
+        # Two threads may make one each; one of the two is kept, and the other goes when its request has ended.
+        return found or self._clients.setdefault(sized, self._made(sized))
 
     def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
         """The pieces are sent as they are, without joining them."""
         with _failures():
             # An iterator of no pieces would be a body of none; one piece needs no iterator.
             body = pieces[0] if len(pieces) == 1 else iter(pieces) if pieces else b""
+            size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
             etag = condition.etag
             mode = "create" if etag is None else {"e_tag": etag}
             result = obstore.put(
-                self._client,
+                self._client_for(size_bytes),
                 key,
                 body,
                 mode=mode,  # type: ignore[arg-type]  # (a TypedDict of obstore that is not there at run time)
@@ -135,7 +156,8 @@ class ObstoreWire:
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
         with _failures():
-            return memoryview(obstore.get_range(self._client, key, start=start, end=end))
+            client = self._client_for(end - start)
+            return memoryview(obstore.get_range(client, key, start=start, end=end))
 
     def head(self, key: str) -> ObjectInfo:
         with _failures():
@@ -195,7 +217,7 @@ class ObstoreWire:
 
     def close(self) -> None:
         """Idle connections are closed with the client, which an error's traceback might hold on to."""
-        del self._client
+        del self._client, self._clients
         if self._careful is not None:
             self._careful.close()
 

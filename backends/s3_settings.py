@@ -34,7 +34,7 @@ class S3Options:
         headers: Added to every request. Not shown by ``repr``: people put tokens there.
         sse_kms_key_id: Key with which the server encrypts every object.
         ca_bundle: PEM file of authorities that are trusted beside the system's.
-        timeout_s: Deadline of each request, seconds.
+        timeout_s: Deadline of each request, seconds; one of many bytes has more (``S3Settings.deadline_s``).
         connections_max: Most requests under way at once.
         sign_payload: Let the server check the bytes on arrival, by their hash in the signature.
     """
@@ -52,6 +52,8 @@ class S3Options:
 
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+_BYTES_S_MIN = 512 * 1024
+"""Slower is a failure: 4 Mbit/s."""
 _REGION_DEFAULT = "us-east-1"
 ENDPOINT_OPTION = "--endpoint-url"
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -97,7 +99,7 @@ class S3Settings:
         path_style: Bucket in the path, not in the host name.
         headers: Added to every request.
         sse_kms_key_id: Key for encryption by the server, or None.
-        timeout_s: Deadline of a request.
+        timeout_s: Deadline of a request, but for its bytes.
         sign_payload: Whether the signature covers the bytes.
         credentials: Gives a key pair that is valid now.
         ca_bundle: PEM file of authorities to trust beside the system's, or None.
@@ -113,6 +115,10 @@ class S3Settings:
     sign_payload: bool
     credentials: CredentialSource = field(repr=False)
     ca_bundle: str | None = None
+
+    def deadline_s(self, size_bytes: int) -> float:
+        """Deadline of a request that moves so many bytes: a slow way to the store is no failure of it."""
+        return self.timeout_s + size_bytes / _BYTES_S_MIN
 
     @property
     def is_plain_http(self) -> bool:

@@ -308,6 +308,20 @@ def test_deadlines(hasty: ObjectStore, proxy: FaultProxy):
     assert hasty.get("k") == b"1"
 
 
+def test_a_request_of_many_bytes_has_a_later_deadline(
+    opened: Callable[..., ObjectStore], proxy: FaultProxy
+):
+    """A bundle on a slow way took longer than 30 s, each time that it was sent."""
+    store, data = opened(endpoint_url=proxy.url, timeout_s=1.0), bytes(5 << 20)
+    proxy.add("late", "PUT", seconds=2.5)
+    store.put_if_absent("large", data)
+    proxy.add("late", "GET", seconds=2.5)
+    assert store.get("large", ByteRange(0, 5 << 20)) == data
+    proxy.add("late", "GET", seconds=2.5)
+    with pytest.raises(UnavailableError):
+        store.get("large", ByteRange(0, 4 << 20))
+
+
 def test_conflict_is_looked_into(faulty: ObjectStore, proxy: FaultProxy):
     """AWS answers 409 when two PUTs met; whether one is stored, only a look tells."""
     proxy.add("status", "PUT", status=409, code="ConditionalRequestConflict")

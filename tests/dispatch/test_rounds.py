@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.dispatching import FAST, dispatching, filled
 
 from backends.memory import MemoryStore
-from tiered.dispatch.group_commit import plan_bundles
+from tiered.dispatch.group_commit import InFlight, plan_bundles
 from tiered.dispatch.settings import DispatchSettings
 from tiered.local.face import RecordBatch
 from tiered.log.composite import CompositeFlatFile, trim
@@ -51,6 +51,34 @@ def test_every_commit_once_in_order_in_few_bundles_of_about_one_size(rows: list[
         assert sum(c.data_bytes for c in one) + two[0].data_bytes > size, "none could be left out"
     total = sum(commit.data_bytes for commit in taken)
     assert len(plans) <= 2 * total // size + 1
+
+
+@given(st.floats(0.3, 2000.0))
+def test_what_is_on_its_way_at_once_stays_far_from_its_deadline_whatever_the_speed(mib_s: float):
+    """Bundles of 16 MiB that share one way; each is done after the time that all of them take."""
+    flights, took, most = InFlight(8), [], 0
+    for _ in range(200):
+        took.append(flights.limit * 16 / mib_s)
+        flights.ended(took[-1], is_stored=True)
+        most = max(most, flights.limit)
+    assert max(took[1:]) <= max(16 / mib_s, 15 + 16 / mib_s), (
+        "but for the first, before anything is known"
+    )
+    assert most == 8 or 16 * (most + 1) / mib_s > 5, "a fast way is used"
+    assert mib_s < 26 or most == 8
+
+
+def test_a_store_that_says_no_at_once_says_nothing_about_the_way():
+    flights = InFlight(8)
+    for _ in range(9):
+        flights.ended(0.1, is_stored=True)
+    flights.ended(0.2, is_stored=False)
+    assert flights.limit == 8
+    flights.ended(94.0, is_stored=False)
+    assert flights.limit == 4
+    for _ in range(9):
+        flights.ended(94.0, is_stored=False)
+    assert flights.limit == 1
 
 
 def test_many_queues_wait_for_larger_rounds_within_half_of_the_buffer():

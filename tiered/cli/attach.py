@@ -163,7 +163,12 @@ class AttachOptions:
     buffer_size_bytes: int = option(
         "bytes of records held in memory, at most", "SIZE", parse_size, default=128 * _MIB
     )
-    uploads: int = option("uploads at once", "N", whole(1), default=8)
+    uploads: int = option(
+        "uploads at once, at most; fewer where the way to the store is slow",
+        "N",
+        whole(1),
+        default=8,
+    )
     compress: str = option(
         "compress what merging is done with: zstd, zstd:LEVEL with a level from 1 to 19, or none",
         "zstd[:LEVEL]|none",

@@ -85,7 +85,10 @@ class CommonOptions:
         default_text="AWS_CA_BUNDLE, else that of the AWS profile",
     )
     request_timeout_s: float = option(
-        "deadline of each request, seconds", "SECONDS", above_zero, default=30.0
+        "deadline of each request, seconds; one of more than 4 MiB has one more for each 512 KiB, at least",
+        "SECONDS",
+        above_zero,
+        default=30.0,
     )
     output: str = custom(
         Setting(

@@ -11,7 +11,8 @@ Ordering: a queue may have commits in several bundles on their way; what is dura
 Retries and errors: of a bundle that failed, or of which nobody knows what became, each queue switches files and is tried
 again after a pause with jitter, for ever; a refusal that waiting cannot mend ends the dispatcher.
 
-Bounds: ``uploads_max`` bundles are on their way at once, and no round is taken while they are.
+Bounds: ``uploads_max`` bundles are on their way at once, fewer on a slow way (``InFlight``), and no round is taken while
+they are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import itertools
 import logging
 import math
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -255,6 +257,35 @@ def plan_bundles(taken: Sequence[GroupCommit], bundle_bytes: int) -> list[list[G
     return [*plans, shared] if shared else plans
 
 
+_QUICK_S = 5.0
+_SLOW_S = 15.0
+"""Half of a store's usual deadline (30 s): whoever comes near it has too much beside it."""
+_AT_FIRST = 2
+
+
+class InFlight:
+    """How many bundles may be on their way at once: as many as the way to the store bears.
+
+    On a slow way all that share it take as long as their sum, until all of them miss their deadline, are sent again, and
+    miss it again. So each that was quick allows one more, and each that was slow, whatever became of it, half as many;
+    whatever the speed, what is on its way stays far from the deadline. Not thread safe.
+
+    Attributes:
+        limit: From 1 to ``uploads_max``.
+    """
+
+    def __init__(self, uploads_max: int) -> None:
+        self._max = uploads_max
+        self.limit = min(_AT_FIRST, uploads_max)
+
+    def ended(self, took_s: float, *, is_stored: bool) -> None:
+        """Learn how long one took. That it failed quickly says nothing about the way."""
+        if took_s > _SLOW_S:
+            self.limit = max(1, self.limit // 2)
+        elif is_stored and took_s < _QUICK_S:
+            self.limit = min(self._max, self.limit + 1)
+
+
 class GroupCommitter:
     """Uploads group commits, round by round. From any thread.
 
@@ -297,7 +328,11 @@ class GroupCommitter:
         self._buffering: dict[CompositeFlatFile, None] = {}  # in the order in which they came
         self._waiting_bytes = 0
         self._due_s: float | None = math.inf  # when a round is due by age; None: to be found out
-        self._open = 0
+        self._planned: deque[Sequence[GroupCommit]] = (
+            deque()
+        )  # bundles that wait for others to be uploaded
+        self._in_flight = InFlight(settings.uploads_max)
+        self._uploading = 0
         self.flush = False
         self.is_awaited = False
         self._is_growing = False
@@ -361,7 +396,7 @@ class GroupCommitter:
                 self._stop.is_set()
                 or self._is_growing
                 or not self._buffering
-                or self._open >= self._settings.uploads_max
+                or len(self._planned) + self._uploading >= self._in_flight.limit
             ):
                 return False
             is_full = self._waiting_bytes >= self._settings.round_bytes(len(self._buffering))
@@ -389,9 +424,18 @@ class GroupCommitter:
 
     def _begin(self, taken: Sequence[GroupCommit]) -> None:
         """Have the pool upload what was taken."""
-        for some in plan_bundles(taken, self._settings.bundle_bytes):
+        plans = plan_bundles(taken, self._settings.bundle_bytes)
+        with self._lock:
+            self._planned += plans
+        self._upload_planned()
+
+    def _upload_planned(self) -> None:
+        while True:
             with self._lock:
-                self._open += 1
+                if not self._planned or self._uploading >= self._in_flight.limit:
+                    return
+                some = self._planned.popleft()
+                self._uploading += 1
             with suppress(RuntimeError):  # the pool was closed meanwhile: the commits are given up
                 self._pool.submit(self._guard, partial(self._upload, some))
 
@@ -418,16 +462,24 @@ class GroupCommitter:
         try:
             self._throttle.take(sum(commit.data_bytes for commit in some))
             alone = len(some) == 1 and 2 * some[0].data_bytes > self._settings.bundle_bytes
+            began_s = self._clock.monotonic_s()
             try:
                 stored = self._uploader.put_commits(some, alone=alone)
             except BackendError as error:
+                self._took(began_s, is_stored=False)
                 self._failed(some, error)
             else:
+                self._took(began_s, is_stored=True)
                 self._stored(some, stored)
         finally:
             with self._lock:
-                self._open -= 1
+                self._uploading -= 1
+            self._upload_planned()
             self._context.wake.set()
+
+    def _took(self, began_s: float, *, is_stored: bool) -> None:
+        with self._lock:
+            self._in_flight.ended(self._clock.monotonic_s() - began_s, is_stored=is_stored)
 
     def _stored(self, some: Sequence[GroupCommit], stored: StoredBundle) -> None:
         now_s = self._clock.monotonic_s()
