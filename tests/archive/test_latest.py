@@ -217,6 +217,24 @@ def test_brokers_that_share_an_archive_have_a_table_each():
     assert not one.plan().has_work, "another broker's table is none of its business"
 
 
+def test_a_broker_of_the_same_name_in_another_cluster_has_incarnations_of_its_own():
+    """A topic that was made again there emptied the table here."""
+    one, two = History(1), History(2)
+    queue = QUEUES[0]
+    two.tier.post(queue, [Mail(("old",), body=b"old", time_ms=1_600_000_000_000)])
+    two.tier.say(queue_action("incarnation", queue, 1, start=0, reason="made again"))
+    two.tier.forget(queue)
+    two.at = replace(
+        two.at, place=type(one.at.place)("c2", "b"), archive=one.at.archive, bare=one.at.bare
+    )
+    for number in range(2):
+        for name, history in (("one", one), ("two", two)):
+            history.grow()
+            history.update(f"{name}{number}")
+        assert one.rows() == one.expected()
+        assert one.rows()
+
+
 def test_sql_has_a_table_of_it_of_all_brokers_that_share_an_archive():
     one, two = History(1), History(2)
     two.at = replace(

@@ -280,6 +280,9 @@ def test_the_command_in_parts(
     words = ("archive", tier.url, "--to", archive_url)
     planned = here(*words, "--dry-run", "--json").good().document
     assert planned["planned"] == len(planned["tasks"]) > 2
+    for acts in (("--clean", "--apply", "-"), ("--key-index",)):
+        refused = here(*words, "--dry-run", *acts)
+        assert (refused.code, "contradict" in refused.error) == (2, True)
     assert files(archive_url) == []
     metrics = tmp_path / "archive.prom"
     first = here(*words, "--max-bytes", "1", "--metrics-file", metrics, "--json").good()

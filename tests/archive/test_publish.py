@@ -15,7 +15,7 @@ import pytest
 from conftest import use_server
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.types import StringType
-from support.tiers import QUEUE, TierBuilder
+from support.tiers import QUEUE, TIME_MS, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
@@ -33,10 +33,12 @@ from tiered.archive import publish as module
 from tiered.archive.bodies import BodyColumns, BodyLayout
 from tiered.archive.columns import schema
 from tiered.archive.engine import local_engine
-from tiered.archive.job import log_writer
+from tiered.archive.job import log_writer, run_job
 from tiered.archive.merging import merge, plan_merge
+from tiered.archive.plan import Limits
 from tiered.archive.publish import Destination, Published, expire_snapshots, publish, table_name
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
+from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -178,6 +180,64 @@ def test_what_the_broker_takes_back_goes_from_the_table(tmp_path: Path, catalog:
         archive(at)
         published(at, catalog)
     assert bodies(catalog) == [b"a", b"b", b"new c"]
+
+
+def test_a_topic_of_which_all_was_taken_back_leaves_an_empty_table(
+    tmp_path: Path, catalog: str
+) -> None:
+    """The log forgets such a topic; its table kept the rows, and named deleted files after ``--clean``."""
+    with closing(open_store(f"file://{tmp_path}/parquet", S3Options())) as store:
+        tier = TierBuilder()
+        tier.add([b"a"])
+        tier.add([b"old b", b"old c"], roll=True)
+        life = tier.journal.state.life(QUEUE)
+        assert life is not None
+        tier.say(queue_action("seal", QUEUE, 0, segment=life.segments[-1].base_offset))
+        at = workshop(tier.store, store)
+        late = Limits(from_ms=TIME_MS + 1)
+        run_job(at, local_engine(at.bench, 1), limits=late)
+        published(at, catalog)
+        assert bodies(catalog) == [b"old b", b"old c"]
+        tier.take_back(1)
+        TierBuilder(tier.store, writer="0badbeef").add([b"new"], roll=True)
+        run_job(at, local_engine(at.bench, 1), limits=late)
+        assert not log_writer(at).state.lanes
+        (done,) = published(at, catalog)
+        assert (done.added, done.removed) == (0, 1)
+        assert bodies(catalog) == []
+        assert published(at, catalog) == [replace(done, removed=0)]
+
+
+def test_an_archive_that_was_begun_anew_is_not_taken_for_one_that_is_published(
+    at: Workshop, catalog: str
+) -> None:
+    """Its log is behind the table for a while, which must not look like nothing to do."""
+    more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
+    more.add([b"more"], roll=True)
+    archive(at)
+    published(at, catalog)
+    for info in list(at.archive.list("")):
+        if not info.key.startswith("_iceberg/"):
+            at.archive.delete(info.key)
+    archive(at)
+    with pytest.raises(InvalidError, match="begun anew"):
+        published(at, catalog)
+
+
+def test_a_topic_that_cannot_be_published_does_not_keep_the_others(
+    at: Workshop, catalog: str
+) -> None:
+    more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
+    more.add([b"x"], queue=MessageQueue("zebra", 0), roll=True)
+    more.add([b"open"], queue=MessageQueue("zebra", 0), roll=True)
+    archive(at)
+    state = log_writer(at).state
+    for lane, stretches in state.lanes.items():
+        if lane.topic == QUEUE.topic:
+            at.archive.delete(stretches[0].files[0].key)
+    with pytest.raises(DataError):
+        published(at, catalog)
+    assert len(rows(catalog, "zebra")) == 1
 
 
 KINDS = (

@@ -205,15 +205,14 @@ def plan_latest(
     wanted = Selection().among("topic", [shown(topic)]).among("broker", [shown(place.broker)])
     newest: dict[int, int] = {}
     files = plan_files(state, wanted).files
-    every = [piece.lane for file in files for piece in file.pieces]
-    for lane in every:
-        newest[lane.queue_id] = max(lane.incarnation, newest.get(lane.queue_id, 0))
+    for file in files:  # a broker of another cluster may have the same name, and other incarnations
+        file.pieces = [piece for piece in file.pieces if piece.lane.cluster == place.cluster]
+        for piece in file.pieces:
+            lane = piece.lane
+            newest[lane.queue_id] = max(lane.incarnation, newest.get(lane.queue_id, 0))
     for file in files:
         file.pieces = [
-            piece
-            for piece in file.pieces
-            if piece.lane.cluster == place.cluster
-            and piece.lane.incarnation == newest[piece.lane.queue_id]
+            piece for piece in file.pieces if piece.lane.incarnation == newest[piece.lane.queue_id]
         ]
     files = [file for file in files if file.pieces]
     said = [

@@ -18,7 +18,9 @@ One thread. Memory: the names of one topic's files.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
 import re
 import warnings
@@ -36,7 +38,8 @@ from tiered.archive.engine import all_done
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
-from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
+from tiered.archive.selection import shown
+from tiered.errors import DataError, InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.journal.replay import JournalReader
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ TOPIC = "tiered.topic"
 NAMESPACE = "default"
 SORTED = ("broker", "queue_id", "incarnation", "queue_offset")
 """Rows of a file are in this order: it is that of lanes, and of offsets in each."""
+_LOG = logging.getLogger("tiered.archive")
 _TRIES = 5
 _PLAIN = re.compile(r"[a-z0-9_]+")
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
@@ -128,7 +132,8 @@ def publish(
         Each table when it is done.
 
     Raises:
-        InvalidError: pyiceberg is missing, or a table of that name is not of this archive, or has got other columns.
+        InvalidError: pyiceberg is missing, or a table of that name is not of this archive, or has got other columns, or
+            the archive was begun anew. When all other tables are done; so is a DataError.
         StoreUnavailableError: The catalog refuses, or cannot be reached.
         DataError: The log or a file is damaged.
         BackendError: The archive's store failed.
@@ -138,11 +143,21 @@ def publish(
     if not log.number:
         return  # nothing was ever archived
     publisher = _Publisher(archive, destination, options, log)
+    failed: InvalidError | DataError | None = None
     try:
-        for topic, files in _by_topic(log.state).items():
-            yield publisher.publish(topic, files, engine)
+        for topic, files in publisher.topics().items():
+            try:
+                done = publisher.publish(topic, files, engine)
+            except (InvalidError, DataError) as error:
+                if failed is not None:  # the first is the one that ends the run
+                    _LOG.warning("the table of %s stays behind: %s", shown(topic), error)
+                failed = failed or error
+                continue
+            yield done
     finally:
         publisher.close()
+    if failed is not None:
+        raise failed
 
 
 def expire_snapshots(
@@ -171,7 +186,7 @@ def expire_snapshots(
     open_log(archive, log)
     publisher = _Publisher(archive, destination, options, log)
     try:
-        for topic in _by_topic(log.state):
+        for topic in publisher.topics():
             count = publisher.expire(topic, before_ms)
             if count:
                 yield f"{destination.namespace}.{table_name(topic)}", count
@@ -201,6 +216,7 @@ class _Publisher:
     ) -> None:
         self._archive = archive
         self._place = destination
+        self._log = log
         self._state = log.state
         self._number = log.number
         root = local_root(archive)
@@ -209,6 +225,30 @@ class _Publisher:
 
     def close(self) -> None:
         self._catalog.close()
+
+    def topics(self) -> dict[str, list[ParquetFile]]:
+        """Files of each topic that the log has, and of each that only a table has: the broker took back all of it."""
+        found = _by_topic(self._state)
+        known = {table_name(topic) for topic in found}
+        try:
+            others = [table for table in self._tables(known) if table.get(URL) == self._archive.url]
+        except Exception as error:
+            raise self._refused(_said(error), error) from error
+        return found | {table[TOPIC]: [] for table in others if table.get(TOPIC) not in found}
+
+    def _tables(self, known: set[str]) -> Iterator[dict[str, str]]:
+        """Properties of the other tables of the namespace."""
+        from pyiceberg.exceptions import (  # noqa: PLC0415 (heavy)
+            NoSuchIcebergTableError,
+            NoSuchNamespaceError,
+            NoSuchTableError,
+        )
+
+        with contextlib.suppress(NoSuchNamespaceError):
+            for name in self._catalog.list_tables(self._place.namespace):
+                if name[-1] not in known:
+                    with contextlib.suppress(NoSuchIcebergTableError, NoSuchTableError):
+                        yield self._catalog.load_table(name).metadata.properties
 
     def publish(self, topic: str, files: list[ParquetFile], engine: Engine) -> Published:
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
@@ -258,6 +298,7 @@ class _Publisher:
         if not wanted and not self._catalog.table_exists(name):
             return Published(topic, name, 0, 0, self._number)
         table = self._table(name, topic)
+        self._require_not_ahead(name, table)
         if _number_of(table) >= self._number:
             return Published(topic, name, 0, 0, _number_of(table))
         present = {task.file.file_path: task.file for task in table.scan().plan_files()}
@@ -270,6 +311,18 @@ class _Publisher:
         if added or removed:
             self._commit(table, topic, added, removed, engine)
         return Published(topic, name, len(added), len(removed), self._number)
+
+    def _require_not_ahead(self, name: str, table: Any) -> None:  # noqa: ANN401
+        """See that the log has all that the table was made of, now if not when we read it."""
+        if _number_of(table) > self._number:
+            self._log.catch_up()
+            if _number_of(table) > self._log.number:
+                raise InvalidError(
+                    f"the table {name} is at entry {_number_of(table)} of the archive's log, which ends at"
+                    f" {self._log.number}: the archive was begun anew, or an older copy of it put back",
+                    where=self._place.catalog.rpartition("@")[2],
+                    do="drop the table, or publish into a namespace of its own",
+                )
 
     def _commit(
         self,

@@ -215,6 +215,7 @@ def run(call: Call, options: ArchiveOptions) -> int:
     # Arrow's allocator gives memory back within milliseconds, and the next file would pay for it anew: a tenth of all work.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     load_pyarrow()
+    _require_dry(call, options)
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workshop(call, options, stack)
         watch = Watch(call.clock)
@@ -230,6 +231,21 @@ def run(call: Call, options: ArchiveOptions) -> int:
         if options.dry_run:
             return _plan(call, options, at)
         return _archive(call, options, at, engine, watch)
+
+
+def _require_dry(call: Call, options: ArchiveOptions) -> None:
+    """See that what is said to do nothing does nothing.
+
+    Raises:
+        InvalidError: It would.
+    """
+    acts = {"--apply": options.apply, "--key-index": options.key_index}
+    for name, is_given in acts.items():
+        if options.dry_run and is_given:
+            do = "leave one of the two out; without --apply, --clean and --repair only plan"
+            raise InvalidError(
+                f"--dry-run and {name} contradict each other", where=call.path, do=do
+            )
 
 
 def open_workshop(call: Call, options: ArchiveOptions, stack: contextlib.ExitStack) -> Workshop:
