@@ -107,6 +107,23 @@ def test_status_without_and_with_a_store(tiered: CommandLine, basic: Path, tmp_p
     assert re.search(r"lag +213 messages, 1\.\d MiB", text)
 
 
+def test_topics_that_attach_was_told_to_leave_out_do_not_lag(
+    tiered: CommandLine, basic: Path, tmp_path: Path
+):
+    url, status = f"file://{tmp_path}", ("status", f"file://{tmp_path}", "--store", basic)
+    tiered.good("attach", basic, "--to", url, "--once", "--topics", "orders")
+    (all_of_it,) = tiered.good(*status, "--json").document["brokers"]
+    left_out = {topic["topic"] for topic in all_of_it["topics"] if topic["lag_messages"]}
+    assert left_out
+    words = (*status, "--json", "--exclude", ",".join(sorted(left_out)))
+    (broker,) = tiered.good(*words).document["brokers"]
+    assert (broker["lag_messages"], broker["lag_bytes"], broker["lag_seconds"]) == (0, 0, 0.0)
+    assert not left_out & {topic["topic"] for topic in broker["topics"]}
+    (same,) = tiered.good(*status, "--json", "--topics", "orders").document["brokers"]
+    assert same["lag_messages"] == 0
+    assert [topic["topic"] for topic in same["topics"]] == ["orders"]
+
+
 def test_lag_bytes_are_those_of_the_records(
     tiered: CommandLine, batches: Path, tmp_path: Path, dumped: Dump
 ):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.cli.exits import DONE
 from tiered.cli.frame import make_command
-from tiered.cli.options import argument, flag, maybe, option
+from tiered.cli.options import argument, flag, maybe, option, several
 from tiered.cli.output import Output, Row
-from tiered.cli.values import counted, format_size, format_time
+from tiered.cli.values import counted, format_size, format_time, topic_filter
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -47,6 +47,15 @@ class StatusOptions:
     store: str | None = option(
         "local store directory to compare with", "DIR", str, default_text="none: no lag"
     )
+    topics: tuple[str, ...] = several(
+        "topics that attach was told to tier, as globs: of others only what is in the tier can lag",
+        "GLOB,...",
+        str,
+        default_text="all",
+    )
+    exclude: tuple[str, ...] = several(
+        "topics that attach was told not to tier, as globs", "GLOB,...", str, default_text="none"
+    )
 
 
 def run(call: Call, options: StatusOptions) -> int:
@@ -67,6 +76,7 @@ def run(call: Call, options: StatusOptions) -> int:
             broker=call.common.broker,
             local=local,
             now_ms=now_ms,
+            selects=topic_filter(options.topics, options.exclude),
         )
     document = status_document(store.url, facts, now_ms)
     if output.form == "table":

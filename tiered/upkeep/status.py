@@ -25,7 +25,7 @@ from tiered.log.state import TierMachine
 from tiered.log.takeback import is_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.journal.entry import Entry
@@ -80,6 +80,7 @@ def read_status(
     broker: str | None,
     local: LocalStore | None,
     now_ms: int,
+    selects: Callable[[str], bool] = lambda _topic: True,
 ) -> list[BrokerFacts]:
     """Read all brokers under a URL, or those that fit the names.
 
@@ -89,6 +90,7 @@ def read_status(
         broker: Only this broker.
         local: The local store of the one broker that is meant.
         now_ms: UTC.
+        selects: Topics that are to be tiered: what the tier has never met of others is no lag.
 
     Raises:
         InvalidError: No tier fits; or more than one, and there is a local store.
@@ -104,29 +106,38 @@ def read_status(
         places = [p for p in find_places(store) if _fits(p, cluster, broker)]
     if not places:
         raise no_tier(store)
-    return [_read(store, place, local, now_ms) for place in places]
+    return [_read(store, place, local, now_ms, selects) for place in places]
 
 
 def _fits(place: Place, cluster: str | None, broker: str | None) -> bool:
     return cluster in {None, place.cluster} and broker in {None, place.broker}
 
 
-def _read(store: ObjectStore, place: Place, local: LocalStore | None, now_ms: int) -> BrokerFacts:
+def _read(
+    store: ObjectStore,
+    place: Place,
+    local: LocalStore | None,
+    now_ms: int,
+    selects: Callable[[str], bool],
+) -> BrokerFacts:
     reader = TierReader(store, place.prefix)
     reader.refresh()
     lease, _ = read_lease(store, place.prefix + LEASE)
     if local is not None:
         local.refresh()  # behind the tier: else what a writer has tiered since would be ahead of the store
-    facts = local_facts(local, reader.state, now_ms) if local else None
+    facts = local_facts(local, reader.state, now_ms, selects) if local else None
     number = reader.journal_number
     is_held = lease is not None and not lease.released and lease.expires_ms > now_ms
     rate = read_rate(store, place.prefix, number, now_ms) if is_held else None
     return BrokerFacts(place, reader.state, number, lease, facts, rate)
 
 
-def local_facts(local: LocalStore, state: TierState, now_ms: int) -> LocalFacts:
+def local_facts(
+    local: LocalStore, state: TierState, now_ms: int, selects: Callable[[str], bool]
+) -> LocalFacts:
     """Hold a local store against a tier."""
-    lag = measure_lag(local, commit_offsets(state), now_ms)
+    found = measure_lag(local, commit_offsets(state), now_ms)
+    lag = {q: lag for q, lag in found.items() if q in state.queues or selects(q.topic)}
     return LocalFacts(lag, local.waiting(), local.report())
 
 
