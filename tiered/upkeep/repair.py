@@ -14,8 +14,7 @@ After a crash: what entries name is repaired, the rest as before; repair again.
 
 from __future__ import annotations
 
-import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,13 +22,9 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
-from tiered.api.broker_place import require_conditional_writes
-from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import MergedBundle, row_of
 from tiered.errors import DataError, InvalidError
 from tiered.format.bundle import build_packed_section, build_section
-from tiered.journal.append import JournalWriter
-from tiered.journal.lease import Holder, Lease
 from tiered.keys import parse_data_key
 from tiered.log.bundle_tables import Tabled, read_bundle_table
 from tiered.log.flat_file import encode_items
@@ -38,12 +33,13 @@ from tiered.log.marks import mark_of
 from tiered.log.merge import BUNDLE_BYTES_MAX, MergeOutput, MergeRun
 from tiered.log.parts import Parts
 from tiered.log.sections import read_range
-from tiered.log.state import TierMachine, TierState
 from tiered.log.verify_report import WHOLE
+from tiered.upkeep.uploading import UploadingReign
 from tiered.upkeep.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
     import random
+    import threading
     from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Buffer
@@ -56,8 +52,6 @@ if TYPE_CHECKING:
     from tiered.log.parts import Part, SectionRange, TierState
     from tiered.log.verify_report import Damaged
     from tiered.model import MessageQueue
-
-LEASE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -120,30 +114,17 @@ class Repairer:
         self._store = store
         self._prefix = prefix
         self._local = local
-        self._clock = clock
-        self._rng = rng
-        self._writer = f"{rng.getrandbits(32):08x}"
-        self._journal: JournalWriter[TierState] = JournalWriter(
+        self._reign = UploadingReign(
             raw,
+            store,
             prefix,
-            TierMachine(),
-            writer=self._writer,
             clock=clock,
             rng=rng,
             stop=stop,
             give_up_s=GIVE_UP_S,
+            does="repairs",
         )
-        self._lease = Lease(
-            store,
-            prefix,
-            writer=self._writer,
-            holder=Holder.present(),
-            seconds=LEASE_SECONDS,
-            clock=clock,
-            known=lambda: self._journal.end,
-        )
-        self._renew_at_s = 0.0
-        self._uploader: Uploader | None = None
+        self._journal = self._reign.journal
         self._unnamed: list[Tabled] | None = None
         self._report = RepairReport()
 
@@ -165,10 +146,10 @@ class Repairer:
             for _, named in groupby(repairs, lambda one: one.part.bundle):
                 for some in self._recovered(named):
                     self._write(some)
-            if self._uploader is not None:
+            if self._reign.is_taken:
                 self._journal.write_checkpoint(force=True)
         finally:
-            self._lease.release()
+            self._reign.end()
         return self._report
 
     def _require_same_store(self) -> None:
@@ -218,7 +199,8 @@ class Repairer:
 
     def _write(self, some: list[_Recovered]) -> None:
         """Put the sections into a bundle like the damaged one, and name them."""
-        uploader = self._reigning()
+        uploader = self._reign.uploader()
+        self._reign.renew()
         some.sort(key=lambda one: (one.run.queue, one.named.part.queue_offset))
         bundle = some[0].named.part.bundle
         said = parse_data_key("", bundle.key)
@@ -236,32 +218,6 @@ class Repairer:
             else:
                 reason = "the tier has moved on meanwhile"
                 self._report.unrepaired.append(Unrepaired(name_of(one.named), reason))
-
-    def _reigning(self) -> Uploader:
-        """Lease and reign, when there is something to write; prolongs the lease."""
-        if self._uploader is None:
-            able = require_conditional_writes(self._store, self._rng, self._store.url)
-            self._lease.acquire(
-                wait=False,
-                announce=lambda _state: None,
-                stop=lambda seconds: self._clock.wait(threading.Event(), seconds),
-            )
-            holder = {**asdict(Holder.present()), "repairs": True}
-            self._journal.take_reign(holder, remembered=self._lease.remembered)
-            self._uploader = Uploader(
-                self._store,
-                self._prefix,
-                generation=self._journal.generation,
-                writer=self._writer,
-                clock=self._clock,
-                escapes_case=not able.distinguishes_case,
-            )
-        elif self._clock.monotonic_s() >= self._renew_at_s:
-            self._lease.renew()
-        else:
-            return self._uploader
-        self._renew_at_s = self._clock.monotonic_s() + self._lease.renewal_seconds
-        return self._uploader
 
 
 # --------------------------------------------------------------------------------------------------
