@@ -161,7 +161,7 @@ def show_result(
     output.line(f"{document['cluster']}/{document['broker']}")
     for line in lines(document):
         output.line(f"  {line}")
-    if document["applied"] is None and document[rows]:
+    if document["applied"] is None and document.get("erased") is None and document[rows]:
         output.line()
         output.table(document[rows], columns)
 
@@ -170,7 +170,7 @@ def ending_code(options: PlanOptions, document: Document, *, has_work: bool) -> 
     """The exit code."""
     if document.get("refusals"):
         return NEEDS_A_PERSON
-    planned_only = document["applied"] is None
+    planned_only = document["applied"] is None and document.get("erased") is None
     return NEEDS_A_PERSON if planned_only and has_work and options.exit_code else DONE
 
 
@@ -185,6 +185,9 @@ _LEFT_BY_GC = {
     "quarantine": "damaged records in quarantine",
     "unknown": "of unknown keys",
 }
+
+_NOTHING_ERASED = {"given_up_bundles": 0, "given_up_bytes": 0, "erases": False, "erasures": []}
+"""Of a plan file that was made before there was erasing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,21 +205,28 @@ class GcOptions(PlanOptions):
         default_text="24h",
     )
     timers: bool = flag(TIMERS_TEXT)
+    erase: bool = flag(
+        "rewrite, too, the objects that hold given-up messages beside others, without them; no writer may be at work"
+    )
 
 
 def run_gc(call: Call, options: GcOptions) -> int:
-    """Plan, and apply if told to."""
+    """Plan, and apply if told to: first what rewrites, which refuses beside a writer, and then what deletes."""
     from tiered.api.stores import backend_errors
     from tiered.journal.ahead import JournalBytes
     from tiered.upkeep.gc import apply_gc, plan_gc
 
     limit = options.max_deletions
-    applied = None
+    applied = erased = None
     done = Progressed("listing, and reading the journal")
 
     def told(count: int, total: int) -> None:
         nonlocal done
         done = Progressed(f"{count} of {total} objects deleted", count, total)
+
+    def told_erased(count: int, total: int) -> None:
+        nonlocal done
+        done = Progressed(f"{count} of {total} objects rewritten", count, total)
 
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(
@@ -238,13 +248,21 @@ def run_gc(call: Call, options: GcOptions) -> int:
                 max_deletions=limit,
                 journal=journal,
                 what="gc --timers" if options.timers else "gc",
+                erases=options.erase,
+                executor=executor,
             ),
         )
-        has_work = bool(plan["deletions"])
-        if options.apply and has_work:
+        _require_erases(options, plan)
+        if options.apply:
             require_within(limit, len(plan["deletions"]))
+        if options.apply and plan.get("erasures"):
+            from tiered.upkeep.erase import apply_erasure
+
+            erased = apply_erasure(at, plan, told=told_erased)
+        if options.apply and plan["deletions"]:
             applied = apply_gc(at, plan, executor=executor, journal=journal, told=told)
-    document = {**plan, "applied": applied}
+    document = {**_NOTHING_ERASED, **plan, "erased": erased, "applied": applied}
+    has_work = bool(plan["deletions"] or document["erasures"])
     show_result(
         call,
         document,
@@ -252,7 +270,21 @@ def run_gc(call: Call, options: GcOptions) -> int:
         columns=["kind", "size_bytes", "key"],
         lines=_gc_lines,
     )
+    if erased is not None and erased["stays"]:
+        return NEEDS_A_PERSON
     return ending_code(options, document, has_work=has_work)
+
+
+def _require_erases(options: GcOptions, plan: Plan) -> None:
+    """Raise when ``--erase`` is given with a plan file that was made without it.
+
+    Raises:
+        InvalidError: It is.
+    """
+    if options.erase and not plan.get("erases"):
+        raise InvalidError(
+            "this plan was made without --erase", where=options.apply or "", do="plan again"
+        )
 
 
 def _gc_lines(document: Document) -> Iterator[str]:
@@ -270,6 +302,7 @@ def _gc_lines(document: Document) -> Iterator[str]:
         yield f"unknown   {key}"
     for refusal in document["refusals"]:
         yield f"refused   {refusal}"
+    yield from _erasure_lines(document)
     applied = document["applied"]
     if applied is not None and applied["was_applied"]:
         yield "result    this plan was applied before: all of its objects are gone"
@@ -280,8 +313,41 @@ def _gc_lines(document: Document) -> Iterator[str]:
             f" (already gone: {applied['already_gone']}; too young by the store's clock:"
             f" {applied['left_young']})"
         )
-    elif count:
+    elif document["erased"] is None and (count or document["erasures"]):
         yield "nothing is changed; --apply - does it"
+
+
+def _erasure_lines(document: Document) -> Iterator[str]:
+    """What was given up and lies beside what was not; and what became of it."""
+    shared, erased = document["given_up_bundles"], document["erased"]
+    if shared:
+        yield (
+            f"given up  {format_size(document['given_up_bytes'])} of messages that were given up lie in"
+            f" {counted(shared, 'object')} beside others"
+            + ("" if document["erases"] else "; `tiered gc --erase` rewrites these")
+        )
+    if document["erasures"] and erased is None:
+        size = format_size(sum(row["size_bytes"] for row in document["erasures"]))
+        yield f"erase     {counted(len(document['erasures']), 'object')}, {size}, to be rewritten without them"
+        if document["is_writer_alive"]:
+            yield "writer    one is at work, so --apply refuses until it is stopped (`tiered lease` shows it)"
+    if erased is None:
+        return
+    if erased["was_applied"]:
+        yield "erased    this plan was applied before"
+    else:
+        yield (
+            f"erased    {format_size(erased['given_up_bytes'])} in {counted(erased['bundles'], 'object')}"
+            f" (done before: {erased['already_done']}); what was beside it lies in"
+            f" {counted(erased['made'], 'new object')}, {format_size(erased['made_bytes'])}"
+        )
+    for row in erased["stays"]:
+        yield f"stays     {row['key']}: {row['reason']}"
+    if erased["bundles"]:
+        yield (
+            f"to come   the old objects hold it still, for readers at work: `tiered gc` deletes them from"
+            f" {format_time(erased['gone_after_ms'])} on (grace {format_duration(document['grace_ms'])})"
+        )
 
 
 GC = make_command(
@@ -291,6 +357,7 @@ GC = make_command(
     examples=[
         "tiered gc s3://bucket/prefix",
         "tiered gc file:///tmp/tier --apply -",
+        "tiered gc s3://bucket/prefix --erase --apply -",
     ],
 )
 
@@ -545,6 +612,8 @@ def _given_up_lines(document: Document) -> Iterator[str]:
             f"done      {applied['steps']} queues (done before: {applied['already_done']});"
             " `tiered gc` deletes the objects after its grace"
         )
+        gc = "gc --timers" if document["what"].endswith("--timers") else "gc"
+        yield f"bytes     where an object holds other messages as well they stay until `tiered {gc} --erase` rewrites it"
     elif document["steps"]:
         yield "nothing is changed; --apply - does it"
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tiered.log.parts import Bundle
     from tiered.model import LogOffset, QueueOffset
 
-_PLAIN: Final = (
+PLAIN: Final = (
     ("start", "start"),
     ("records_bytes", "records_bytes"),
     ("stored_bytes", "stored_bytes"),
@@ -209,7 +209,7 @@ def sections_of(bundle: Bundle, table: SectionTable) -> NamedSections:
         ValueError: They contradict themselves.
     """
     rows = np.zeros(len(table), PART)
-    for mine, theirs in _PLAIN:
+    for mine, theirs in PLAIN:
         values = table.rows[theirs]
         if values.dtype.itemsize > 4 and len(values) and int(values.max()) >= 2**62:  # noqa: PLR2004
             raise ValueError(f"{theirs} of a section is out of range")

@@ -9,6 +9,9 @@ still named of these is gathered one level up. What comes out is sorted by topic
 is the last one. So does a topic, so that topics expire apart. Nothing of the last level is gathered again, unless less than
 half of a bundle is still named.
 
+What was given up stays in a bundle of which more is named, until then or until somebody asks for it: ``plan_erasure`` has
+any bundles rewritten, without what nobody names, however little that is.
+
 Bounds: parts of a queue stay below fan-in x levels and what is of the last level; a byte is rewritten once a level, at
 most ``LAST_LEVEL`` times; bytes stored stay below 2 x bytes named for each bundle (about 1.5 over all).
 
@@ -167,8 +170,31 @@ def plan_merge(
     if not chosen:
         chosen = _sparse(used, policy)
         level = max([1, *(use.bundle.level for use in chosen)])  # (level 0: as committed)
-    if not chosen:
-        return None
+    return _gathering(state, chosen, level, policy)
+
+
+def plan_erasure(
+    state: TierState, policy: MergePolicy, bundles: Collection[str]
+) -> MergePlan | None:
+    """What is to be rewritten next so that nothing of some bundles is named any more; None when nothing of them is.
+
+    What is named of them stays on its level, some bundles of one level at a time: nothing else is gathered on the way.
+
+    Args:
+        state: What the journal says.
+        policy: What comes out.
+        bundles: Keys of bundles that hold what was given up (``tiered.log.unnamed``).
+    """
+    used = [use for use in bundles_used(state) if use.bundle.key in bundles]
+    level = max(1, used[0].bundle.level) if used else 1  # (level 0: as committed)
+    chosen = _first([use for use in used if max(1, use.bundle.level) == level])
+    return _gathering(state, chosen, level, policy)
+
+
+def _gathering(
+    state: TierState, chosen: list[BundleUse], level: int, policy: MergePolicy
+) -> MergePlan | None:
+    """What gathers all that is named of some bundles."""
     keys = {use.bundle.key for use in chosen}
     runs = [run for run in _runs(state, keys, policy) if len(run.parts)]
     outputs = tuple(_outputs(runs, min(level, LAST_LEVEL), policy))

@@ -10,24 +10,29 @@ has named meanwhile is touched. A batch ends before the next begins.
 Retries and errors: a deletion that fails ends the run behind its batch; what was deleted is in the ledger. When anything
 is missing or strange, nothing is deleted.
 
+What was given up and shares a bundle with what is named is no orphan: the plan says how much that is, and with ``erases``
+which bundles are to be rewritten without it (``tiered.upkeep.erase``, which a caller carries out before ``apply_gc``).
+
 After a crash: the ledger has the plan's digest; each object is there or gone. The same plan can be applied again (what is
 gone is counted as gone), or a new one be made.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from backends.base import foreign_below
-from backends.errors import BackendError, ObjectNotFoundError
+from backends.base import ByteRange, foreign_below
+from backends.errors import BackendError, InvalidRangeError, ObjectNotFoundError, ShortReadError
 from backends.registry import PREFIX as PROBES
 from tiered.crashpoints import reached
-from tiered.errors import DataError
+from tiered.errors import DataError, TieredStoreError
+from tiered.format.bundle import FOOTER_BYTES, tail_bytes
 from tiered.keys import JOURNAL
 from tiered.log.history import TierHistory, named_objects
 from tiered.log.orphans import Deletion, KnownObjects, OrphanPlan, plan_orphans
+from tiered.log.unnamed import GivenUp, given_up
 from tiered.upkeep.workplace import (
     FORMAT,
     Ledger,
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.journal.ahead import JournalBytes
+    from tiered.log.parts import TierState
     from tiered.upkeep.workplace import Workplace
 
 BATCH = 200
@@ -62,6 +68,8 @@ def plan_gc(
     max_deletions: int,
     journal: JournalBytes | None = None,
     what: str = "gc",
+    erases: bool = False,
+    executor: Executor | None = None,
 ) -> Plan:
     """What gc would do now, as a plan document. Changes nothing; ages are held by our own clock until it is applied.
 
@@ -73,6 +81,8 @@ def plan_gc(
         max_deletions: Delete at most so many.
         journal: Reads entries ahead and keeps them for ``apply_gc``; None: one after another.
         what: As the plan calls itself: whose it is.
+        erases: Bundles are to be rewritten that hold given-up messages beside others.
+        executor: For several reads at once; None: one after another.
 
     Raises:
         DataError: The journal is damaged.
@@ -90,6 +100,8 @@ def plan_gc(
     )
     orphans, history = found.orphans, found.history
     kinds = {kind: list(group) for kind, group in groupby(orphans.deletions, lambda d: d.kind)}
+    shared = find_given_up(store, place.prefix, history.state, executor)
+    erasures = shared if erases and not orphans.refusals else []
     return {
         "format": FORMAT,
         "what": what,
@@ -111,8 +123,18 @@ def plan_gc(
         "deletion_count": len(orphans.deletions),
         "deletion_bytes": sum(one.size_bytes for one in orphans.deletions),
         "kinds": {kind: len(ones) for kind, ones in kinds.items()},
+        "given_up_bundles": len(shared),
+        "given_up_bytes": sum(one.size_bytes for one in shared),
+        "erases": erases,
+        "erasures": [_erasure(place.prefix, one) for one in erasures],
         "deletions": [asdict(one) for one in orphans.deletions],
     }
+
+
+def _erasure(prefix: str, one: GivenUp) -> dict[str, Any]:
+    """A bundle that is to be rewritten, as it stands in a plan."""
+    size_bytes, key = one.bundle.size_bytes, prefix + one.bundle.key
+    return {"key": key, "size_bytes": size_bytes, "given_up_bytes": one.size_bytes}
 
 
 def apply_gc(
@@ -355,6 +377,41 @@ def survey(
         orphans.deletions.clear()
     seen = {info.key: info for info in (*listed, *probes)}
     return Survey(history, orphans, takes_reign and bool(orphans.deletions), is_held, seen)
+
+
+def find_given_up(
+    store: ObjectStore, prefix: str, state: TierState, executor: Executor | None = None
+) -> list[GivenUp]:
+    """The bundles that are named and hold what was given up, too; by their keys.
+
+    A request for the footer of each of which the journal does not tell; none for others.
+
+    Args:
+        store: With retries.
+        prefix: Of the broker.
+        state: What the journal says.
+        executor: Makes the requests; None: one after another.
+
+    Raises:
+        BackendError: The store could not be read.
+    """
+
+    def look(one: GivenUp) -> GivenUp | None:
+        if one.is_sure:
+            return one
+        key, size = prefix + one.bundle.key, one.bundle.size_bytes
+        try:
+            footer = store.get(key, ByteRange(max(0, size - FOOTER_BYTES), size))
+            hidden = size - tail_bytes(footer, where=key) - one.named_end
+        except TieredStoreError:
+            return one  # nobody can tell: a rewritten one says what it has
+        except (ObjectNotFoundError, InvalidRangeError, ShortReadError):
+            return None  # merged and deleted meanwhile; or missing, which is said elsewhere
+        return replace(one, size_bytes=hidden, is_sure=True) if hidden > 0 else None
+
+    suspects = sorted(given_up(state), key=lambda one: one.bundle.key)
+    looked = (executor.map if executor else map)(look, suspects)
+    return [one for one in looked if one is not None]
 
 
 def _history(
