@@ -59,7 +59,8 @@ def erase(tier: Tier, plan: Plan | None = None, store: ObjectStore | None = None
 def delete_people(tier: Tier) -> None:
     apply_steps(tier.at, plan_delete_topic(tier.at, PEOPLE.topic, objects_max=99))
     tier.restart()
-    tier.clock.advance(1)  # (a run's records are told apart by their time, and by an id that is always the same here)
+    # The ledger tells runs apart by their time, and by an id that is always the same here.
+    tier.clock.advance(1)
 
 
 def collect(tier: Tier) -> None:

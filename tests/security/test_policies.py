@@ -264,6 +264,24 @@ def test_a_reclaimer_takes_away_and_adds_nothing(
     refusal(tiered("attach", basic, "--to", tier, "--once"), "s3:PutObject")
 
 
+@pytest.mark.go
+def test_an_eraser_writes_anew_what_others_share_with_what_was_given_up(
+    actors: Actors, tiered: CommandLine, tier: str
+):
+    actors.be("reclaimer")
+    assert tiered.good("delete-topic", tier, "orders", "--apply", "-")
+    erase = ("gc", tier, "--erase", "--grace", "1s", "--apply", "-", "--json")
+    refusal(tiered(*erase), "s3:PutObject")
+    actors.be("eraser")
+    done = tiered.good(*erase).document
+    assert done["erased"]["bundles"] == done["given_up_bundles"] > 0
+    time.sleep(2.1)
+    again = tiered.good(*erase).document
+    assert (again["given_up_bundles"], again["applied"]["deleted"]) == (0, again["deletion_count"])
+    assert again["deletion_count"] >= done["erased"]["bundles"]
+    assert tiered.good("verify", tier, "--deep")
+
+
 def _try(store: ObjectStore, operation: str, key: str) -> None:
     if operation == "put":
         store.put_if_absent(key, b"x")
@@ -308,12 +326,18 @@ MAY = {
     "archiver": set(),
     "reclaimer": {("put", kind) for kind in ("entry", "lease", "ledger")}
     | {("delete", kind) for kind in (*OF_DATA, "entry", "ledger", "timer")},
+    "eraser": {
+        ("put", kind)
+        for kind in ("data", "bundle", "topic", "entry", "lease", "ledger", "probe", "timer")
+    }
+    | {("delete", kind) for kind in (*OF_DATA, "entry", "ledger", "timer", "probe")},
     "timekeeper": {("put", "timer"), ("put", "probe"), ("delete", "probe")},
     "mounter": {("put", "mount"), ("delete", "mount")},
 }
 BY_THE_STAR = {
     "writer": {("put", "mount")},
     "reclaimer": {("put", "mount"), ("delete", "mount")},
+    "eraser": {("put", "mount"), ("delete", "mount")},
 }
 """Where the broker is not named: the star for it covers slashes, and a mount has a journal as well."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,31 @@ def test_i11_gc(
     done = here(*apply, "--json").good().document["applied"]
     assert (done["deleted"], done["already_gone"] >= len(due) > LITTER) == (0, True)
     check_end(url, store, set())
+
+
+def test_i11_what_was_given_up_is_erased(
+    stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
+) -> None:
+    """The same plan at each point, until what it rewrites is named; then once more, when nothing is left of it to do."""
+    store, url, plan = stores("s01-basic"), new_url(tmp_path), tmp_path / "plan.json"
+    here("attach", store, "--to", url, "--once").good()
+    here("delete-topic", url, "large", "--apply", "-").good()
+    here("gc", url, *NO_GRACE, "--erase", "--plan", plan).good()
+    old = {row["key"] for row in json.loads(plan.read_text())["erasures"]}
+    assert old
+    apply = ("gc", url, "--apply", plan, *NO_GRACE[2:])
+    for point in ("ledger-begun", "lease-taken", "reign-taken", "merged-stored", "entry-begun:2"):
+        crash(point, *apply)
+        assert old <= named(url), point
+    for point in ("entry-put:2", "lease-held", "ledger-ended"):
+        crash(point, *apply)
+        assert not old & named(url), point
+    done = here(*apply, "--json").good().document["erased"]
+    assert (done["bundles"], done["already_done"], done["was_applied"]) == (0, len(old), True)
+    time.sleep(1.1)  # S3 tells times in seconds
+    last = here("gc", url, *NO_GRACE, "--erase", "--apply", "-", "--json").good().document
+    assert (last["given_up_bundles"], keys_in(url)) == (0, named(url))
+    check_end(url, store, {"large"})
 
 
 @pytest.mark.parametrize("what", ["expire", "delete-topic"])

@@ -21,6 +21,7 @@ from backends.registry import redacted
 from backends.s3_settings import split_location
 from tiered.errors import InvalidError
 from tiered.keys import (
+    BUNDLE,
     DATA_ROOTS,
     HANDOVER,
     JOURNAL,
@@ -28,7 +29,9 @@ from tiered.keys import (
     LEDGER,
     MEMBERS,
     MOUNT,
+    QUEUE,
     TIMER,
+    TOPIC,
     broker_prefix,
 )
 
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WRITER, READER, ARCHIVER, RECLAIMER = "writer", "reader", "archiver", "reclaimer"
-MOUNTER, TIMEKEEPER = "mounter", "timekeeper"
+ERASER, MOUNTER, TIMEKEEPER = "eraser", "mounter", "timekeeper"
 LIST, GET, PUT, DELETE = "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"
 _MULTIPART = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d+:(key|alias)/[A-Za-z0-9/_-]+")
@@ -44,6 +47,7 @@ _UNFIT = frozenset("*?$")
 """Characters that mean something else in a policy."""
 _DATA = tuple(f"{root}*" for root in DATA_ROOTS)
 _KEPT = (f"{JOURNAL}*", LEASE, f"{LEDGER}*")
+_REWRITTEN = tuple(f"{root}*" for root in (BUNDLE, TOPIC, QUEUE))
 _GONE = (f"{JOURNAL}*", *_DATA, f"{LEDGER}*")
 
 
@@ -85,6 +89,12 @@ ROLES: Mapping[str, Role] = {
         "expire, gc, delete-topic, take-back, lease --break",
         puts=_with_timers(_KEPT),
         deletes=_with_timers(_GONE),
+    ),
+    ERASER: Role(
+        "gc --erase, which writes anew what others share with what was given up",
+        puts=_with_timers((*_KEPT, *_REWRITTEN)),
+        deletes=_with_timers(_GONE),
+        probes=True,
     ),
     TIMEKEEPER: Role("timer import, timer run, timer cancel", puts=(f"{TIMER}*",), probes=True),
     MOUNTER: Role("mount", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",), roots=(f"{MEMBERS}*",)),
