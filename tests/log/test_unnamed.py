@@ -127,6 +127,18 @@ def test_a_footer_that_is_damaged_proves_nothing_so_the_bundle_is_suspect():
     assert looked(builder) == {}  # that it is gone is said by others
 
 
+def test_what_was_taken_back_whole_is_named_and_nothing_is_read_for_it():
+    builder = TierBuilder()
+    builder.add([b"abc"], queue=A)
+    builder.add([b"wrong"], queue=A)
+    builder.take_back(1, queue=A)
+    assert list(given_up(builder.journal.state)) == []
+    gather(builder, 1)
+    assert list(given_up(builder.journal.state)) == []
+    give_up(builder, A, life=0)
+    assert looked(builder).keys() == truth(builder).keys() != set()
+
+
 def test_what_is_left_of_a_section_that_was_taken_back_in_part():
     builder = TierBuilder()
     builder.add([b"abc", b"defg", b"hij"], queue=A)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from reclaim.aged import GRACE_S, Tier, keys_of, merge_all
 from reclaim.test_readers import offsets, old_reader
 from reclaim.test_reign import leased
 from support.journals import PREFIX
-from support.merging import gather, text
+from support.merging import gather, make, runs_of, text
 from support.tiers import QUEUE, batch_of
 
 from backends.errors import UnavailableError
@@ -23,6 +24,7 @@ from tiered.errors import FencedError, InvalidError
 from tiered.format.bundle import read_table
 from tiered.journal.entry import open_text
 from tiered.keys import LEDGER
+from tiered.log.merge import MergeOutput
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
@@ -32,7 +34,7 @@ from tiered.upkeep.gc import find_given_up, plan_gc
 from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 
 if TYPE_CHECKING:
-    from backends.base import ObjectStore
+    from backends.base import ByteRange, ObjectStore, Version
     from tiered.log.reader import QueueReader
     from tiered.upkeep.workplace import Plan
 
@@ -212,6 +214,48 @@ def test_what_is_named_whole_is_not_touched():
     state = tier.restart().journal.state
     kept = state.life(QUEUE).parts()  # type: ignore[union-attr]
     assert kept[len(kept) - 1] == whole
+
+
+def test_each_stays_on_its_level_and_progress_is_told():
+    tier = Tier()
+    for number, level in enumerate((3, 2, 0)):
+        some = ((PEOPLE, SECRET), (QUEUE, b"plain"))
+        tier.builder.add_round(*(batch_of(number, [body], queue=queue) for queue, body in some))
+        if level:
+            runs = runs_of(tier.builder.journal.state)
+            newest = [replace(run, parts=run.parts[-1:]) for run in runs]
+            make(tier.builder, MergeOutput(level, tuple(newest)))
+    delete_people(tier)
+    steps: list[tuple[int, int]] = []
+    apply_erasure(tier.at, planned(tier), told=lambda *step: steps.append(step))
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    parts = tier.restart().journal.state.life(QUEUE).parts()  # type: ignore[union-attr]
+    assert [part.bundle.level for part in parts] == [3, 2, 1]
+
+
+class Slow(WrappingStore):
+    """Each read takes 25 s; counts the writes of the lease."""
+
+    renewals = 0
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(tier.store)
+        self._tier = tier
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        self._tier.clock.advance(25 if "bundle/" in key else 0)
+        return super().get(key, byte_range)
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        self.renewals += key.endswith("lease")
+        return super().compare_and_set(key, data, expected)
+
+
+def test_the_lease_is_prolonged_while_it_goes_on():
+    tier = shared()
+    slow = Slow(tier)
+    assert erase(tier, planned(tier), slow)["bundles"] == 3
+    assert slow.renewals >= 4  # taken, prolonged before each read but the first, given back
 
 
 def test_it_needs_that_nobody_writes():

@@ -177,6 +177,14 @@ def test_files_go_when_they_are_handed_over(tiered: CommandLine, store: Path, tm
     assert tiered("gc", url, "--timers", "--grace", "0s", "--plan", plan).code == 0
     assert tiered("gc", url, "--timers", "--grace", "0s", "--apply", plan).code == 0
     assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines == left
+    shown = tiered("gc", url, "--timers", "--grace", "0s")
+    assert "`tiered gc --timers --erase` rewrites these" in shown.text
+    erase = ("gc", url, "--timers", "--grace", "0s", "--erase", "--apply", "-", "--json")
+    erased = tiered(*erase).document
+    assert erased["erased"]["bundles"] == erased["given_up_bundles"] > 0
+    assert tiered(*erase).document["given_up_bundles"] == 0
+    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines == left
+    assert tiered("verify", url, "--timers", "--deep").code == 0
 
 
 def test_a_lost_journal_of_timers_comes_back_with_what_was_taken_and_handed_over(

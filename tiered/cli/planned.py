@@ -324,7 +324,11 @@ def _erasure_lines(document: Document) -> Iterator[str]:
         yield (
             f"given up  {format_size(document['given_up_bytes'])} of messages that were given up lie in"
             f" {counted(shared, 'object')} beside others"
-            + ("" if document["erases"] else "; `tiered gc --erase` rewrites these")
+            + (
+                ""
+                if document["erases"]
+                else f"; `tiered {document['what']} --erase` rewrites these"
+            )
         )
     if document["erasures"] and erased is None:
         size = format_size(sum(row["size_bytes"] for row in document["erasures"]))

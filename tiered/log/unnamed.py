@@ -5,7 +5,8 @@ sections that are named, or in one of which only some items are, is named by nob
 as well; whether there is, the length of the table tells: the table of what is named, packed as an upload packs it, is just
 as long as what stands there, or the bundle is suspect (``GivenUp.is_sure`` is False), and its footer has to be read.
 
-Pure. By columns: a million parts cost their rows once more while it is looked, and a bundle about 0.1 ms.
+Pure. By columns: a million parts cost their rows once more while it is looked, and some seconds: 0.2 ms a bundle and 5 us a
+section.
 """
 
 from __future__ import annotations
