@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,12 @@ settings.load_profile("tiered")
 _SECONDS = {"java": 20.0, "torture": 15.0, "simulation": 15.0, "spark": 10.0, "e2e": 1.0}
 """About what a test takes that has this marker, or lies in this directory; any other takes ``_SHORT_S``."""
 _SHORT_S = 0.2
+
+
+def pytest_configure() -> None:
+    """A script that runs us in the background has us ignore Ctrl-C, and so would every command that we start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -43,7 +43,8 @@ def test_killed(point: str, sealed: Callable[[str], Sealed], archive_url: str) -
 @pytest.mark.slow
 def test_killed_again_and_again(sealed: Callable[[str], Sealed], archive_url: str) -> None:
     tier = sealed("s04-batch-compress")
-    for point in MATRIX.values():
+    # Behind the commit nothing is left that a checkpoint would keep in shards: `test_killed` has that point.
+    for point in list(MATRIX.values())[:-1]:
         first = point.removesuffix(":2")  # the log has begun: no entry of a beginning comes before
         code = program("archive", tier.url, "--to", archive_url, env={VARIABLE: first}).code
         assert code == EXIT_CODE
