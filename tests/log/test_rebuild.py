@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,11 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.journals import PREFIX
 from support.merging import gather, make, merger_of, runs_of
+from support.rebuilding import (
+    apply,
+    assert_whole,
+    damage,
+    lose_journal,
+    plan_of,
+    rebuild,
+    state_of,
+)
 from support.tiers import QUEUE, TierBuilder, batch_of
 
 from backends.errors import AlreadyExistsError
 from backends.memory import MemoryStore
-from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import DataError, FencedError, InvalidError, MovedOnError
 from tiered.format.bundle import FOOTER_BYTES
@@ -29,58 +35,15 @@ from tiered.log.history import named_bundles
 from tiered.log.merge import MergeOutput, MergeRun
 from tiered.log.parts import Parts
 from tiered.log.proposal import EPOCH
-from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, queue_action
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
-from tiered.upkeep.rebuild import RebuildPlan, apply_rebuild, plan_rebuild
-from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.log.parts import QueueLife, TierState
 
 OTHER = MessageQueue("other", 0)
-
-
-class OnePlace(Place):
-    """The place whose prefix the builders use."""
-
-    prefix = PREFIX  # type: ignore[assignment]
-
-
-PLACE = OnePlace("c", "b")
-
-
-POOL = ThreadPoolExecutor(4)
-
-
-def lose_journal(store: ObjectStore) -> None:
-    for info in list(store.list(PREFIX + "journal/")):
-        store.delete(info.key)
-
-
-def plan_of(store: ObjectStore) -> RebuildPlan:
-    return plan_rebuild(store, PREFIX, POOL)
-
-
-def rebuild(store: ObjectStore, *, accept_gaps: bool = False, seed: int = 5) -> RebuildPlan:
-    plan = plan_of(store)
-    apply(plan, store, accept_gaps=accept_gaps, seed=seed)
-    return plan
-
-
-def apply(
-    plan: RebuildPlan, store: ObjectStore, *, accept_gaps: bool = False, seed: int = 5
-) -> None:
-    at = Workplace(store, store, PLACE, ManualClock(), random.Random(seed))
-    apply_rebuild(at, plan, accept_gaps=accept_gaps)
-
-
-def state_of(store: ObjectStore) -> TierState:
-    reader = TierReader(store, PREFIX)
-    reader.refresh()
-    return reader.state
 
 
 def told(state: TierState) -> dict[MessageQueue, tuple[QueueLife, ...]]:
@@ -98,11 +61,6 @@ def told(state: TierState) -> dict[MessageQueue, tuple[QueueLife, ...]]:
         )
         for queue, lives in state.queues.items()
     }
-
-
-def assert_whole(store: ObjectStore) -> None:
-    report = verify_tier(store, PREFIX, deep=True)
-    assert report.problems == []
 
 
 # -- the same again -----------------------------------------------------------------------------
@@ -215,9 +173,7 @@ def test_with_a_damaged_entry_too(steps: list[Step], draw: st.DataObject):
     builder = play(steps)
     before, store = builder.journal.state, builder.store
     number = draw.draw(st.integers(1, builder.journal.number))
-    key = entry_key(PREFIX, number)
-    store.delete(key)
-    store.put_if_absent(key, b"damaged")
+    damage(store, number)
     plan = plan_of(store)
     assert plan.damage
     apply(plan, store)
@@ -449,9 +405,7 @@ def test_a_damaged_table_is_no_loss_where_the_journal_still_names_the_bundle():
     data = builder.store.get(PREFIX + bundle.key)
     table = bytes(data).rindex(b"\x28\xb5\x2f\xfd")
     flip(builder.store, PREFIX + bundle.key, table)
-    last = entry_key(PREFIX, builder.journal.number)
-    builder.store.delete(last)
-    builder.store.put_if_absent(last, b"damaged")
+    damage(builder.store, builder.journal.number)
     plan = rebuild(builder.store)
     assert [one.key for one in plan.refused] == [bundle.key]
     assert told(state_of(builder.store)) == told(before)
@@ -605,9 +559,7 @@ def test_readers_jump_to_the_rebuilt_state():
     builder = small_tier()
     reader = JournalReader(builder.store, PREFIX, TierMachine())
     reader.catch_up()
-    number = builder.journal.number
-    builder.store.delete(entry_key(PREFIX, number))
-    builder.store.put_if_absent(entry_key(PREFIX, number), b"damaged")
+    damage(builder.store, builder.journal.number)
     rebuild(builder.store)
     reader.catch_up()
     assert reader.number == EPOCH
@@ -638,9 +590,7 @@ def test_a_tail_that_was_taken_back_stays_so(end: int, more: int, all_lost: bool
     else:
         builder.add([b"last"], roll=not more)
         before = builder.journal.state
-        key = entry_key(PREFIX, builder.journal.number)
-        store.delete(key)
-        store.put_if_absent(key, b"damaged")
+        damage(store, builder.journal.number)
     rebuild(store)
     after = state_of(store)
     present, wanted = after.queues[QUEUE][-1], before.queues[QUEUE][-1]
