@@ -111,3 +111,129 @@ def test_what_is_lost_must_be_accepted(tiered: CommandLine, basic: Path, tmp_pat
 
 def test_no_tier_at_all(tiered: CommandLine, tmp_path: Path):
     assert tiered("rebuild", f"file://{tmp_path}").code == 2
+
+
+class Shop:
+    """A store with two queues and its tier, whose journal's last entry is damaged."""
+
+    def __init__(self, tiered: CommandLine, folder: Path) -> None:
+        self.tiered = tiered
+        self.store, self.folder, self.url = (
+            folder / "store",
+            folder / "tier",
+            f"file://{folder}/tier",
+        )
+        self._lines = folder / "lines"
+        tiered.good("store", "create", self.store, "--log-file-size", "1MiB")
+
+    def tier(self, topic: str, count: int) -> None:
+        """Store messages, and tier them in a bundle of their own."""
+        line = json.dumps({"topic": topic, "queue_id": 0, "body_base64": "eA=="})
+        self._lines.write_text(f"{line}\n" * count)
+        self.tiered.good("store", "put", self.store, self._lines)
+        self.attach()
+
+    def attach(self) -> int:
+        ran = self.tiered.good("attach", self.store, "--to", self.url, "--once", "--json")
+        return int(ran.document["messages"])
+
+    def lose(self, bundle: int) -> Path:
+        """Have the end of the journal be cut, and one of the bundles be elsewhere."""
+        journal = journal_of(self.folder)
+        for checkpoint in journal.glob("*.checkpoint"):
+            checkpoint.unlink()
+        last = max(journal.iterdir())
+        last.write_bytes(last.read_bytes()[:20])
+        key = sorted(self.folder.glob("*/*/bundle/0/*"))[bundle]
+        return key.rename(self.folder.parent / key.name)
+
+    def queues(self) -> dict[str, tuple[int, int]]:
+        found = self.tiered.good("ls", self.url, "--json").document["queues"]
+        return {one["topic"]: (one["min_offset"], one["commit_offset"]) for one in found}
+
+    def gaps(self) -> tuple[int, int]:
+        (broker,) = self.tiered.good("status", self.url, "--json").document["brokers"]
+        return broker["gaps"], broker["gap_messages"]
+
+
+@pytest.mark.parametrize(
+    ("bundle", "lost", "left"), [(0, (0, 30), (30, 50)), (1, (30, 50), (0, 50))]
+)
+def test_what_the_journal_knows_is_not_forgotten(
+    bundle: int, lost: tuple[int, int], left: tuple[int, int], tiered: CommandLine, tmp_path: Path
+):
+    """Not the beginning of a queue, not its end; nobody takes a restored object for garbage meanwhile."""
+    shop = Shop(tiered, tmp_path)
+    for topic, count in (("orders", 30), ("orders", 20), ("others", 10)):
+        shop.tier(topic, count)
+    shop.lose(bundle)
+    planned = tiered.good("rebuild", shop.url, "--json").document
+    assert [(one["start"], one["end"]) for one in planned["losses"]] == [lost]
+    refused = tiered("rebuild", shop.url, "--apply", "-")
+    assert refused.code == 2
+    name = f"orders/0 incarnation 0 queue offsets [{lost[0]}, {lost[1]})"
+    assert (name in refused.error, "--accept-gaps" in refused.error) == (True, True)
+    tiered.good("rebuild", shop.url, "--apply", "-", "--accept-gaps")
+    assert shop.queues()["orders"] == left
+    assert shop.gaps() == (1, lost[1] - lost[0])
+    shop.tier("orders", 7)
+    assert shop.queues()["orders"] == (left[0], 57)
+    assert shop.gaps() == (1, lost[1] - lost[0])
+    verified = tiered.good("verify", shop.url, "--deep", "--store", shop.store, "--json").document
+    assert verified["is_clean"]
+    assert len(tiered.good("cat", shop.url, "orders").lines) == 57 - (lost[1] - lost[0])
+
+
+def test_a_queue_of_which_nothing_is_left_is_not_forgotten(tiered: CommandLine, tmp_path: Path):
+    shop = Shop(tiered, tmp_path)
+    shop.tier("orders", 30)
+    shop.tier("others", 10)
+    away = shop.lose(0)
+    refused = tiered("rebuild", shop.url, "--apply", "-")
+    assert refused.code == 2
+    assert "orders/0 incarnation 0 queue offsets [0, 30)" in refused.error
+    tiered.good("rebuild", shop.url, "--apply", "-", "--accept-gaps")
+    assert shop.queues() == {"orders": (30, 30), "others": (0, 10)}
+    assert shop.gaps() == (1, 30)
+    assert shop.attach() == 0
+    shop.tier("orders", 7)
+    assert shop.queues()["orders"] == (30, 37)
+    assert shop.gaps() == (1, 30)
+    verified = tiered.good("verify", shop.url, "--deep", "--store", shop.store, "--json").document
+    assert verified["is_clean"]
+    assert away.exists()
+
+
+def test_a_restored_object_is_no_loss(tiered: CommandLine, tmp_path: Path):
+    shop = Shop(tiered, tmp_path)
+    shop.tier("orders", 30)
+    shop.tier("others", 10)
+    (key,) = sorted(shop.folder.glob("*/*/bundle/0/*"))[:1]
+    away = shop.lose(0)
+    assert tiered("rebuild", shop.url, "--apply", "-").code == 2
+    away.rename(key)
+    tiered.good("rebuild", shop.url, "--apply", "-")
+    assert (shop.queues()["orders"], shop.gaps()) == ((0, 30), (0, 0))
+    shop.attach()
+    assert tiered.good("verify", shop.url, "--deep", "--store", shop.store, "--json").document[
+        "is_clean"
+    ]
+
+
+def test_a_lost_end_that_the_store_still_has_is_tiered_again_on_a_person_s_word(
+    tiered: CommandLine, tmp_path: Path
+):
+    shop = Shop(tiered, tmp_path)
+    for topic, count in (("orders", 30), ("orders", 20), ("others", 10)):
+        shop.tier(topic, count)
+    shop.lose(1)
+    tiered.good("rebuild", shop.url, "--apply", "-", "--accept-gaps")
+    assert shop.attach() == 0
+    back = ("take-back", shop.url, "orders", "--queue", "0", "--to", "30", "--apply", "-")
+    tiered.good(*back)
+    assert shop.attach() == 20
+    assert shop.queues()["orders"] == (0, 50)
+    assert len(tiered.good("cat", shop.url, "orders").lines) == 50
+    assert tiered.good("verify", shop.url, "--deep", "--store", shop.store, "--json").document[
+        "is_clean"
+    ]

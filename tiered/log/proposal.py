@@ -13,12 +13,14 @@ both jump, bytes are lost: a ``Loss``. Where queue offsets jump and log offsets 
 message are lost: a gap. What a merge found taken back becomes a life that has ended, as it was.
 
 ``known`` is what the readable beginning of the journal says. It settles what objects can't tell: which parts an older reign
-had made in vain, what had expired or been taken back, reasons of gaps, times, and the local store's identity.
+had made in vain, what had expired or been taken back, reasons of gaps, times, and the local store's identity. And where a
+life began and ended: what is missing before its first object and behind its last, or all of it, is lost as well as what is
+missing in between (``KnownLife`` says what is not: no gap may be hidden, and none made of what was given up).
 
-Not told by bundles, so lost with the journal: the reason of a gap, gaps before the first and behind the last message, lives
-and queues without a message, why a life ended, whether the last segment was sealed, tails that were taken back and not
-written again (history again, unless they had been merged), when a segment was made (the time at which the store got its
-first bundle stands for it).
+Not told by bundles, so lost where the journal does not tell it: the reason of a gap, gaps and losses before the first and
+behind the last message, lives and queues without a message, why a life ended, whether the last segment was sealed, tails
+that were taken back and not written again (history again, unless they had been merged), when a segment was made (the time at
+which the store got its first bundle stands for it).
 
 The key index is given up: without the journal nobody can tell whether a tail that it covers was taken back and written
 anew. The next writer, or ``tiered rebuild --index``, makes it again.
@@ -31,7 +33,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from typing_extensions import Buffer
@@ -45,11 +47,13 @@ from tiered.log.history import named_bundles
 from tiered.log.marks import mark_of
 from tiered.log.parts import Gap, Part, Parts, QueueLife, SectionRange, Segment, TierState
 from tiered.log.takeback import Head, head_of, is_tail
+from tiered.log.wellformed import check_action
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from tiered.journal.entry import Entry
     from tiered.log.bundle_tables import Tabled
 
 EPOCH = 10**12
@@ -90,6 +94,7 @@ def propose(
     quarantined: Mapping[LifeKey, int],
     read: Read,
     generations: Iterable[int] = (),
+    behind: Iterable[Entry] = (),
 ) -> Proposal:
     """Make the state that the bundles allow.
 
@@ -100,8 +105,10 @@ def propose(
         quarantined: Offsets in quarantine, by queue and life.
         read: See ``choose``.
         generations: Of other objects that writers have made.
+        behind: Whole entries behind the readable beginning, in order.
     """
     candidates, present = Candidates(tabled), Present(tabled, sizes)
+    lows = expired_behind(known, behind)
     tails, of_tails = _tails(known, present)
     made = [one.said.object_id.generation for one in tabled]
     proposal = Proposal(replace(known, generation=max([known.generation, *generations, *made])))
@@ -113,16 +120,18 @@ def propose(
             one._replace(taken_back=True) if _section(one.part) in of_tails else one
             for one in candidates.of(key)
         ]
-        some += known_candidates(known, key, present)
+        named = list(known_candidates(known, key, present))
+        some += named
         chain = choose(some, queue, incarnation, known, read)
-        built = build_life(chain, queue, incarnation, known_life(known, queue, incarnation))
+        told = KnownLife.of(known_life(known, queue, incarnation), named, lows.get(key, 0))
+        built = build_life(chain, queue, incarnation, told)
         proposal.losses += built.losses
         proposal.notes += built.notes
         if built.life is not None and _skip(queues[queue], incarnation):
             count = max(quarantined.get(key, 0), built.life.quarantined)
             mine = tails[key]
-            told = choose_tail(some, [part for tail in mine for part in tail.parts()])
-            queues[queue] += [*mine, *build_tails(told, incarnation, UNKNOWN_END)]
+            over = choose_tail(some, [part for tail in mine for part in tail.parts()])
+            queues[queue] += [*mine, *build_tails(over, incarnation, UNKNOWN_END)]
             queues[queue].append(replace(built.life, quarantined=count))
     proposal.state = replace(
         proposal.state,
@@ -511,6 +520,7 @@ def known_life(known: TierState, queue: MessageQueue, incarnation: int) -> Queue
 
 UNKNOWN_GAP = "unknown: the journal was rebuilt"
 LOST_GAP = "lost: the journal was rebuilt without these"
+EXPIRED_GAP = "expired: the journal was rebuilt without these"
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,6 +533,11 @@ class Loss:
     end: QueueOffset
     log_bytes: int
 
+    def __str__(self) -> str:
+        return (
+            f"{self.queue} incarnation {self.incarnation} queue offsets [{self.start}, {self.end})"
+        )
+
 
 @dataclass(slots=True)
 class BuiltLife:
@@ -530,7 +545,7 @@ class BuiltLife:
 
     Attributes:
         life: None when there is nothing of it.
-        losses: Where objects are missing, between parts.
+        losses: Where objects are missing: each is a gap of the life.
         notes: What a person should know.
     """
 
@@ -539,11 +554,144 @@ class BuiltLife:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownLife:
+    """What the journal, as far as it can be read, says of a life.
+
+    Attributes:
+        life: As its readable beginning has it. Recorded gaps are no losses, whoever recorded them.
+        low: What is before this has expired: so says that beginning, or a whole entry behind it. Its objects may be gone.
+        there_end: One past the last item that it names and whose object is there. If that was not chosen, something was
+            written in its place: the broker has taken back what is behind it, and that is not lost.
+    """
+
+    life: QueueLife
+    low: QueueOffset
+    there_end: QueueOffset
+
+    @classmethod
+    def of(
+        cls, life: QueueLife | None, named: Sequence[RebuildCandidate], low: int
+    ) -> KnownLife | None:
+        """From the life, the parts of it that are there, and where it began at last by what whole entries say."""
+        if life is None:
+            return None
+        there_end = max((one.part.queue_end for one in named), default=QueueOffset(0))
+        return cls(life, QueueOffset(max(life.min_offset, low)), there_end)
+
+    @property
+    def begins(self) -> _Place:
+        """Where it begins at last."""
+        behind = (part.log_offset for part in self.life.parts() if part.queue_end > self.low)
+        return _Place(self.low, next(behind, self.life.log_end))
+
+
+def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, int]:
+    """Where lives begin by what whole entries behind the readable beginning say of expiry, as replay would take it.
+
+    Only such a life is looked at as the readable beginning has it, at its very place: of what was taken back meanwhile
+    nobody can tell. So of what is gone too little may be known to have expired, and not too much.
+    """
+    lows: dict[LifeKey, int] = {}
+    for entry in behind:
+        if 0 < entry.generation < known.generation:
+            continue  # of a fenced writer
+        for action in entry.actions:
+            try:
+                _take_expiry(known, action, lows)
+            except (LookupError, TypeError, ValueError):
+                continue  # nobody of ours wrote it, and it expires nothing
+    return lows
+
+
+def _take_expiry(known: TierState, action: Mapping[str, Any], lows: dict[LifeKey, int]) -> None:
+    if action["do"] != "expire":
+        return
+    check_action(action)
+    queue, at = MessageQueue(action["topic"], action["queue_id"]), action["life"]
+    lives = known.queues.get(queue, ())
+    if not 0 <= at < len(lives) or lives[at].incarnation != action["incarnation"]:
+        return
+    key = (queue, lives[at].incarnation)
+    low = lows.get(key, lives[at].min_offset)
+    if not is_tail(lives, at) and action["min_from"] == low < action["min_to"]:
+        lows[key] = action["min_to"]
+
+
+class _Place(NamedTuple):
+    """A border between two items, and where it lies in the log."""
+
+    queue_offset: QueueOffset
+    log_offset: LogOffset
+
+
+class _Stretch(NamedTuple):
+    """Between two places, where nothing is there."""
+
+    start: _Place
+    end: _Place
+    has_expired: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """There were bytes, and nobody gave them up."""
+        return self.start.log_offset != self.end.log_offset and not self.has_expired
+
+    @property
+    def reason(self) -> str:
+        """Of a gap."""
+        if self.has_expired:
+            return EXPIRED_GAP
+        return LOST_GAP if self.is_lost else UNKNOWN_GAP
+
+    def divided(self, known: KnownLife | None) -> tuple[_Stretch, ...]:
+        """At the known beginning: objects of before it may be there again, and others of before it not."""
+        if known is None or known.low <= self.start.queue_offset:
+            return (self,)
+        if self.end.queue_offset <= known.low:
+            return (self._replace(has_expired=True),)
+        low = known.begins.log_offset
+        border = _Place(known.low, min(max(low, self.start.log_offset), self.end.log_offset))
+        return _Stretch(self.start, border, has_expired=True), _Stretch(border, self.end)
+
+    def recorded(self, known: KnownLife | None) -> list[Gap]:
+        """The gaps within that the journal tells."""
+        start, end = self.start.queue_offset, self.end.queue_offset
+        gaps = () if known is None else known.life.gaps
+        return [gap for gap in gaps if start <= gap.start and gap.end <= end]
+
+    def unrecorded(self, known: KnownLife | None) -> list[_Stretch]:
+        """What is left between these."""
+        left, at = [], self.start.queue_offset
+        for gap in self.recorded(known):
+            if at < gap.start:
+                left.append((at, gap.start))
+            at = gap.end
+        if at < self.end.queue_offset:
+            left.append((at, self.end.queue_offset))
+        return [self._within(start, end, known) for start, end in left]
+
+    def _within(self, start: QueueOffset, end: QueueOffset, known: KnownLife | None) -> _Stretch:
+        """From one recorded gap, or the start, to the next, or the end."""
+        if known is None or (start, end) == (self.start.queue_offset, self.end.queue_offset):
+            return self
+        parts = known.life.parts()
+        starts = parts.column("queue_offset")
+        first, behind = (int(np.searchsorted(starts, offset)) for offset in (start, end))
+        log_start = parts[first].log_offset if first < len(parts) else known.life.log_end
+        log_end = parts[behind - 1].log_end if behind else log_start
+        return _Stretch(
+            self.start if start == self.start.queue_offset else _Place(start, log_start),
+            self.end if end == self.end.queue_offset else _Place(end, log_end),
+            self.has_expired,
+        )
+
+
 def build_life(
     chain: Sequence[RebuildCandidate],
     queue: MessageQueue,
     incarnation: int,
-    known: QueueLife | None,
+    known: KnownLife | None,
 ) -> BuiltLife:
     """Make a life.
 
@@ -551,78 +699,142 @@ def build_life(
         chain: Its parts, in order, none overlapping another.
         queue: Whose.
         incarnation: Which life.
-        known: What the readable beginning of the journal says of it.
+        known: What the journal says of it.
     """
     built = BuiltLife()
     name = f"{queue} incarnation {incarnation}"
-    if not chain:
-        if known is None or known.parts():
+    if not chain and (known is None or not known.life.parts()):
+        if known is None:
             built.notes.append(f"{name}: no part of it is left, so it is left out")
         else:
-            built.life = known  # it never had a message
+            built.life = known.life  # it never had a message, or all have expired
         return built
-    gaps = _gaps(chain, known)
+    first, last = _known_begin(chain, known), _known_end(chain, known)
+    stretches = [one for all_of in _stretches(chain, first, last) for one in all_of.divided(known)]
     built.losses = [
-        Loss(queue, incarnation, one.queue_end, two.queue_offset, two.log_offset - one.log_end)
-        for one, two in pairwise(step.part for step in chain)
-        if one.log_end != two.log_offset
+        Loss(queue, incarnation, start, end, log_end - log_start)
+        for stretch in stretches
+        if stretch.is_lost
+        for (start, log_start), (end, log_end), _ in stretch.unrecorded(known)
     ]
-    last = chain[-1].part
-    tail = _known_tail(last, known)
+    goes_on = last or _Place(chain[-1].part.queue_end, chain[-1].part.log_end)
     life = QueueLife(
         incarnation,
-        chain[0].part.queue_offset,
-        QueueOffset(tail[-1].end if tail else last.queue_end),
-        last.log_end,
-        _segments(chain, known),
-        (*gaps, *tail),
+        chain[0].part.queue_offset if chain else goes_on.queue_offset,
+        goes_on.queue_offset,
+        goes_on.log_offset,
+        _segments(chain, known.life if known else None),
+        (*_gaps_before(chain, first, known), *_gaps_of(stretches, known)),
     )
     if known is not None:
-        life = replace(life, quarantined=known.quarantined, ended=known.ended)
+        life = replace(life, quarantined=known.life.quarantined, ended=known.life.ended)
     built.life = life
-    built.notes = [f"{name}: {note}" for note in _notes(life, known)]
+    built.notes = [f"{name}: {note}" for note in _notes(life, known, is_begin_known=bool(first))]
     return built
 
 
-def _notes(life: QueueLife, known: QueueLife | None) -> list[str]:
+def _known_begin(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Place | None:
+    """Where the journal has the life begin; None when it does not say, or objects of before are there."""
+    if known is None:
+        return None
+    place = known.begins
+    if not chain:
+        return place
+    first = chain[0].part
+    is_before = place.queue_offset <= first.queue_offset and place.log_offset <= first.log_offset
+    return place if is_before else None
+
+
+def _known_end(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Place | None:
+    """Where the journal has the life end; None when it does not say, more is there, or it was taken back since."""
+    if known is None:
+        return None
+    life, last = known.life, chain[-1].part if chain else None
+    is_behind = last is None or (
+        last.queue_end < life.commit_offset and last.log_end <= life.log_end
+    )
+    if not is_behind or _went_back(chain, known):
+        return None
+    return _Place(life.commit_offset, life.log_end)
+
+
+_NO_AGE = (0, 0, 0, False)
+
+
+def _went_back(chain: Sequence[RebuildCandidate], known: KnownLife) -> bool:
+    """Whether the chain tells that the broker took back the end that the journal has.
+
+    Either what the journal names is there, and other parts were chosen. Or a part was made before that end by somebody who
+    knew more than the journal tells: it is newer than all that this names from there on. (A first try that was made in
+    vain is older than the second.)
+    """
+    if chain and known.there_end > chain[-1].part.queue_end:
+        return True
+    unnamed = [
+        one
+        for one in chain
+        if not one.rank[-1]
+        and not one.is_merged
+        and one.part.queue_offset < known.life.commit_offset
+    ]
+    if not unnamed:
+        return False
+    parts = known.life.parts()
+    ends = parts.column("queue_offset") + parts.column("count")
+    made = [maker_of(bundle.key) for bundle in parts.bundles]
+    ages = [(*one.age, False) if one else _NO_AGE for one in made]
+    newest = [*list(accumulate(ages[::-1], max))[::-1], _NO_AGE]
+    return any(
+        one.rank > newest[int(np.searchsorted(ends, one.part.queue_offset, "right"))]
+        for one in unnamed
+    )
+
+
+def _stretches(
+    chain: Sequence[RebuildCandidate], begin: _Place | None, end: _Place | None
+) -> Iterator[_Stretch]:
+    """Where nothing is: between neighbours, and between the ends of the chain and those that are known."""
+    starts = [_Place(one.part.queue_end, one.part.log_end) for one in chain]
+    ends = [_Place(one.part.queue_offset, one.part.log_offset) for one in chain]
+    starts, ends = ([begin, *starts], ends) if begin else (starts, ends[1:])
+    starts, ends = (starts, [*ends, end]) if end else (starts[:-1], ends)
+    for start, behind in zip(starts, ends, strict=True):
+        if start.queue_offset < behind.queue_offset:
+            yield _Stretch(start, behind)
+
+
+def _notes(life: QueueLife, known: KnownLife | None, *, is_begin_known: bool) -> list[str]:
     notes = []
-    begin = life.segments[0].parts[0].log_offset
-    if begin and (known is None or known.min_offset < life.min_offset):
+    before = life.segments[0].parts[0].log_offset if life.segments else 0
+    is_loss = is_begin_known and known is not None and known.low == known.life.min_offset
+    if before and not is_loss and (known is None or known.life.min_offset < life.min_offset):
         notes.append(
             f"it begins at queue offset {life.min_offset};"
-            f" {begin} bytes of records before it have expired or are lost"
+            f" {before} bytes of records before it have expired or are lost"
         )
-    if known is not None and known.commit_offset > life.commit_offset:
+    if known is not None and known.life.commit_offset > life.commit_offset:
         notes.append(
-            f"queue offsets [{life.commit_offset}, {known.commit_offset}) are lost at its end;"
-            " the next writer goes on before them"
+            f"queue offsets [{life.commit_offset}, {known.life.commit_offset}) are not its end any more:"
+            " something was written in their place; the next writer goes on before them"
         )
     return notes
 
 
-def _gaps(chain: Sequence[RebuildCandidate], known: QueueLife | None) -> list[Gap]:
-    """Those before the first part (only a journal tells) and those between parts."""
-    recorded = () if known is None else known.gaps
-    first = chain[0].part.queue_offset
-    gaps = [gap for gap in recorded if gap.end <= first]
-    for one, two in pairwise(step.part for step in chain):
-        start, end = one.queue_end, two.queue_offset
-        if start == end:
-            continue
-        same = [gap for gap in recorded if start <= gap.start and gap.end <= end]
-        reason = UNKNOWN_GAP if one.log_end == two.log_offset else LOST_GAP
-        is_whole = sum(gap.end - gap.start for gap in same) == end - start
-        gaps += same if is_whole else [Gap(start, end, reason)]
-    return gaps
-
-
-def _known_tail(last: Part, known: QueueLife | None) -> list[Gap]:
-    """Gaps behind the last part, if they lead to where the readable journal ends."""
-    if known is None:
+def _gaps_before(
+    chain: Sequence[RebuildCandidate], begin: _Place | None, known: KnownLife | None
+) -> list[Gap]:
+    """Those before the life's minimum, which only a journal tells, if it begins where that says."""
+    start = begin.queue_offset if begin else chain[0].part.queue_offset
+    if known is None or start != known.life.min_offset:
         return []
-    tail = [gap for gap in known.gaps if gap.start >= last.queue_end]
-    is_whole = sum(gap.end - gap.start for gap in tail) == known.commit_offset - last.queue_end
-    return tail if is_whole else []
+    return [gap for gap in known.life.gaps if gap.end <= start]
+
+
+def _gaps_of(stretches: Iterable[_Stretch], known: KnownLife | None) -> Iterator[Gap]:
+    for stretch in stretches:
+        left = stretch.unrecorded(known)
+        gaps = [Gap(one.start.queue_offset, one.end.queue_offset, stretch.reason) for one in left]
+        yield from sorted([*gaps, *stretch.recorded(known)], key=lambda gap: gap.start)
 
 
 def build_tails(

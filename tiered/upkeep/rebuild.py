@@ -60,13 +60,13 @@ from tiered.model import MessageQueue
 from tiered.upkeep.workplace import FORMAT, Anew, Plan, load_plan, moved_on, reign_and, save_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Executor
 
     from backends.base import ObjectInfo, ObjectStore
     from tiered.api.broker_place import Place
     from tiered.journal.append import JournalWriter
-    from tiered.journal.entry import Action
+    from tiered.journal.entry import Action, Entry
     from tiered.log.parts import IndexObject, SectionRange, TierState
     from tiered.log.proposal import LifeKey
     from tiered.upkeep.workplace import Workplace
@@ -184,6 +184,7 @@ def plan_rebuild(
         return read_range(store, prefix, want)
 
     history = reader.state.history or remembered.history
+    behind = _whole_entries_behind(reader, listing)
     proposal = propose(
         tabled,
         replace(reader.state, history=history),
@@ -193,8 +194,9 @@ def plan_rebuild(
         generations=[
             *listing.generations,
             remembered.generation,
-            *_later_reigns(reader, listing),
+            *_reigns_of(behind),
         ],
+        behind=behind,
     )
     state = replace(proposal.state, generation=proposal.state.generation + 1)
     state = _with_handover(listing.meta, prefix, state, proposal.notes)
@@ -260,8 +262,9 @@ def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierSt
     return reader, ""
 
 
-def _later_reigns(reader: JournalReader[TierState], listing: _Listing) -> Iterator[int]:
-    """Generations that whole entries behind the damage speak of."""
+def _whole_entries_behind(reader: JournalReader[TierState], listing: _Listing) -> list[Entry]:
+    """What can be read behind the damage. It is not history, since something is missing before it; but it tells."""
+    entries = []
     for number in sorted(listing.numbers):
         if number <= reader.number:
             continue
@@ -270,9 +273,16 @@ def _later_reigns(reader: JournalReader[TierState], listing: _Listing) -> Iterat
         except TieredStoreError:
             continue
         if found is not None:
-            said = [a.get("generation") for a in found[0].actions if a.get("do") == REIGN]
-            said.append(found[0].generation)
-            yield from (number for number in said if type(number) is int and number < INT_MAX)
+            entries.append(found[0])
+    return entries
+
+
+def _reigns_of(entries: Iterable[Entry]) -> Iterator[int]:
+    """Generations that entries speak of."""
+    for entry in entries:
+        said = [a.get("generation") for a in entry.actions if a.get("do") == REIGN]
+        said.append(entry.generation)
+        yield from (number for number in said if type(number) is int and number < INT_MAX)
 
 
 def apply_rebuild(at: Workplace, plan: RebuildPlan, *, accept_gaps: bool) -> bool:
@@ -296,8 +306,10 @@ def apply_rebuild(at: Workplace, plan: RebuildPlan, *, accept_gaps: bool) -> boo
     if _is_applied(at, plan):
         return False
     if plan.proposal.losses and not accept_gaps:
+        first, *others = plan.proposal.losses
+        more = f", and {len(others)} more of the like" if others else ""
         raise InvalidError(
-            f"objects of {len(plan.proposal.losses)} stretches of messages are missing",
+            f"objects are missing: those of {first}{more}",
             where=at.prefix,
             do="restore them and plan again, or record them as gaps with --accept-gaps",
         )
