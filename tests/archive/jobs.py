@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from tiered.archive.tables import read_archive
 from tiered.clock import ManualClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from backends.base import ObjectStore
     from tiered.archive.audit import Report
     from tiered.archive.engine import Engine
@@ -56,6 +59,22 @@ def check(at: Workshop) -> Report:
 def alone(archive: ObjectStore) -> Engine:
     """What does work that needs no tier, in one thread."""
     return local_engine(workshop(MemoryStore("tier"), archive).bench, 1)
+
+
+def as_engine(outcomes: Callable[[Any, Any], Iterable[Any]]) -> Engine:
+    """An engine of what gives what some work came to."""
+
+    @contextlib.contextmanager
+    def engine(do: Any, works: Any) -> Iterator[Iterator[Any]]:
+        yield iter(outcomes(do, works))
+
+    return engine
+
+
+def all_outcomes(at: Workshop, do: Any, works: Iterable[Any]) -> list[Any]:
+    """What some work came to in one thread."""
+    with local_engine(at.bench, 1)(do, works) as outcomes:
+        return list(outcomes)
 
 
 def index(archive: ObjectStore) -> Built:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.tiers import QUEUE, TierBuilder
 
-from tests.archive.jobs import archive, with_other_messages_behind, workshop
+from tests.archive.jobs import archive, as_engine, with_other_messages_behind, workshop
 from tests.archive.reading import files
 from tests.e2e.harness import here
 from tiered.archive.evidence import Evidence
@@ -131,7 +131,7 @@ def test_a_segment_that_is_archived_in_part_is_not() -> None:
     for body in (b"a", b"b", b"c", b"open"):
         tier.add([body], roll=True)
     at = workshop(tier.store)
-    run_job(at, lambda _do, _works: iter(()))
+    run_job(at, as_engine(lambda _do, _works: ()))
     assert proved(tier, at) == [[False] * 4]
     from tiered.archive.engine import local_engine
 

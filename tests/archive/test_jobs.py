@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.tiers import QUEUE, TierBuilder
 
+from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tests.archive.jobs import (
+    all_outcomes,
     archive,
+    as_engine,
     bodies,
     check,
     keys,
@@ -21,20 +25,24 @@ from tests.archive.jobs import (
     with_other_messages_behind,
     workshop,
 )
-from tiered.archive import job, parquet, spark
-from tiered.archive.audit import read_log
+from tiered.archive import job, lookup, merging, parquet, spark
+from tiered.archive.audit import Report, apply_repair, plan_repair, read_log, verify_archive
 from tiered.archive.engine import local_engine, rolling
 from tiered.archive.job import first_error, log_writer, run_job
+from tiered.archive.lookup import build
 from tiered.archive.machine import archive_action
-from tiered.archive.plan import Work
+from tiered.archive.merging import Together, merge
+from tiered.archive.moves import pieces_of
+from tiered.archive.plan import Limits, Work
 from tiered.archive.tables import read_archive
 from tiered.archive.task import do_work
 from tiered.errors import DataError, InternalError, InvalidError
+from tiered.journal.append import JournalWriter
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -179,11 +187,11 @@ def test_another_job_between_work_and_commit() -> None:
     rival = replace(rival, archive=at.archive, bare=at.bare, takes=lambda topic: topic != "other")
 
     def engine(do: Any, works: Any) -> Any:
-        done = list(local_engine(at.bench, 1)(do, works))
+        done = all_outcomes(at, do, works)
         assert archive(rival).segments == 2
-        yield from done
+        return done
 
-    result = run_job(at, engine)
+    result = run_job(at, as_engine(engine))
     assert (result.segments, result.overtaken) == (1, 2)
     assert check(at).rows == len(rows(at)) == 3
 
@@ -287,20 +295,29 @@ def test_a_slow_task_holds_up_no_others_and_no_more_is_taken_than_the_window_hol
             assert slow.wait(60)
         return [(one.number,) for one in some]
 
-    found = rolling(works(), do, count=3, window=2)
-    first = [next(found) for _ in range(60)]
-    done = {work.number for work, _ in first}
-    assert (len(done), done & {0, 1, 2}) == (60, set()), "the first three are not done"
-    assert len(taken) <= 63 + 3 * 2 * 2
-    slow.set()
-    rest = [*first, *found]
+    with rolling(works(), do, count=3, window=2) as found:
+        first = [next(found) for _ in range(60)]
+        done = {work.number for work, _ in first}
+        assert (len(done), done & {0, 1, 2}) == (60, set()), "the first three are not done"
+        assert len(taken) <= 63 + 3 * 2 * 2
+        slow.set()
+        rest = [*first, *found]
     assert sorted(work.number for work, _ in rest) == list(range(100))
     assert all(made == (work.number,) for work, made in rest)
 
 
-@pytest.mark.parametrize("how", ["an error that is no outcome", "the caller wants no more"])
+def workers() -> list[str]:
+    """Threads of engines."""
+    return [one.name for one in threading.enumerate() if one.name.startswith("tiered-archive")]
+
+
+@pytest.mark.parametrize(
+    "how", ["an error that is no outcome", "the caller wants no more", "the caller fails"]
+)
 def test_what_is_under_way_is_given_up(how: str) -> None:
-    given_up: list[bool] = []
+    """At once, and by the caller: behind it no thread is left, whoever holds on to the iterator."""
+    given_up: list[int] = []
+    here = threading.get_ident()
     begun = threading.Semaphore(0)
 
     def do(some: Sequence[Any]) -> list[Any]:
@@ -310,18 +327,61 @@ def test_what_is_under_way_is_given_up(how: str) -> None:
         return [() for _ in some]
 
     works = (Numbered(number) for number in range(10_000))
-    found = rolling(works, do, count=1, window=2, give_up=lambda: given_up.append(True))  # type: ignore[arg-type]
-    if how.startswith("an error"):
-        with pytest.raises(KeyError):
-            list(found)
-    else:
-        next(found)
-        found.close()  # type: ignore[attr-defined]
-    assert given_up == [True]
+    rolls = rolling(
+        works, do, count=1, window=2, give_up=lambda: given_up.append(threading.get_ident())
+    )
+    with contextlib.ExitStack() as stack:
+        if how != "the caller wants no more":
+            stack.enter_context(pytest.raises(KeyError))
+        with rolls as found:
+            for _ in found:
+                if how == "the caller fails":
+                    raise KeyError
+                if how == "the caller wants no more":
+                    break
+    assert given_up == [here]
+    assert workers() == []
     count = 0
     while begun.acquire(blocking=False):
         count += 1
     assert count < 100, "no more was begun"
+
+
+def fails(*_args: object, **_more: object) -> None:
+    raise UnavailableError("no more of this")
+
+
+@pytest.mark.parametrize("what", ["archive", "merge", "verify", "repair", "key index"])
+def test_who_fails_while_others_work_leaves_no_thread(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback holds on to whatever the failed one had in hand, so nothing may wait for a collection of garbage."""
+    tier = sealed(*([b"%d" % number] for number in range(12)))
+    at = workshop(tier.store)
+    run_job(at, local_engine(at.bench, 1), limits=Limits(bytes_max=1))
+    if what != "archive":
+        archive(at)
+    if what == "repair":
+        for key in keys(at):
+            at.archive.delete(key)
+    log, engine = log_writer(at), local_engine(at.bench, 2)
+    plan = plan_repair(at, log.state, engine, by_bytes=False)
+    monkeypatch.setattr(job, "COMMIT_FILES", 1)
+    monkeypatch.setattr(merging, "ENTRY_FILES", 1)
+    monkeypatch.setattr(lookup, "OBJECT_BYTES", 1)
+    monkeypatch.setattr(JournalWriter, "append", fails)
+    monkeypatch.setattr(Report, "add", fails)
+    again = [Together.of([piece]) for piece in pieces_of(log.state.lanes)]
+    acts: dict[str, Callable[[], object]] = {
+        "archive": lambda: run_job(at, engine),
+        "merge": lambda: merge(at, log, again, engine=engine),
+        "verify": lambda: verify_archive(at, engine),
+        "repair": lambda: apply_repair(at, log, plan, engine),
+        "key index": lambda: build(at.archive, log.state, engine, told=fails),
+    }
+    with pytest.raises(UnavailableError) as caught:
+        acts[what]()
+    assert (workers(), caught.value.args) == ([], ("no more of this",))
 
 
 def test_the_same_work_done_twice_at_once_is_the_same() -> None:
@@ -335,7 +395,7 @@ def test_the_same_work_done_twice_at_once_is_the_same() -> None:
             assert len(said) == 1
             yield work, spark.heard(said.pop())
 
-    assert run_job(at, engine).rows == 3
+    assert run_job(at, as_engine(engine)).rows == 3
     assert check(at).rows == 3
     assert len(rows(at)) == 3, "one object each"
 

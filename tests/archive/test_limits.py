@@ -14,7 +14,7 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, rows, workshop
+from tests.archive.jobs import all_outcomes, archive, as_engine, check, rows, workshop
 from tests.archive.reading import files
 from tests.archive.test_jobs import Damaged
 from tests.archive.test_plan import COUNT, tier
@@ -90,9 +90,9 @@ def test_nothing_is_begun_when_the_time_is_over() -> None:
     def slow(do: Any, works: Any) -> Any:
         for work in works:
             at.clock.advance(10)  # type: ignore[attr-defined]
-            yield from local_engine(at.bench, 1)(do, [work])
+            yield from all_outcomes(at, do, [work])
 
-    result = run_job(at, slow, limits=Limits(runtime_ms=15_000))
+    result = run_job(at, as_engine(slow), limits=Limits(runtime_ms=15_000))
     assert (result.segments, result.not_begun) == (2, 1)
     rest = archive(at)
     assert (rest.segments, check(at).rows) == (1, 3)
@@ -125,19 +125,19 @@ def test_a_watch_counts_and_knows_how_long_the_rest_takes() -> None:
     assert watch.seconds_left is None
     tasks = archive_tasks(at)
     watch.segments_all, watch.bytes_all = 2, sum(task.size_bytes for task in tasks)
-    watched = watch.over(local_engine(at.bench, 1))(do_work, plan_works(tasks, 0))
-    for number, (_, outcome) in enumerate(watched, 1):
-        assert not isinstance(outcome, Exception)
-        assert len(outcome) == 1
-        clock.advance(10)
-        assert watch.segments == watch.rows == number
-        left_s = watch.seconds_left
-        assert left_s == (10.0 if number == 1 else 0.0)
+    with watch.over(local_engine(at.bench, 1))(do_work, plan_works(tasks, 0)) as watched:
+        for number, (_, outcome) in enumerate(watched, 1):
+            assert not isinstance(outcome, Exception)
+            assert len(outcome) == 1
+            clock.advance(10)
+            assert watch.segments == watch.rows == number
+            left_s = watch.seconds_left
+            assert left_s == (10.0 if number == 1 else 0.0)
 
 
 def archive_tasks(at: Any) -> Any:
     seen: list[Any] = []
-    run_job(at, lambda _do, works: iter(seen.extend(works) or ()))
+    run_job(at, as_engine(lambda _do, works: seen.extend(works) or ()))
     return [task for work in seen for task in work.tasks]
 
 
@@ -198,14 +198,14 @@ def test_another_job_takes_a_part_of_a_pack_between_work_and_commit() -> None:
     seen: list[int] = []
 
     def engine(do: Any, works: Any) -> Any:
-        done = list(local_engine(at.bench, 1)(do, works))
+        done = all_outcomes(at, do, works)
         if not seen:
             ran = run_job(rival, local_engine(rival.bench, 1), limits=Limits(bytes_max=1))
             assert ran.segments == 1
         seen.append(len(done))
-        yield from done
+        return done
 
-    result = run_job(at, engine, small_bytes=1 << 20)
+    result = run_job(at, as_engine(engine), small_bytes=1 << 20)
     assert (result.overtaken, result.segments, len(seen)) == (1, 2, 2)
     state = log_writer(at).state
     assert state.refused == 0

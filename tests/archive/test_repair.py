@@ -13,7 +13,7 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, check, keys, rows, workshop
+from tests.archive.jobs import all_outcomes, archive, as_engine, check, keys, rows, workshop
 from tests.archive.reading import files
 from tests.e2e.harness import here, program
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
@@ -129,18 +129,18 @@ def test_what_others_merge_between_plan_and_work_is_planned_again(
             for key in before if is_lost else ():
                 at.tier.delete(PREFIX + key)
         rounds.append(len(planned))
-        yield from local_engine(at.bench, 1)(do, planned)
+        return all_outcomes(at, do, planned)
 
     if what == "verify":
-        report = verify_archive(at, engine)
+        report = verify_archive(at, as_engine(engine))
         assert (rounds, report.compared) == ([6, 6], 6)
         found = [one.what for one in report.findings]
         assert len(found) == 6 * is_lost
         assert all("the tier cannot be read for comparison" in one for one in found)
     else:
         log = log_writer(at)
-        plan = plan_repair(at, log.state, engine, by_bytes=False)
-        done = apply_repair(at, log, plan, engine)
+        plan = plan_repair(at, log.state, as_engine(engine), by_bytes=False)
+        done = apply_repair(at, log, plan, as_engine(engine))
         assert (rounds, done.made, len(done.failed)) == ([1, 1], not is_lost, is_lost)
 
 

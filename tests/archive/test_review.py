@@ -10,6 +10,7 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.s3_settings import S3Options
 from tests.archive.jobs import (
+    all_outcomes,
     archive,
     check,
     index,
@@ -22,7 +23,6 @@ from tests.e2e.harness import here
 from tiered.archive.audit import read_log
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.duck import ask
-from tiered.archive.engine import local_engine
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import Result, log_writer, plan_job
 from tiered.archive.lookup import lookup
@@ -117,7 +117,7 @@ def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too
     log = log_writer(slow)
     plan = plan_job(slow, log.state)
     log.append([job_action(Result(plan, log.writer, "local", 0).record(0))])  # as a run begins
-    done = list(local_engine(slow.bench, 1)(do_work, plan_works(plan.tasks, 0)))
+    done = all_outcomes(slow, do_work, plan_works(plan.tasks, 0))
     with_other_messages_behind(tier, b"new c", b"new d", b"open")
 
     def overtaken(who: Workshop, state: Any) -> Any:

@@ -21,6 +21,7 @@ from backends.errors import ObjectNotFoundError
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
+from tests.archive.jobs import as_engine
 from tests.archive.questions import ANSWERS, QUESTIONS, for_spark
 from tests.archive.questions import rows_of as rows_of_answer
 from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java
@@ -346,7 +347,7 @@ def test_tasks_and_outcomes_travel(sealed: Callable[[str], Sealed]) -> None:
     place = choose_place(store, None, None)
     target = open_store("memory://", S3Options())
     at = Workshop(store, place, target, target, SystemClock(), random.Random(1))
-    run_job(at, lambda _do, works: iter(seen.extend(works) or ()))  # type: ignore[arg-type]
+    run_job(at, as_engine(lambda _do, works: seen.extend(works) or ()))
     assert seen
     assert pickle.loads(pickle.dumps(seen)) == seen
     elsewhere = Workbench(store, place.prefix + "x", target)

@@ -152,13 +152,14 @@ def verify_archive(at: Workshop, engine: Engine) -> Report:
     for is_last in (False, True):
         reader.refresh()
         moved: list[Inspection] = []
-        for look, found in engine(inspect, looks):
-            if isinstance(found, ObjectNotFoundError) and not is_last:
-                moved.append(look)  # of the tier, where others merge meanwhile
-            elif isinstance(found, Exception):
-                raise found
-            else:
-                report.add(found)
+        with engine(inspect, looks) as outcomes:
+            for look, found in outcomes:
+                if isinstance(found, ObjectNotFoundError) and not is_last:
+                    moved.append(look)  # of the tier, where others merge meanwhile
+                elif isinstance(found, Exception):
+                    raise found
+                else:
+                    report.add(found)
         looks = (_again(reader, look) for look in moved)  # once the reader has been refreshed
     report.findings.sort(key=lambda one: (one.lane, one.key, one.what))
     return report
@@ -458,7 +459,8 @@ def damaged_files(archive: ObjectStore, state: ArchiveState, engine: Engine) -> 
     files = {file.key: file for one in stretches for file in one.objects()}
     found = harmed_files(archive, state)
     rest = (file for key, file in sorted(files.items()) if key not in found)
-    found |= {file.key: what for file, what in all_done(engine(damage_of, rest)) if what}
+    with all_done(engine(damage_of, rest)) as every:
+        found |= {file.key: what for file, what in every if what}
     return dict(sorted(found.items()))
 
 
@@ -586,15 +588,16 @@ def apply_repair(
     for is_last in (False, True):
         reader.refresh()
         moved: list[str] = []
-        for remake, made in engine(make_again, _remakes(log.state, reader, wanted)):
-            if isinstance(made, ObjectNotFoundError) and not is_last:
-                moved.append(remake.key)  # of the tier, where others merge meanwhile
-            elif isinstance(made, (TieredStoreError, ObjectNotFoundError)):
-                result.failed.append((remake.key, str(made)))
-            elif isinstance(made, Exception):
-                raise made
-            else:
-                _take(at, log, remake, made, result)
+        with engine(make_again, _remakes(log.state, reader, wanted)) as outcomes:
+            for remake, made in outcomes:
+                if isinstance(made, ObjectNotFoundError) and not is_last:
+                    moved.append(remake.key)  # of the tier, where others merge meanwhile
+                elif isinstance(made, (TieredStoreError, ObjectNotFoundError)):
+                    result.failed.append((remake.key, str(made)))
+                elif isinstance(made, Exception):
+                    raise made
+                else:
+                    _take(at, log, remake, made, result)
         wanted = moved
     _delete_harmed(at, log, [*keys, *plan["remains"]], result)
     log.write_checkpoint()

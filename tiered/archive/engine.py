@@ -6,12 +6,17 @@ The caller plans before, and commits what came of it behind: neither is an engin
 
 Ordering: whatever a function writes is named by nothing until its caller has heard of it.
 
+Threads: what an engine gives is a context, and within it an iterator. However the caller leaves the context, by an error of
+its own too, what is under way is given up at once, by the caller, and behind it no thread is left. A mere iterator that an
+error leaves behind would be closed by whichever thread collects it: one that works for it would wait for itself.
+
 Retries: a function may be done twice, one after another or at once, by whom the caller has heard nothing of. So it makes the
 same objects, adopts what lies there, and deletes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 V = TypeVar("V")
+Outcomes = contextlib.AbstractContextManager["Iterator[tuple[T, V | Exception]]"]
+"""What work came to, as an engine gives it: an iterator, within the context only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +51,35 @@ class Workbench:
 class Engine(Protocol):
     """Does work in any order, and takes it as it comes to it."""
 
-    def __call__(
-        self, do: Callable[[Workbench, T], V], works: Iterable[T]
-    ) -> Iterator[tuple[T, V | Exception]]:
+    def __call__(self, do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
         """Have all of it done.
 
         Args:
             do: A function of a module, which workers elsewhere have too.
             works: What is to be done, each a thing that can be pickled.
 
-        Yields:
-            What each came to. That it failed is an outcome, not an exception.
+        Returns:
+            The context in which it is done: what each came to. That it failed is an outcome, not an exception. What is not
+            done when the context is left is given up.
         """
         ...
 
 
-def all_done(outcomes: Iterable[tuple[T, V | Exception]]) -> Iterator[tuple[T, V]]:
+@contextlib.contextmanager
+def all_done(outcomes: Outcomes[T, V]) -> Iterator[Iterator[tuple[T, V]]]:
     """What an engine gives, for who wants all of it or nothing: the first failure is raised."""
-    for work, made in outcomes:
-        if isinstance(made, Exception):
-            raise made
-        yield work, made
+    with outcomes as each:
+        yield map(_succeeded, each)
 
 
+def _succeeded(outcome: tuple[T, V | Exception]) -> tuple[T, V]:
+    work, made = outcome
+    if isinstance(made, Exception):
+        raise made
+    return work, made
+
+
+@contextlib.contextmanager
 def rolling(
     works: Iterable[T],
     do: Callable[[Sequence[T]], Sequence[V]],
@@ -74,7 +87,7 @@ def rolling(
     count: int,
     window: int,
     give_up: Callable[[], object] = lambda: None,
-) -> Iterator[tuple[T, V]]:
+) -> Iterator[Iterator[tuple[T, V]]]:
     """Work done in threads, in a window that rolls on: the one scheduler of all engines.
 
     Args:
@@ -82,25 +95,40 @@ def rolling(
         do: Does some work; what each came to. What it raises itself ends all.
         count: So much is given to it at once (> 0).
         window: So many calls of it are under way (> 0); each has another one waiting.
-        give_up: Called when what is under way is in vain: an error ends all, or the caller wants no more.
+        give_up: Called at once when what is under way is in vain: an error ends all, or the caller wants no more.
     """
-    ahead = iter(works)
+    running: dict[Future[Sequence[V]], list[T]] = {}
     with ThreadPoolExecutor(window, "tiered-archive") as pool:
-        running: dict[Future[Sequence[V]], list[T]] = {}
+        is_in_vain = True
         try:
-            while True:
-                while len(running) < 2 * window and (some := list(islice(ahead, count))):
-                    running[pool.submit(do, some)] = some
-                if not running:
-                    return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for one in done:
-                    yield from zip(running.pop(one), one.result(), strict=True)
-        except BaseException:
+            yield _rolled(pool, running, works, do, count=count, window=window)
+            is_in_vain = bool(running)
+        finally:
             for future in running:
                 future.cancel()
-            give_up()
-            raise
+            if is_in_vain:
+                give_up()
+
+
+def _rolled(
+    pool: ThreadPoolExecutor,
+    running: dict[Future[Sequence[V]], list[T]],
+    works: Iterable[T],
+    do: Callable[[Sequence[T]], Sequence[V]],
+    *,
+    count: int,
+    window: int,
+) -> Iterator[tuple[T, V]]:
+    """What ``rolling`` gives. It holds nothing that it would have to end: wherever it is left, nothing is lost."""
+    ahead = iter(works)
+    while True:
+        while len(running) < 2 * window and (some := list(islice(ahead, count))):
+            running[pool.submit(do, some)] = some
+        if not running:
+            return
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for one in done:
+            yield from zip(running.pop(one), one.result(), strict=True)
 
 
 def local_engine(bench: Workbench, jobs: int) -> Engine:
@@ -111,9 +139,7 @@ def local_engine(bench: Workbench, jobs: int) -> Engine:
         jobs: How many at once (> 0); each needs the memory that its function says.
     """
 
-    def run(
-        do: Callable[[Workbench, T], V], works: Iterable[T]
-    ) -> Iterator[tuple[T, V | Exception]]:
+    def run(do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
         def some(those: Sequence[T]) -> list[V | Exception]:
             (work,) = those
             try:

@@ -216,19 +216,24 @@ class Watch:
     def over(self, engine: Engine) -> Engine:
         """The same engine, watched."""
 
+        @contextlib.contextmanager
         def run(
             do: Callable[[Workbench, T], V], works: Iterable[T]
-        ) -> Iterator[tuple[T, V | Exception]]:
+        ) -> Iterator[Iterator[tuple[T, V | Exception]]]:
             self._began_s = self._began_s or self.clock.monotonic_s()
-            for work, outcome in engine(do, works):
-                if isinstance(work, Work):
-                    self.segments += len(work.tasks)
-                    self.size_bytes += work.size_bytes
-                if isinstance(outcome, tuple):
-                    self.rows += sum(archived.rows for archived in outcome)
-                yield work, outcome
+            with engine(do, works) as outcomes:
+                yield map(self._count, outcomes)
 
         return run
+
+    def _count(self, done: tuple[T, V | Exception]) -> tuple[T, V | Exception]:
+        work, outcome = done
+        if isinstance(work, Work):
+            self.segments += len(work.tasks)
+            self.size_bytes += work.size_bytes
+        if isinstance(outcome, tuple):
+            self.rows += sum(archived.rows for archived in outcome)
+        return done
 
     @property
     def seconds_left(self) -> float | None:
@@ -575,21 +580,22 @@ class _Run:
         alone: list[Work] = []
         is_moved = False
         done: list[Done] = []
-        for work, outcome in self._engine(do_work, self._until_late(works)):
-            if isinstance(outcome, ObjectNotFoundError):
-                is_moved |= self._miss(work, outcome)
-            elif not isinstance(outcome, Exception):
-                done.append(Done(work.tasks, outcome))
-            elif isinstance(outcome, StoreFullError):
-                self._is_full = True
-                self._result.failed += [(task, outcome) for task in work.tasks]
-            elif len(work.tasks) > 1:
-                alone += [Work((task,)) for task in work.tasks]
-            else:
-                self._result.failed.append((work.tasks[0], outcome))
-            if _is_due(done):
-                is_moved |= self._commit(done)
-                done = []
+        with self._engine(do_work, self._until_late(works)) as outcomes:
+            for work, outcome in outcomes:
+                if isinstance(outcome, ObjectNotFoundError):
+                    is_moved |= self._miss(work, outcome)
+                elif not isinstance(outcome, Exception):
+                    done.append(Done(work.tasks, outcome))
+                elif isinstance(outcome, StoreFullError):
+                    self._is_full = True
+                    self._result.failed += [(task, outcome) for task in work.tasks]
+                elif len(work.tasks) > 1:
+                    alone += [Work((task,)) for task in work.tasks]
+                else:
+                    self._result.failed.append((work.tasks[0], outcome))
+                if _is_due(done):
+                    is_moved |= self._commit(done)
+                    done = []
         return (self._commit(done) if done else False) or is_moved, alone
 
     def _until_late(self, works: Sequence[Work]) -> Iterator[Work]:

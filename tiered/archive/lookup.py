@@ -429,11 +429,12 @@ def build(
     """
     covered = {key for part in read_index(archive) for key in part.files}
     built = Built()
-    for _, made in all_done(engine(index_files, _shares(_without(covered, state)))):
-        built.objects += made.objects
-        built.files += made.files
-        built.size_bytes += made.size_bytes
-        told(built)
+    with all_done(engine(index_files, _shares(_without(covered, state)))) as every:
+        for _, made in every:
+            built.objects += made.objects
+            built.files += made.files
+            built.size_bytes += made.size_bytes
+            told(built)
     return built
 
 

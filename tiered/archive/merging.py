@@ -344,10 +344,10 @@ def merge(
     """
     todo = list(plan)
     result = Merged(len(todo))
-    making = all_done((engine or local_engine(at.bench, 1))(write_together, todo))
-    while made := list(islice(making, ENTRY_FILES)):
-        append_moves(log, [one.made(*proof) for one, proof in made], result)
-        told(result)
+    with all_done((engine or local_engine(at.bench, 1))(write_together, todo)) as making:
+        while made := list(islice(making, ENTRY_FILES)):
+            append_moves(log, [one.made(*proof) for one, proof in made], result)
+            told(result)
     log.write_checkpoint()
     return result
 

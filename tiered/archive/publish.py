@@ -343,8 +343,8 @@ class _Publisher:
                 for file in removed:
                     snapshot.delete_data_file(file)
                 footers = _footers(change.table_metadata, self._root, added)
-                for _, files in all_done(engine(read_footers, footers)):
-                    for file in files:
+                with all_done(engine(read_footers, footers)) as every:
+                    for file in (file for _, files in every for file in files):
                         snapshot.append_data_file(file)
 
     def _table(self, name: str, topic: str) -> Any:  # noqa: ANN401

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.s3_settings import S3Options
-    from tiered.archive.engine import Engine, T, V
+    from tiered.archive.engine import Engine, Outcomes, T, V
 
 MASTER = "local[*,4]"
 """All processors of this machine, and a failed task is tried again as on a cluster."""
@@ -146,9 +146,7 @@ def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
     context = session.sparkContext
     count = max(2 * context.defaultParallelism // WINDOW, 1)
 
-    def run(
-        do: Callable[[Workbench, T], V], works: Iterable[T]
-    ) -> Iterator[tuple[T, V | Exception]]:
+    def run(do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
         group = f"tiered-archive-{next(_GROUPS)}"
 
         def some(those: Sequence[T]) -> list[V | Exception]:

@@ -381,12 +381,16 @@ def _engine(
         order = SparkOrder(options.url, at.place.prefix, options.to, call.s3_options())
         return spark_engine(session, order)
 
+    @contextlib.contextmanager
     def run(
         do: Callable[[Workbench, T], V], works: Iterable[T]
-    ) -> Iterator[tuple[T, V | Exception]]:
+    ) -> Iterator[Iterator[tuple[T, V | Exception]]]:
         ahead = iter(works)
         for first in ahead:
-            yield from opened()(do, itertools.chain([first], ahead))
+            with opened()(do, itertools.chain([first], ahead)) as outcomes:
+                yield outcomes
+            return
+        yield iter(())
 
     return run
 
