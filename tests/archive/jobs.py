@@ -15,7 +15,7 @@ from support.tiers import TierBuilder
 from backends.memory import MemoryStore
 from tiered.api.broker_place import Place
 from tiered.archive.audit import verify_archive
-from tiered.archive.engine import local_engine
+from tiered.archive.engine import first_failure, local_engine
 from tiered.archive.job import Workshop, run_job
 from tiered.archive.lookup import build
 from tiered.archive.tables import read_archive
@@ -78,8 +78,12 @@ def all_outcomes(at: Workshop, do: Any, works: Iterable[Any]) -> list[Any]:
 
 
 def index(archive: ObjectStore) -> Built:
-    """Make the index of keys cover what is there."""
-    return build(archive, read_archive(archive), alone(archive))
+    """Make the index of keys cover all that is there."""
+    built = build(archive, read_archive(archive), alone(archive))
+    error = first_failure(built.failed)
+    if error is not None:
+        raise error
+    return built
 
 
 def keys(at: Workshop, prefix: str = "data/") -> list[str]:

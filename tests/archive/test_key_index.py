@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.errors import UnavailableError
 from backends.memory import MemoryStore
-from tests.archive.jobs import index
+from backends.wrapping import WrappingStore
+from tests.archive.jobs import alone, index
 from tests.archive.made import make_archive
 from tests.archive.test_lookup import Counting
 from tests.e2e.harness import here
 from tiered.archive import lookup as key_filters
-from tiered.archive.lookup import PREFIX, groups_with, lookup, read_index
+from tiered.archive.lookup import PREFIX, build, groups_with, lookup, read_index
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Buffer
 
     from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
@@ -116,6 +120,40 @@ def test_a_file_without_filters_may_have_everything(
     assert part.classes == ()
     assert set(map(tuple, groups_with(archive, part, "x").values())) == {(0, 1, 2)}
     assert lookup(archive, Selection(key=made[1][3])).rows["queue_offset"].to_pylist() == [3]
+
+
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_a_harmed_file_is_named_and_all_others_are_covered(
+    how: str, archive: MemoryStore, made: tuple[MemoryStore, list[str]]
+) -> None:
+    harmed = sorted(info.key for info in archive.list("data/"))[2]
+    data = archive.get(harmed)
+    archive.delete(harmed)
+    if how == "cut":
+        archive.put_if_absent(harmed, data[:-100])
+    state = read_archive(archive)
+    for _ in range(2):
+        built = build(archive, state, alone(archive))
+        assert [(key, type(error)) for key, error in built.failed] == [(harmed, DataError)]
+    assert (built.objects, built.files) == (0, 0), "all others were covered before"
+    (part,) = read_index(archive)
+    assert len(part.files) == FILES - 1
+    if how == "cut":
+        archive.delete(harmed)
+    archive.put_if_absent(harmed, data)
+    assert index(archive).files == 1
+    found = lookup(archive, Selection(key=made[1][1500]))
+    assert found.rows["queue_offset"].to_pylist() == [1500]
+
+
+def test_what_the_store_refuses_is_said_of_each_file(archive: MemoryStore) -> None:
+    class Refusing(WrappingStore):
+        def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+            raise UnavailableError(key)
+
+    built = build(archive, read_archive(archive), alone(Refusing(archive)))
+    assert {type(error) for _, error in built.failed} == {UnavailableError}
+    assert (len(built.failed), built.files) == (FILES, 0)
 
 
 def damaged(store: ObjectStore, at: int) -> None:

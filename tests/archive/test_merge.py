@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
+from backends.registry import open_store
+from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, check, is_shared, rows, with_other_messages_behind, workshop
 from tests.archive.made import loaded
 from tests.archive.reading import files
 from tests.archive.test_jobs import MIDNIGHT
 from tests.e2e.harness import here, program
+from tiered.api.broker_place import Place
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.machine import ArchiveMachine
-from tiered.archive.merging import merge, plan_merge
+from tiered.archive.merging import merge, merge_each, plan_merge
 from tiered.archive.moves import merge_action
 from tiered.archive.plan import NO_LIMITS, Limits
 from tiered.archive.tables import files_by_topic
@@ -32,6 +38,7 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
     from tiered.archive.job import Workshop
     from tiered.archive.merging import Merged
@@ -170,6 +177,64 @@ def test_a_file_that_is_not_what_the_log_says_is_not_merged() -> None:
     with pytest.raises(DataError, match="not what the archive's log says"):
         merged(at)
     assert named(at) == before
+
+
+def two_topics(store: ObjectStore, prefix: str = PREFIX) -> TierBuilder:
+    """Four sealed segments of each of two topics."""
+    tier = TierBuilder(store, prefix=prefix)
+    for queue in (QUEUE, OTHER):
+        for body in (b"a", b"b", b"c", b"d", b"open"):
+            tier.add([body], queue=queue, roll=True)
+    return tier
+
+
+def test_a_lost_file_holds_up_no_others() -> None:
+    at = workshop(two_topics(MemoryStore("tier")).store)
+    archive(at)
+    lost = next(key for key in named(at) if "topic_dir=other/" not in key)
+    at.archive.delete(lost)
+    log = log_writer(at)
+    plan = plan_merge(log.state, takes=lambda _lane: True)
+    told: list[int] = []
+    result = merge_each(at, log, plan, told=lambda done: told.append(done.new_files))
+    assert (result.planned, result.new_files, result.entries, told) == (2, 1, 1, [1])
+    ((failed, error),) = result.failed
+    assert lost in {piece.file.key for piece in failed.pieces}
+    assert isinstance(error, DataError)
+    assert lost in str(error)
+    with pytest.raises(DataError, match="is gone"):
+        merged(at)
+    assert len([key for key in named(at) if "topic_dir=other/" in key]) == 1
+    assert len(named(at)) == 5
+
+
+def test_a_file_that_another_has_merged_away_is_no_failure() -> None:
+    at = workshop(two_topics(MemoryStore("tier")).store)
+    archive(at)
+    late, plan = log_writer(at), plan_merge(log_writer(at).state, takes=lambda _lane: True)
+    merged(at)
+    for key in {piece.file.key for one in plan for piece in one.pieces}:
+        at.archive.delete(key)
+    result = merge_each(at, late, plan)
+    assert (result.overtaken, result.failed, result.entries) == (2, [], 0)
+
+
+@pytest.mark.parametrize("what", ["--merge", "--key-index"])
+def test_the_command_does_the_rest_and_then_says_damage(what: str, tmp_path: Path) -> None:
+    with closing(open_store(f"file://{tmp_path}/tier", S3Options())) as store:
+        two_topics(store, Place("c", "b").prefix)
+    words = ("archive", f"file://{tmp_path}/tier", "--to", f"file://{tmp_path}/parquet")
+    here(*words, "--pack-below", "0").good()
+    lost = min((tmp_path / "parquet" / "data" / "topic_dir=other").rglob("*.parquet"))
+    lost.unlink()
+    ran = here(*words, what, "--json")
+    assert (ran.code, "a file of the archive is gone" in ran.error) == (5, True)
+    (failed,) = ran.document["failed"]
+    if what == "--merge":
+        assert (ran.document["new_files"], ran.document["old_files"]) == (1, 4)
+    else:
+        assert (ran.document["files"], Path(failed["key"]).name) == (7, lost.name)
+    assert lost.name in failed["why"]
 
 
 def harm(store: Any, key: str) -> None:

@@ -103,7 +103,7 @@ def test_spark_merges_into_the_same_files(
         assert here("archive", tier.url, "--to", archive_url, "--verify").good()
         one = Together.of(list(pieces_of(log.state.lanes))[:1])
         target.delete(one.pieces[0].file.key)
-        with pytest.raises(ObjectNotFoundError, match=re.escape(one.pieces[0].file.key)):
+        with pytest.raises(DataError, match=re.escape(one.pieces[0].file.key)):
             merge(at, log, [one], engine=engine)
 
 

@@ -19,8 +19,11 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from backends.errors import StoreFullError
+from tiered.errors import TieredStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,6 +80,22 @@ def _succeeded(outcome: tuple[T, V | Exception]) -> tuple[T, V]:
     if isinstance(made, Exception):
         raise made
     return work, made
+
+
+Failed = list[tuple[T, Exception]]
+"""Work that failed, and why, of who does the rest all the same."""
+
+
+def while_room(works: Iterable[T], failed: Failed[V]) -> Iterator[T]:
+    """Work, until some has failed for want of room: all of it would wait and fail, one after another."""
+    return takewhile(lambda _: not any(isinstance(one[1], StoreFullError) for one in failed), works)
+
+
+def first_failure(failed: Failed[T]) -> Exception | None:
+    """The failure to end with: damage before what may pass."""
+    errors = [error for _, error in failed]
+    mine = [error for error in errors if isinstance(error, TieredStoreError)]
+    return next(iter([*mine, *errors]), None)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, 
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
 from tiered.archive.damage import open_log
+from tiered.archive.engine import first_failure
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,
@@ -46,7 +47,7 @@ from tiered.archive.model import ENTRIES_KEPT, LOG, Archived
 from tiered.archive.moves import pack_action
 from tiered.archive.plan import NO_LIMITS, Limits, Work, limited, plan_archive, plan_works
 from tiered.archive.task import Workshop, do_work
-from tiered.errors import DataError, InvalidError, TieredStoreError
+from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
 from tiered.journal.trim import trim_journal
 from tiered.log.parts import Gap
@@ -728,11 +729,9 @@ def _require_apart(at: Workshop) -> None:
         )
 
 
-def first_error(result: Result) -> TieredStoreError | Exception | None:
-    """The failure to end with: damage before what may pass."""
-    errors = [error for _, error in result.failed]
-    mine = [error for error in errors if isinstance(error, TieredStoreError)]
-    return mine[0] if mine else next(iter(errors), None)
+def first_error(result: Result) -> Exception | None:
+    """The failure to end with."""
+    return first_failure(result.failed)
 
 
 __all__ = ["Result", "Workshop", "first_error", "log_writer", "plan_job", "run_job"]

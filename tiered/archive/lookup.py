@@ -20,7 +20,7 @@ import hashlib
 import json
 import struct
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +33,7 @@ from backends.errors import AlreadyExistsError, ObjectNotFoundError
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import reading
-from tiered.archive.engine import all_done
+from tiered.archive.engine import while_room
 from tiered.archive.moves import whole_files
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.selection import Selection, micros
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
-    from tiered.archive.engine import Engine, Workbench
+    from tiered.archive.engine import Engine, Failed, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
     from tiered.archive.tables import Chosen
@@ -350,11 +350,20 @@ class Built:
         objects: That are there now.
         files: Covered by them.
         size_bytes: Of them.
+        failed: Keys of files that could not be covered, and why. Lookups ask these themselves.
     """
 
     objects: int = 0
     files: int = 0
     size_bytes: int = 0
+    failed: Failed[str] = field(default_factory=list)
+
+    def add(self, more: Built) -> None:
+        """What somebody else has made."""
+        self.objects += more.objects
+        self.files += more.files
+        self.size_bytes += more.size_bytes
+        self.failed += more.failed
 
 
 def read_index(archive: ObjectStore) -> list[IndexPart]:
@@ -415,7 +424,7 @@ def build(
     *,
     told: Callable[[Built], None] = lambda _b: None,
 ) -> Built:
-    """Make the index cover every file that the log names.
+    """Make the index cover every file that the log names; one that is lost or damaged is left out, and named.
 
     Args:
         archive: Of which.
@@ -424,16 +433,18 @@ def build(
         told: Called as objects are there.
 
     Raises:
-        DataError: An object of the index, or a file, is damaged.
-        BackendError: The store failed.
+        DataError: An object of the index is damaged.
+        BackendError: What there is could not be listed or read.
     """
     covered = {key for part in read_index(archive) for key in part.files}
     built = Built()
-    with all_done(engine(index_files, _shares(_without(covered, state)))) as every:
-        for _, made in every:
-            built.objects += made.objects
-            built.files += made.files
-            built.size_bytes += made.size_bytes
+    shares = while_room(_shares(_without(covered, state)), built.failed)
+    with engine(index_files, shares) as outcomes:
+        for share, made in outcomes:
+            if isinstance(made, Exception):
+                built.failed += [(key, made) for key, _ in share]
+            else:
+                built.add(made)
             told(built)
     return built
 
@@ -466,11 +477,10 @@ def index_files(bench: Workbench, share: _Share) -> Built:
     """Make an object for some files; several, where their filters are larger than files of so many rows mostly have.
 
     Raises:
-        DataError: A file is damaged.
-        BackendError: The store failed.
+        BackendError: The store failed. A file that is damaged holds up no others, and is said.
     """
     built = Built()
-    for object_files in _gathered(_filters(bench.archive, share)):
+    for object_files in _gathered(_sound(bench.archive, share, built)):
         data = _encode(object_files)
         name = hashlib.sha256("\n".join(key for key, _ in object_files).encode()).hexdigest()[:16]
         with contextlib.suppress(AlreadyExistsError):  # another made the same
@@ -485,16 +495,28 @@ _Filters = tuple[str, list[list[bytes | None]]]
 """A file's key, and the bits of its filters by group and column."""
 
 
-def _filters(archive: ObjectStore, files: Iterable[tuple[str, int]]) -> Iterator[_Filters]:
+def _sound(
+    archive: ObjectStore, files: Iterable[tuple[str, int]], built: Built
+) -> Iterator[_Filters]:
+    """Filters of the files that can be read; the others have failed."""
     for key, size in files:
-        with reading(archive, key):
-            raw = ObjectFile(archive, key, size)
-            metadata = open_parquet(raw).metadata
-            places = [filters_of(metadata.row_group(n)) for n in range(metadata.num_row_groups)]
-            asked = [place for group in places for place in group if place is not None]
-            ranges = [ByteRange(start, start + bits) for start, bits in asked]
-            bits = iter(raw.read_ranges(ranges))
-        yield key, [[None if place is None else next(bits) for place in group] for group in places]
+        try:
+            found = _filters(archive, key, size)
+        except DataError as error:
+            built.failed.append((key, error))
+            continue
+        yield found
+
+
+def _filters(archive: ObjectStore, key: str, size: int) -> _Filters:
+    with reading(archive, key):
+        raw = ObjectFile(archive, key, size)
+        metadata = open_parquet(raw).metadata
+        places = [filters_of(metadata.row_group(n)) for n in range(metadata.num_row_groups)]
+        asked = [place for group in places for place in group if place is not None]
+        ranges = [ByteRange(start, start + bits) for start, bits in asked]
+        bits = iter(raw.read_ranges(ranges))
+    return key, [[None if place is None else next(bits) for place in group] for group in places]
 
 
 def _gathered(files: Iterable[_Filters]) -> Iterator[list[_Filters]]:

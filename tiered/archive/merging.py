@@ -9,6 +9,8 @@ Ordering: new files, then the entry. One entry for ``ENTRY_FILES`` new files; wh
 Retries: keys are functions of what is merged, so who merges the same again makes the same objects. What another has merged,
 or forgotten, meanwhile is dropped before each try, and refused in replay.
 
+Failures: a file that is lost or damaged holds up the one new file that it should be in, and no others.
+
 After a crash: new files that no entry names, and the old ones count; or the entry is there, and the new ones do.
 """
 
@@ -16,12 +18,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
-from tiered.archive.engine import all_done, local_engine
+from tiered.archive.damage import reading
+from tiered.archive.engine import first_failure, local_engine, while_room
 from tiered.archive.model import DAY_MS, file_key
 from tiered.archive.moves import (
     MovedPiece,
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
-    from tiered.archive.engine import Engine, Workbench
+    from tiered.archive.engine import Engine, Failed, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveLane, ParquetFile
     from tiered.archive.task import Workshop
@@ -135,7 +138,8 @@ class _OldFile:
 
     def __init__(self, archive: ObjectStore, file: ParquetFile) -> None:
         self._where = archive, file.key
-        data = archive.get(file.key)
+        with reading(archive, file.key):
+            data = archive.get(file.key)
         if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
             raise _differs(*self._where)
         self.said = read_metadata(data)
@@ -198,7 +202,8 @@ class Merged:
         old_bytes: Of the old files.
         new_bytes: Of the new ones.
         entries: Written to the log.
-        overtaken: Files that were made in vain, since the archive had changed meanwhile.
+        overtaken: Files that were made in vain, or could not be, since the archive had changed meanwhile.
+        failed: Files that could not be made, and why.
     """
 
     planned: int = 0
@@ -209,6 +214,7 @@ class Merged:
     new_bytes: int = 0
     entries: int = 0
     overtaken: int = 0
+    failed: Failed[Together] = field(default_factory=list)
 
     def count(self, new: NewFile) -> None:
         """One more file is part of the archive."""
@@ -320,7 +326,7 @@ def plan_division(state: ArchiveState, lane: ArchiveLane, starts: Iterable[int])
     return found
 
 
-def merge(
+def merge_each(
     at: Workshop,
     log: JournalWriter[ArchiveState],
     plan: Iterable[Together],
@@ -328,7 +334,7 @@ def merge(
     engine: Engine | None = None,
     told: Callable[[Merged], None] = lambda _result: None,
 ) -> Merged:
-    """Make files, and put them in the place of those that they are made of.
+    """Make files, and put them in the place of those that they are made of; one that fails holds up no others.
 
     Args:
         at: Tier and archive.
@@ -338,18 +344,68 @@ def merge(
         told: Called after each entry, with the result so far.
 
     Raises:
-        DataError: A file is not what the log says. What was merged before stays so, and what was made is there for the next.
+        BackendError: The log could not be written or read. What was merged before stays so, and what was made is there for
+            the next.
+    """
+    todo = list(plan)
+    result, made = Merged(len(todo)), list[NewFile]()
+
+    def commit() -> None:
+        append_moves(log, made, result)
+        made.clear()
+        told(result)
+
+    making = engine or local_engine(at.bench, 1)
+    with making(write_together, while_room(todo, result.failed)) as outcomes:
+        for one, outcome in outcomes:
+            if isinstance(outcome, Exception):
+                result.failed.append((one, outcome))
+                continue
+            made.append(one.made(*outcome))
+            if len(made) >= ENTRY_FILES:
+                commit()
+    if made:
+        commit()
+    _leave_overtaken(log, result)
+    log.write_checkpoint()
+    return result
+
+
+def merge(
+    at: Workshop,
+    log: JournalWriter[ArchiveState],
+    plan: Iterable[Together],
+    *,
+    engine: Engine | None = None,
+) -> Merged:
+    """The same for who needs all of it.
+
+    Raises:
+        DataError: A file is not what the log says. What could be merged is merged.
         InternalError: A new file does not hold what it was made of.
         BackendError: A store failed.
     """
-    todo = list(plan)
-    result = Merged(len(todo))
-    with all_done((engine or local_engine(at.bench, 1))(write_together, todo)) as making:
-        while made := list(islice(making, ENTRY_FILES)):
-            append_moves(log, [one.made(*proof) for one, proof in made], result)
-            told(result)
-    log.write_checkpoint()
+    result = merge_each(at, log, plan, engine=engine)
+    error = first_failure(result.failed)
+    if error is not None:
+        raise error
     return result
+
+
+def _leave_overtaken(log: JournalWriter[ArchiveState], result: Merged) -> None:
+    """That a file is gone which the log does not name any more is no failure: another has merged or repaired it."""
+    if not result.failed:
+        return
+    log.catch_up()
+    places = Places(dict(log.state.lanes), {})
+
+    def counts(piece: MovedPiece) -> bool:
+        found = places.find(*piece.mark)
+        return found is not None and found[1].key == piece.file.key
+
+    left = [one for one in result.failed if all(map(counts, one[0].pieces))]
+    result.overtaken += len(result.failed) - len(left)
+    result.failed = left
 
 
 class _MovedError(Exception):

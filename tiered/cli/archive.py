@@ -488,8 +488,9 @@ def publish_tables(
 
 def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
     """Make large files of small ones."""
+    from tiered.archive.engine import first_failure
     from tiered.archive.job import log_writer
-    from tiered.archive.merging import merge, plan_merge
+    from tiered.archive.merging import merge_each, plan_merge
 
     def takes(lane: ArchiveLane) -> bool:
         is_ours = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
@@ -517,13 +518,14 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine)
         now = Progressed(text, result.new_files, result.planned)
 
     with call.progress("merge", lambda: now):
-        result = merge(at, log, plan, engine=engine, told=told)
+        result = merge_each(at, log, plan, engine=engine, told=told)
     published, refused = publish_tables(call, options, at, engine)
     document = {
         "format": 1,
         "archive": at.archive.url,
         **{name: getattr(result, name) for name in _MERGED},
         "overtaken": result.overtaken,
+        "failed": [{"key": one.key, "why": str(error)} for one, error in result.failed],
         "replaced_files": len(log.state.replaced),
         "replaced_bytes": sum(one.size_bytes for one in log.state.replaced),
         **published,
@@ -534,8 +536,9 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine)
             f"tiered: {counted(document['replaced_files'], 'replaced file')}, {format_size(document['replaced_bytes'])},"
             " still there; `tiered archive --clean` deletes them after a grace"
         )
-    if refused is not None:
-        raise refused
+    error = first_failure(result.failed) or refused
+    if error is not None:
+        raise error
     return DONE
 
 
@@ -654,6 +657,7 @@ def _repair_lines(document: Document) -> Iterator[str]:
 
 def run_key_index(call: Call, at: Workshop, engine: Engine) -> int:
     """Cover the files that no object of the index covers yet."""
+    from tiered.archive.engine import first_failure
     from tiered.archive.lookup import build
     from tiered.archive.tables import read_archive
 
@@ -671,8 +675,12 @@ def run_key_index(call: Call, at: Workshop, engine: Engine) -> int:
         "objects": built.objects,
         "files": built.files,
         "size_bytes": built.size_bytes,
+        "failed": [{"key": key, "why": str(error)} for key, error in built.failed],
     }
     Output(call).emit(document, [document], ["objects", "files", "size_bytes"])
+    error = first_failure(built.failed)
+    if error is not None:
+        raise error
     return DONE
 
 
