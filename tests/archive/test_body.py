@@ -19,7 +19,7 @@ from tests.archive.jobs import archive, check, is_shared, keys, rows, workshop
 from tests.archive.made import loaded
 from tiered.archive import duck
 from tiered.archive.audit import read_log, verify_archive
-from tiered.archive.bodies import BodyColumns, BodyLayout
+from tiered.archive.bodies import BodyColumns, BodyLayout, is_name
 from tiered.archive.body_formats import BodyWishes, read_wishes
 from tiered.archive.checked_ranges import with_sums
 from tiered.archive.columns import topic_schema
@@ -235,6 +235,38 @@ def test_bodies_that_tell_nothing_stay_bytes() -> None:
     result = archive(at)
     assert (result.unknown, result.misfits, values(at)) == ([QUEUE.topic], 0, [{}, {}, {}])
     assert read_log(at).bodies == {}
+
+
+NAMES = [
+    *("utm--source", "a--", "--", "a\n--b", "`--`", "``", "a`b", "a, b", "x) INT", "a: b", "<>"),
+    *('"', "'", "", " ", "\0", "a\0b", "\ud800", "\ud83d\ude00", "grüß", "a.b", "1", "$"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_whatever_a_producer_calls_a_field_jobs_go_on(name: str, tmp_path: Path) -> None:
+    """Its columns stand in the log for ever, and each later job reads them, of whichever topic it is."""
+    tier = tier_of([json.dumps({name: 1, "id": 2}).encode()])
+    tier.add([ONE], queue=MessageQueue("other", 0), roll=True)
+    tier.add([b"open"], queue=MessageQueue("other", 0), roll=True)
+    at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
+    at = replace(at, wishes=wishes("json"))
+    assert archive(at).segments == 2
+    for queue in (QUEUE, MessageQueue("other", 0)):
+        tier.add([ONE], queue=queue, roll=True)
+        tier.add([b"open"], queue=queue, roll=True)
+    result = archive(at)
+    assert (result.segments, result.failed, result.unknown) == (4, [], [])
+    question = f'SELECT * FROM "{QUEUE.topic}" ORDER BY queue_offset LIMIT 1'
+    (row,) = duck.ask(at.archive, question).rows.to_pylist()
+    names = topic_schema(read_log(at), QUEUE.topic).names
+    assert [one for one in names if one.startswith("value_")] == [
+        one for one in row if one.startswith("value_")
+    ]
+    assert (f"value_{name}" in names) == is_name(name)
+    if is_name(name):
+        assert (row[f"value_{name}"], row["value_id"]) == (1, 2)
+    assert check(at).compared == 6
 
 
 def test_stored_records_byte_for_byte() -> None:

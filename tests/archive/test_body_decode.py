@@ -21,6 +21,7 @@ from tiered.archive.bodies import (
     columns_of_schema,
     columns_text,
     infer_columns,
+    is_name,
     parse_columns,
 )
 from tiered.archive.body_formats import (
@@ -68,6 +69,81 @@ def test_columns_are_written_as_they_are_read() -> None:
     assert columns_text(parse_columns(loose)) == "A BIGINT, b STRING, c ARRAY<STRUCT<x: INT>>"
     assert columns_text(parse_columns("`a``b, c` INT")) == "`a``b, c` INT"
     assert parse_columns("") == []
+    assert columns_text(parse_columns("-- a, b\n`a--b` INT -- c, `d\n, e INT--")) == (
+        "`a--b` INT, e INT"
+    )
+    assert parse_columns("-- nothing") == []
+
+
+JSON_NAMES = st.text(st.characters() | st.sampled_from("`-\n\"',()<>: \0\ud800aA"), max_size=12)
+"""Names of members, whatever JSON allows: half a pair of surrogates, too."""
+
+
+def types(names: st.SearchStrategy[str]) -> st.SearchStrategy[pa.DataType]:
+    """Types that columns may have."""
+    simple = [field.type for field in parse_columns(EVERY) if not pa.types.is_nested(field.type)]
+    return st.recursive(
+        st.sampled_from(simple),
+        lambda inner: (
+            inner.map(pa.list_)
+            | st.tuples(inner, inner).map(lambda pair: pa.map_(*pair))
+            | columns_of(names, inner).map(pa.struct)
+        ),
+        max_leaves=6,
+    )
+
+
+def columns_of(
+    names: st.SearchStrategy[str], kinds: st.SearchStrategy[pa.DataType]
+) -> st.SearchStrategy[list[pa.Field]]:
+    """Columns whose names differ by more than upper and lower case."""
+    pairs = st.tuples(names, kinds)
+    distinct = st.lists(pairs, min_size=1, max_size=4, unique_by=lambda pair: pair[0].lower())
+    return distinct.map(lambda some: [pa.field(name, kind) for name, kind in some])
+
+
+@given(columns_of(JSON_NAMES.filter(is_name), types(JSON_NAMES.filter(is_name))))
+def test_whatever_columns_are_called_they_are_read_as_they_are_written(
+    columns: list[pa.Field],
+) -> None:
+    """The text stands in the log for ever: one that cannot be read would end each later run."""
+    text = columns_text(columns)
+    assert parse_columns(text) == columns
+    assert parse_columns(f"-- {text!r}\n {text} -- `") == columns
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | JSON_NAMES
+    | st.sampled_from([2**63, -(2**63), 10**400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(JSON_NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(JSON_NAMES, VALUES, max_size=4), max_size=4))
+def test_what_is_inferred_can_always_be_said_and_used(documents: list[dict[str, Any]]) -> None:
+    bodies = [json.dumps(one, ensure_ascii=True).encode() for one in documents]
+    columns = infer_columns(bodies)
+    text = columns_text(columns)
+    assert parse_columns(text) == columns
+    if bodies and columns:
+        decoded(open_decoder(BodyColumns("json", text)), columns, bodies)
+
+
+@pytest.mark.parametrize("name", ["", "\0", "a\0b", "\ud800", "a\udfff"])
+def test_a_name_that_no_column_can_have(name: str) -> None:
+    body = json.dumps({name: 1, "a": {name: 1, "b": 1}}).encode()
+    assert columns_text(infer_columns([body])) == "a STRUCT<b: BIGINT>"
+    schema = {"properties": {name: {"type": "integer"}}}
+    with pytest.raises(InvalidError):
+        columns_of_schema(schema)
+    if name.isascii():
+        with pytest.raises(InvalidError):
+            columns_text([pa.field(name, pa.int64())])
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,9 @@ PLAIN = BodyLayout()
 # Columns as people write them in SQL: ``order_id BIGINT, amount DECIMAL(12,2), items ARRAY<STRUCT<sku: STRING,
 # n: INT>>``.
 #
-# Spark's words; what the log holds is what ``columns_text`` writes. Every column may be null.
+# Spark's words; what the log holds is what ``columns_text`` writes, and what it writes can be read: what stands in the log
+# once can never be taken out again. Names that are not plain stand between backticks, ``--`` outside of them begins a
+# comment. Every column may be null.
 
 _SIMPLE: Final[Mapping[str, str]] = {
     "BOOLEAN": "bool_",
@@ -146,7 +148,8 @@ _ALSO: Final[Mapping[str, str]] = {
     "TEXT": "STRING",
     "VARCHAR": "STRING",
 }
-_TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|[^\W\d][\w$]*|\d+|[<>(),:])", re.UNICODE)
+_COMMENT = "--"
+_TOKEN = re.compile(rf"\s*({_COMMENT}[^\n]*|`(?:[^`]|``)+`|[^\W\d][\w$]*|\d+|[<>(),:])", re.UNICODE)
 _PLAIN = re.compile(r"[^\W\d][\w$]*", re.UNICODE)
 _DEPTH_MAX = 32
 _DECIMAL_DIGITS = 38
@@ -166,7 +169,11 @@ def parse_columns(text: str) -> list[pa.Field]:
 
 
 def columns_text(columns: Sequence[pa.Field]) -> str:
-    """Undo ``parse_columns``, always in the same words."""
+    """Undo ``parse_columns``, always in the same words.
+
+    Raises:
+        InvalidError: There is no word for a type, or a name is none.
+    """
     return ", ".join(f"{_quoted(column.name)} {type_text(column.type)}" for column in columns)
 
 
@@ -174,7 +181,7 @@ def type_text(kind: Any) -> str:  # noqa: ANN401 (pyarrow has no types)
     """A type's name.
 
     Raises:
-        InvalidError: There is none for it.
+        InvalidError: There is none for it, or a name in it is none.
     """
     arrow = load_pyarrow()
     for name, maker in _SIMPLE.items():
@@ -195,6 +202,15 @@ def type_text(kind: Any) -> str:  # noqa: ANN401 (pyarrow has no types)
     raise InvalidError(f"a column of type {kind} is not supported")
 
 
+def is_name(name: str) -> bool:
+    """Whether a column can have a name: where readers are programs in C, it would end at a byte 0."""
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates, as JSON can say it
+        return False
+    return bool(raw) and 0 not in raw
+
+
 def require_distinct(names: Sequence[str]) -> None:
     """See that no reader takes two columns for one.
 
@@ -209,12 +225,13 @@ def require_distinct(names: Sequence[str]) -> None:
 
 
 def _tokens(text: str) -> list[str]:
-    found, at, text = [], 0, re.sub(r"--[^\n]*", "", text).strip()
+    found, at, text = [], 0, text.strip()
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise _wrong(f"{text[at : at + 20]!r} cannot be read")
-        found.append(match[1])
+        if not match[1].startswith(_COMMENT):
+            found.append(match[1])
         at = match.end()
     return found
 
@@ -321,6 +338,8 @@ class _Reader:
 
 
 def _quoted(name: str) -> str:
+    if not is_name(name):
+        raise InvalidError(f"no column can have the name {name!r:.80}")
     return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
@@ -349,6 +368,9 @@ def columns_of_schema(document: Any) -> list[pa.Field]:  # noqa: ANN401 (JSON va
 
 def _schema_fields(schema: Any, root: Any, depth: int) -> list[pa.Field]:  # noqa: ANN401
     properties = schema["properties"]
+    for name in properties:
+        if not is_name(name):
+            raise _wrong_schema(name)
     require_distinct(list(properties))
     arrow = load_pyarrow()
     return [
@@ -453,7 +475,7 @@ class _Seen:
 def _see_object(seen: _Seen, document: dict[str, Any], budget: _Budget, depth: int) -> None:
     for name, value in document.items():
         if name not in seen.fields:
-            if value is None or not name or name.lower() in seen.names or not budget.left:
+            if value is None or not is_name(name) or name.lower() in seen.names or not budget.left:
                 continue
             budget.left -= 1
             seen.names.add(name.lower())
