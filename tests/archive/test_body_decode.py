@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 from tiered.archive.bodies import (
     BodyColumns,
+    BodyLayout,
     columns_of_schema,
     columns_text,
     infer_columns,
@@ -38,6 +39,7 @@ from tiered.archive.body_formats import (
     proto_columns,
     read_wishes,
 )
+from tiered.archive.columns import schema
 from tiered.errors import InternalError, InvalidError
 
 EVERY = (
@@ -112,19 +114,18 @@ def test_whatever_columns_are_called_they_are_read_as_they_are_written(
     assert parse_columns(f"-- {text!r}\n {text} -- `") == columns
 
 
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | JSON_NAMES
-    | st.sampled_from([2**63, -(2**63), 10**400]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(JSON_NAMES, inner, max_size=4),
-    max_leaves=12,
-)
+def documents_of(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
+    """JSON objects with whatever in them."""
+    simple = st.none() | st.booleans() | st.integers() | st.floats() | JSON_NAMES
+    values = st.recursive(
+        simple | st.sampled_from([2**63, -(2**63), 10**400]),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
+        max_leaves=12,
+    )
+    return st.lists(st.dictionaries(names, values, max_size=5), max_size=4)
 
 
-@given(st.lists(st.dictionaries(JSON_NAMES, VALUES, max_size=4), max_size=4))
+@given(documents_of(JSON_NAMES))
 def test_what_is_inferred_can_always_be_said_and_used(documents: list[dict[str, Any]]) -> None:
     bodies = [json.dumps(one, ensure_ascii=True).encode() for one in documents]
     columns = infer_columns(bodies)
@@ -132,6 +133,36 @@ def test_what_is_inferred_can_always_be_said_and_used(documents: list[dict[str, 
     assert parse_columns(text) == columns
     if bodies and columns:
         decoded(open_decoder(BodyColumns("json", text)), columns, bodies)
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"a": {"b": 1}, "a.b": 2}, "a STRUCT<b: BIGINT>"),
+        ({"A.b": 2, "a": {"B": 1, "c": 1}}, "`A.b` BIGINT, a STRUCT<c: BIGINT>"),
+        ({"a": [{"b": 1}], "a.element.b": 2, "a.b": 3}, "a ARRAY<STRUCT<b: BIGINT>>, `a.b` BIGINT"),
+        ({"a.element": 1, "a": [1]}, "`a.element` BIGINT"),
+        ({"a": [1], "a.Element": 1}, "a ARRAY<BIGINT>"),
+        ({"x" * 256: 1, "y" * 257: 1, "z": 1}, f"{'x' * 256} BIGINT, z BIGINT"),
+        ({"a": {"b": 1}, "c": {"b": 1}}, "a STRUCT<b: BIGINT>, c STRUCT<b: BIGINT>"),
+    ],
+)
+def test_what_readers_would_take_for_another_or_choke_on(
+    document: dict[str, Any], text: str
+) -> None:
+    assert columns_text(infer_columns([json.dumps(document).encode()] * 2)) == text
+
+
+@given(documents_of(st.sampled_from(["a", "A", "b", "a.b", "a.element", "element", "."])))
+def test_iceberg_takes_what_is_inferred(documents: list[dict[str, Any]]) -> None:
+    from pyiceberg.io.pyarrow import pyarrow_to_schema
+    from pyiceberg.schema import index_by_name
+
+    columns = infer_columns(json.dumps(one).encode() for one in documents)
+    if columns:
+        index_by_name(
+            pyarrow_to_schema(schema(BodyLayout(BodyColumns("json", columns_text(columns)), 1)))
+        )
 
 
 @pytest.mark.parametrize("name", ["", "\0", "a\0b", "\ud800", "a\udfff"])
@@ -214,6 +245,16 @@ def test_inference() -> None:
     assert columns_text(found) == (
         "n DOUBLE, t STRING, l ARRAY<STRUCT<q: BIGINT>>, o STRUCT<deep: ARRAY<ARRAY<BOOLEAN>>>, Big DOUBLE"
     )
+    for no_json in (
+        b"\xff",
+        json.dumps({"a": 1}).encode("utf-16"),
+        b"\xef\xbb\xbf{}",
+        b"1" * 5000,
+        b"",
+    ):
+        assert infer_columns([no_json, b'{"n": NaN, "n": -Infinity}']) == [
+            pa.field("n", pa.float64())
+        ]
     many = json.dumps({f"id-{n}": n for n in range(2000)}).encode()
     assert len(infer_columns([many])) == 512
     assert infer_columns([b"{}", b'{"a": null, "b": [], "c": {}}']) == []

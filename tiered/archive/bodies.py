@@ -432,58 +432,90 @@ def _wrong_schema(name: str) -> InvalidError:
 #
 # A field that is an integer here and a fraction there is a DOUBLE. Of a field whose values do not go together
 # otherwise the first one's type holds, and documents with the other do not fit. Fields that are never more than
-# null are left out, and so is a field whose name differs from one before by upper and lower case only: readers
-# would take both for one.
+# null are left out.
+#
+# Nothing that a producer sends ends this. Left out are, too, a field that no column can be called like, or only at length,
+# and one that readers would take for another before it: since the names differ by upper and lower case only, or since
+# both have the same path, as ``a.b`` and the ``b`` in ``a`` (Iceberg refuses a table with both).
 
 FIELDS_MAX = 512
 """Columns at most, in all depths: who uses ids as names does not get a column for each."""
+_NAME_CHARS_MAX = 256
+"""Of a name: all of them stand in the log and in each file."""
 _SEEN_DEPTH_MAX = 16
 _SEEN_TYPES = {"bool": "bool_", "int": "int64", "double": "float64", "text": "string"}
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def infer_columns(bodies: Iterable[bytes]) -> list[pa.Field]:
-    """The columns that documents have together; bodies that are no JSON object are passed over."""
-    root, budget = _Seen("object"), _Budget()
+    """The columns that documents have together; bodies that are no JSON object in UTF-8 are passed over."""
+    root, places = _Seen("", "object"), _Places()
     for body in bodies:
         try:
-            document = json.loads(body)
+            document = json.loads(body.decode())
         except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):
-            _see_object(root, document, budget, 0)
+            _see_object(root, document, places, 0)
     return _seen_fields(root)
 
 
 @dataclass
-class _Budget:
-    """How many more fields there may be."""
+class _Places:
+    """All places so far, and how many more fields there may be.
 
+    Attributes:
+        paths: Of fields and of elements of arrays, as Iceberg has them, in lower case.
+        left: So many fields.
+    """
+
+    paths: set[str] = field(default_factory=set)
     left: int = FIELDS_MAX
+
+    def field(self, above: _Seen, name: str) -> _Seen | None:
+        """A new field; None: there can be none."""
+        if not self.left or len(name) > _NAME_CHARS_MAX or not is_name(name):
+            return None
+        found = self.take(f"{above.path}{name.lower()}.")
+        self.left -= found is not None
+        return found
+
+    def take(self, path: str) -> _Seen | None:
+        """A new place; None: there is one with this path."""
+        if path in self.paths:
+            return None
+        self.paths.add(path)
+        return _Seen(path)
 
 
 @dataclass
 class _Seen:
-    """What a place has been so far."""
+    """What a place has been so far.
 
+    Attributes:
+        path: Names from the outermost field on, a dot behind each.
+        kind: Of values; empty as long as there was none.
+        fields: Of an object.
+        inner: Elements of an array.
+    """
+
+    path: str
     kind: str = ""
     fields: dict[str, _Seen] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
     inner: _Seen | None = None
 
 
-def _see_object(seen: _Seen, document: dict[str, Any], budget: _Budget, depth: int) -> None:
+def _see_object(seen: _Seen, document: dict[str, Any], places: _Places, depth: int) -> None:
     for name, value in document.items():
-        if name not in seen.fields:
-            if value is None or not is_name(name) or name.lower() in seen.names or not budget.left:
-                continue
-            budget.left -= 1
-            seen.names.add(name.lower())
-            seen.fields[name] = _Seen()
-        _see(seen.fields[name], value, budget, depth + 1)
+        known = seen.fields.get(name)
+        if known is None and value is not None:
+            known = places.field(seen, name)
+        if known is not None:
+            seen.fields[name] = known
+            _see(known, value, places, depth + 1)
 
 
-def _see(seen: _Seen, value: Any, budget: _Budget, depth: int) -> None:  # noqa: ANN401
+def _see(seen: _Seen, value: Any, places: _Places, depth: int) -> None:  # noqa: ANN401
     kind = _kind(value)
     if not kind or depth > _SEEN_DEPTH_MAX:
         return
@@ -493,11 +525,12 @@ def _see(seen: _Seen, value: Any, budget: _Budget, depth: int) -> None:  # noqa:
     if kind != seen.kind:
         return
     if kind == "object":
-        _see_object(seen, value, budget, depth)
+        _see_object(seen, value, places, depth)
     elif kind == "array":
-        seen.inner = seen.inner or _Seen()
-        for one in value:
-            _see(seen.inner, one, budget, depth + 1)
+        seen.inner = inner = seen.inner or places.take(f"{seen.path}element.")
+        if inner is not None:
+            for one in value:
+                _see(inner, one, places, depth + 1)
 
 
 def _kind(value: Any) -> str:  # noqa: ANN401
