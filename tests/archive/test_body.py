@@ -17,6 +17,7 @@ from backends.local import LocalFolderStore
 from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 from tests.archive.jobs import archive, check, is_shared, keys, rows, workshop
 from tests.archive.made import loaded
+from tests.archive.test_jobs import Damaged
 from tiered.archive import duck
 from tiered.archive.audit import read_log, verify_archive
 from tiered.archive.bodies import BodyColumns, BodyLayout, is_name
@@ -24,11 +25,11 @@ from tiered.archive.body_formats import BodyWishes, read_wishes
 from tiered.archive.checked_ranges import with_sums
 from tiered.archive.columns import topic_schema
 from tiered.archive.engine import local_engine
-from tiered.archive.job import Workshop, log_writer, run_job
+from tiered.archive.job import Workshop, first_error, log_writer, run_job
 from tiered.archive.machine import archive_action, columns_action
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.format.message_forms import InnerMessage, encode_inner_messages
 from tiered.model import MessageQueue
 
@@ -267,6 +268,25 @@ def test_whatever_a_producer_calls_a_field_jobs_go_on(name: str, tmp_path: Path)
     if is_name(name):
         assert (row[f"value_{name}"], row["value_id"]) == (1, 2)
     assert check(at).compared == 6
+
+
+@pytest.mark.parametrize("how", ["damaged", "lost"])
+@pytest.mark.parametrize("more", [0, 2], ids=["all of it", "the first"])
+def test_damage_where_columns_are_looked_for_is_that_segment_s_alone(how: str, more: int) -> None:
+    """What is behind it, and what other topics have, becomes columns all the same; the task itself tells of the damage."""
+    tier, other = tier_of([ONE], *[[TWO]] * more), MessageQueue("other", 0)
+    key = tier.journal.state.queues[QUEUE][0].segments[0].parts[0].log.key
+    tier.add([ONE], queue=other, roll=True)
+    tier.add([b"open"], queue=other, roll=True)
+    if how == "lost":
+        tier.store.delete(tier.prefix + key)
+    at = workshop(tier.store if how == "lost" else Damaged(tier.store, key))
+    result = archive(replace(at, wishes=wishes("json")))
+    assert (result.segments, len(result.failed)) == (more + 1, 1)
+    assert isinstance(first_error(result), DataError)
+    assert result.unknown == ([] if more else [QUEUE.topic])
+    found = [(row["topic"], row["value_id"]) for row in rows(at)]
+    assert sorted(found) == sorted([("other", 1), *[(QUEUE.topic, 2)] * more])
 
 
 def test_stored_records_byte_for_byte() -> None:

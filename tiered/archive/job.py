@@ -295,7 +295,7 @@ def write_metrics(path: str, record: JobRecord) -> None:
 SAMPLE_LANES = 4
 """Queues of which the first segment is looked into."""
 SAMPLE_MORE = 12
-"""Further segments, one after another, as long as there is no JSON object."""
+"""Further segments, one after another, as long as there is no JSON object: none was sent, or what was is damaged."""
 SAMPLE_ROWS = 1000
 SAMPLE_BYTES = 1 << 20
 """Of each task that is looked into."""
@@ -326,7 +326,6 @@ def fix_layouts(
 
     Raises:
         InvalidError: What is wished contradicts what is fixed.
-        DataError: A segment that is looked into is damaged.
         BackendError: A store failed.
     """
     layouts: dict[str, BodyLayout] = {}
@@ -357,11 +356,16 @@ class _Sample:
         """Columns; None without a JSON object that has any."""
         for tasks in self._groups:
             rows = SAMPLE_ROWS // len(tasks)
-            bodies = (body for task in tasks for body in islice(self._bodies(task), rows))
+            bodies = (body for task in tasks for body in islice(self._sound(task), rows))
             columns = infer_columns(bodies)
             if columns:
                 return BodyColumns("json", columns_text(columns))
         return None
+
+    def _sound(self, task: Task) -> Iterator[bytes]:
+        """The bodies before damage: of that the task itself will tell, and it is no other topic's."""
+        with contextlib.suppress(DataError, ObjectNotFoundError):
+            yield from self._bodies(task)
 
     def _bodies(self, task: Task) -> Iterator[bytes]:
         reader = QueueReader.of_life(self._tier, self._prefix, task.lane.queue, task.life)
