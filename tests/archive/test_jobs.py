@@ -6,10 +6,14 @@ import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.tiers import QUEUE, TierBuilder
+from support.journals import PREFIX
+from support.keyed import KeyedTier, Mail
+from support.merging import merge as merge_tier
+from support.tiers import QUEUE, TIME_MS, TierBuilder
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
@@ -25,19 +29,24 @@ from tests.archive.jobs import (
     with_other_messages_behind,
     workshop,
 )
+from tests.compaction.test_tier import QUEUE as KEYED
+from tests.compaction.test_tier import compact
 from tiered.archive import job, lookup, merging, parquet, spark
 from tiered.archive.audit import Report, apply_repair, plan_repair, read_log, verify_archive
 from tiered.archive.engine import local_engine, rolling
 from tiered.archive.job import first_error, log_writer, run_job
 from tiered.archive.lookup import build
-from tiered.archive.machine import archive_action
+from tiered.archive.machine import ArchiveState, archive_action
 from tiered.archive.merging import Together, merge
+from tiered.archive.model import ArchiveLane, TakenBack
 from tiered.archive.moves import pieces_of
-from tiered.archive.plan import Limits, Work
+from tiered.archive.plan import Limits, Work, overtaken_by
 from tiered.archive.tables import read_archive
 from tiered.archive.task import do_work
 from tiered.errors import DataError, InternalError, InvalidError
 from tiered.journal.append import JournalWriter
+from tiered.log.merge import MergePolicy
+from tiered.log.reader import TierReader
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from backends.base import ByteRange, ObjectInfo
+    from tiered.log.parts import TierState
 
 MIDNIGHT = 6_400_000
 """The queue offset whose message is stored at midnight, by ``batch_of``."""
@@ -177,6 +187,89 @@ def test_what_was_taken_back_and_expired_before_the_archive_met_it_is_forgotten_
     found = {row["queue_offset"]: row["body"] for key in named for row in rows(at, key)}
     assert found == {0: b"a", 1: b"b", 2: b"new c", 3: b"new d"}
     assert archive(at).entries == 0
+
+
+def numbered(first: int, *after_ms: int | None) -> list[Mail | None]:
+    """A message for each time, counted from ``TIME_MS``; None: a hole."""
+    return [
+        None if ms is None else Mail((f"k{n % 2}",), body=b"%d" % (first + n), time_ms=TIME_MS + ms)
+        for n, ms in enumerate(after_ms)
+    ]
+
+
+@pytest.mark.parametrize("last", [(500, 501), (None, None)], ids=["clock set back", "holes"])
+def test_what_was_taken_back_is_known_again_when_its_parts_are_merged(
+    last: tuple[int | None, ...],
+) -> None:
+    """Its last part is not the newest, and what came in its place has been given up by the tier."""
+    queue, tier = MessageQueue("t", 0), KeyedTier()
+    tier.post(queue, numbered(0, 0, 1))
+    tier.post(queue, numbered(2, 1000, 1001), roll=True)
+    tier.post(queue, numbered(4, *last))
+    at = workshop(tier.store)
+    tier.take_back(2, queue=queue)
+    for first, times in ((6, (2000, 2001)), (8, (2002,)), (9, (2003,))):
+        tier.post(queue, numbered(first, *times), roll=True)
+    archive(at)
+    tier.say(queue_action("expire", queue, 0, life=1, min_from=0, min_to=4))
+    before = read_log(at)
+    assert merge_tier(tier, MergePolicy(fan_in=2))
+    assert len(tier.journal.state.queues[queue][0].parts()) == 1
+    result = archive(at)
+    assert (result.plan.overtaken, result.segments) == ((), 0)
+    assert read_log(at).lanes == before.lanes
+    assert bodies(at) == {0: b"0", 1: b"1", 2: b"6", 3: b"7", 4: b"8"}
+
+
+def ends_of(state: TierState) -> list[TakenBack]:
+    """Of all that was taken back of the one queue."""
+    lives, lane = state.queues[KEYED], ArchiveLane("c", "b", "t", 0, 0)
+    found = [overtaken_by(ArchiveState(), lane, life) for life in lives[:-1]]
+    return [one.mark for some in found for one in some]
+
+
+def test_ends_taken_back_are_told_apart_whatever_becomes_of_them() -> None:
+    """Three of the same offsets, two of these with the same messages, and one that reaches further."""
+    tier = KeyedTier()
+    tier.post(KEYED, numbered(0, 0, 1, 2, 3))
+    for times in ((5, 6), (5, 6), (9, None)):
+        tier.post(KEYED, numbered(4, *times), roll=True)
+        tier.post(KEYED, numbered(6, 1))
+        tier.take_back(4, queue=KEYED)
+    tier.post(KEYED, numbered(4, 10, 11, 12, 13), roll=True)
+    tier.take_back(2, queue=KEYED)
+    tier.post(KEYED, numbered(2, *range(20, 28)), roll=True)
+    tier.post(KEYED, numbered(10, 30), roll=True)
+    wanted = ends_of(tier.journal.state)
+    assert len(set(wanted)) == 4
+    assert [(one.low, one.high) for one in wanted] == [(4, 7)] * 3 + [(2, 8)]
+    assert not any(one.knows(other) for one, other in permutations(wanted, 2))
+    tails = [life.parts() for life in tier.journal.state.queues[KEYED][:-1]]
+    assert merge_tier(tier, MergePolicy(fan_in=2))
+    after = [life.parts() for life in tier.journal.state.queues[KEYED][:-1]]
+    assert all(one != other for one, other in zip(tails, after, strict=True))
+    assert ends_of(tier.journal.state) == wanted
+    assert compact(tier)["applied"]
+    assert ends_of(tier.journal.state) == wanted
+    tier.say(queue_action("expire", KEYED, 0, life=1, min_from=4, min_to=7))
+    tier.say(queue_action("expire", KEYED, 0, life=3, min_from=2, min_to=4))
+    assert ends_of(tier.journal.state) == wanted
+    for is_saved in (False, True):
+        if is_saved:
+            tier.journal.write_checkpoint(force=True)
+        reader = TierReader(tier.store, PREFIX)
+        reader.refresh()
+        assert ends_of(reader.state) == wanted
+
+
+def test_an_end_of_which_bundles_alone_tell_is_known_by_its_offsets() -> None:
+    """A rebuilt journal does not say which entry it was; nor, where bundles are gone, where it began."""
+    known = TakenBack(17, 4, 9)
+    assert [known.knows(TakenBack(0, *span)) for span in ((4, 9), (5, 7), (3, 9), (9, 12))] == [
+        *(True, True),
+        *(False, False),
+    ]
+    assert not known.knows(TakenBack(18, 4, 9))
 
 
 def test_another_job_between_work_and_commit() -> None:

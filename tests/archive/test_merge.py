@@ -25,8 +25,9 @@ from tiered.api.broker_place import Place
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer, run_job
-from tiered.archive.machine import ArchiveMachine
+from tiered.archive.machine import ArchiveMachine, forget_action
 from tiered.archive.merging import merge, merge_each, plan_merge
+from tiered.archive.model import TakenBack
 from tiered.archive.moves import merge_action
 from tiered.archive.plan import NO_LIMITS, Limits
 from tiered.archive.tables import files_by_topic
@@ -296,12 +297,10 @@ def test_what_the_broker_takes_back_is_divided_from_what_it_shares_a_file_with()
 def test_a_bare_forget_of_a_shared_file_is_refused() -> None:
     at = workshop(built().store)
     run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
-    from tiered.archive.machine import forget_action
-
     log = log_writer(at)
     lane = min(lane for lane in log.state.lanes if lane.topic == QUEUE.topic)
     before = log.state.lanes
-    log.append([forget_action(lane, [0], "mark")])
+    log.append([forget_action(lane, [0], TakenBack(9, 0, 9))])
     assert (log.state.refused, log.state.lanes, log.state.tails) == (1, before, {})
 
 

@@ -18,6 +18,7 @@ from tiered.archive.model import (
     ArchiveLane,
     ParquetFile,
     SideFile,
+    TakenBack,
     date_text,
     partition_value,
 )
@@ -100,10 +101,11 @@ def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> Non
     second = replace(archived(1), holes=1, bad=1, files=(replace(archived(1).files[0], rows=98),))
     second = replace(second, side=side)
     actions = [archive_action(lane, archived(2), 0), archive_action(lane, second, 0)]
-    actions += [forget_action(lane, [200], "mark"), archive_action(lane, archived(2), 1)]
+    end = TakenBack(9, 200, 300)
+    actions += [forget_action(lane, [200], end), archive_action(lane, archived(2), 1)]
     entry = Entry(1, 0, "0badcafe", 5, json.loads(json.dumps(actions)))
     found = machine.apply(machine.initial(), entry)
-    assert found == ArchiveState({lane: (second, archived(2))}, {lane: ("mark",)}, 0, 5)
+    assert found == ArchiveState({lane: (second, archived(2))}, {lane: (end,)}, 0, 5)
     assert loaded(found) == found
 
 

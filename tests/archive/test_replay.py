@@ -18,7 +18,7 @@ from tiered.archive.machine import (
     clean_action,
     forget_action,
 )
-from tiered.archive.model import ArchiveLane
+from tiered.archive.model import ArchiveLane, TakenBack
 from tiered.archive.moves import (
     MovedPiece,
     NewFile,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action
 
 LANE = ArchiveLane("c", "b", "t", 0, 0)
+END = TakenBack(9, 0, 1 << 40)
 MACHINE = ArchiveMachine()
 SEGMENTS, REPLACED = 20_000, 100_000
 ENTRY_BYTES_MAX = 64 << 10
@@ -63,7 +64,7 @@ def pieces(first: int, count: int) -> tuple[MovedPiece, ...]:
 ACTIONS: dict[str, Action] = {
     "archive": archive_action(LANE, archived(SEGMENTS), 0),
     "merge": merge_action([NewFile("new", 9, 9, pieces(7000, 4))]),
-    "forget": forget_action(LANE, [archived(SEGMENTS - 1).start], "mark"),
+    "forget": forget_action(LANE, [archived(SEGMENTS - 1).start], END),
     "clean": clean_action(["old-4711"]),
     "a replaced file counts again": archive_action(
         LANE,
@@ -105,9 +106,8 @@ def test_a_long_log_gives_what_its_entries_say() -> None:
     known = after(known, clean_action([f"k-{n}" for n in range(0, count, 2)]))
     left = sorted(int(one.key[2:]) for one in known.replaced)
     assert left == list(range(1, count, 2))
-    known = after(
-        known, forget_action(LANE, [a.start for a in map(archived, range(count - 4, count))], "m")
-    )
+    last = [archived(number).start for number in range(count - 4, count)]
+    known = after(known, forget_action(LANE, last, END))
     assert len(known.lanes[LANE]) == count - 4
     assert loaded(known) == known
     assert known.overlapping(LANE, 1150, 1350) == list(known.lanes[LANE])[11:14]

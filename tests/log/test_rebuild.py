@@ -55,6 +55,7 @@ def told(state: TierState) -> dict[MessageQueue, tuple[QueueLife, ...]]:
                 gaps=tuple(replace(gap, reason="") for gap in life.gaps),
                 ended="over" if life.ended else "",
                 quarantined=0,  # the builder's journal does not count
+                cut_by=0,
                 segments=tuple(replace(segment, created_ms=0) for segment in life.segments),
             )
             for life in lives

@@ -111,6 +111,8 @@ def _check_life(what: str, life: QueueLife, known: Life) -> None:
     require(life.quarantined == known.quarantined, f"I9: {what} has other records put aside")
     passes = [(one.end, one.time_ms) for one in life.passes]
     require(passes == known.passes, f"I5: {what} has passes {passes}, not {known.passes}")
+    cut = (life.cut_at, life.cut_by)
+    require(cut == known.cut, f"I12: {what} was taken back at {cut}, not {known.cut}")
 
 
 def _segment(one: product.Segment) -> tuple[Any, ...]:

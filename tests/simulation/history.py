@@ -335,6 +335,7 @@ class History:
         queue = (action["topic"], action["queue_id"])
         self._is_cut_rightly(queue, life, end, action["head"])
         tail, rest = divided
+        tail.cut = (end, self.number)
         for row in (*tail.rows, *rest.rows):
             own = sum(len(raw) for raw in row.records if not is_hole(raw))
             require(row.log_bytes == own, f"I3: {queue} is cut wrongly at {row.start}")

@@ -167,6 +167,7 @@ class Life:
         ended: It is over.
         quarantined: Damaged records that were put aside.
         passes: Of compaction: how far each went, and when.
+        cut: Of what was taken back: from which offset on, and by which entry.
     """
 
     incarnation: int
@@ -179,6 +180,7 @@ class Life:
     ended: bool = False
     quarantined: int = 0
     passes: list[tuple[int, int]] = field(default_factory=list)
+    cut: tuple[int, int] = (-1, 0)
 
     @property
     def rows(self) -> list[Row]:

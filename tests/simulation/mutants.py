@@ -482,6 +482,17 @@ def _tail_forgotten() -> Patches:
     return [mock.patch.dict(state._HANDLERS, {"take_back": forgets})]
 
 
+def _tail_known_by_its_parts() -> Patches:
+    """What was taken back is told from others by what merging changes."""
+    replace_run = state.replace_run
+
+    def forgets(*arguments: Any, **more: Any) -> Any:
+        made = replace_run(*arguments, **more)
+        return made and replace(made, cut_by=0)
+
+    return [mock.patch.object(state, "replace_run", forgets)]
+
+
 def _read_behind_what_came() -> Patches:
     """What was read in bulk is taken also when other records have come since the look."""
 
@@ -746,6 +757,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a take_back at the wrong offset": _take_back_at_the_wrong_offset,
     "incarnation not begun": _incarnation_not_begun,
     "what was taken back is forgotten": _tail_forgotten,
+    "what was taken back is another once it is merged": _tail_known_by_its_parts,
     "a merged part with its first part's mark": _first_mark_kept,
     "a merged part with its last part's holes": _holes_of_the_last,
     "a merged part with times that are taken to rise": _times_of_ends,

@@ -157,6 +157,22 @@ def test_what_was_taken_back_of_an_archive_does_not_count(both: Both) -> None:
     assert plan.cuts == {}
 
 
+def test_what_the_archive_has_counts_on_when_what_was_taken_back_is_merged(both: Both) -> None:
+    """The archive has dealt with the end, the tier has given up what came in its place."""
+    both.add(2)
+    both.add(2)
+    both.tier.add([None, None])
+    both.take_back(2)
+    for _ in range(3):
+        both.add(2)
+    archive(both.job)
+    both.expire()
+    assert sorted(both.rows()) == both.wanted()
+    gather(both.tier)
+    assert sorted(both.rows()) == both.wanted()
+    assert not is_ahead(read_archive(both.place.archive), {PLACE: both.tier.journal.state})
+
+
 def test_a_tier_that_was_read_before_its_archive_had_dealt_with_a_cut(both: Both) -> None:
     both.add(4)
     both.add(1)

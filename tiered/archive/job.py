@@ -684,7 +684,7 @@ def _action(done: Done) -> Action:
 
 def _starts(state: ArchiveState, one: Overtaken) -> tuple[int, ...]:
     """Of what is to be forgotten now."""
-    return tuple(found.start for found in state.overlapping(one.lane, one.low, one.high))
+    return tuple(found.start for found in state.overlapping(one.lane, one.mark.low, one.mark.high))
 
 
 def _require_all(one: Overtaken, state: ArchiveState) -> None:

@@ -6,7 +6,7 @@ action        fields besides ``do`` and ``lane``
 archive       those of ``Archived``: queue offsets of a lane and the files that hold them from now on;
               ``tails``: how many marks of the lane the archiver knew of: with another number it is refused
 forget        ``starts``: the stretches that begin at these offsets are no longer part of the archive;
-              ``tail``: mark of what the broker took back, the reason; see ``tiered.archive.plan``
+              ``tail``: mark of what the broker took back, the reason; see ``TakenBack``
 pack          no ``lane``: ``stretches``, each as an ``archive`` action: they share files, and count together or
               not at all
 clean         no ``lane``: ``keys``: files that were replaced, and are deleted now
@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.bodies import BodyColumns
-from tiered.archive.model import Archived, ArchiveLane
+from tiered.archive.model import Archived, ArchiveLane, TakenBack
 from tiered.archive.moves import (
     MERGE,
     PACK,
@@ -164,7 +164,7 @@ class ArchiveState:
     """
 
     lanes: Mapping[ArchiveLane, Sequence[Archived]] = field(default_factory=dict)
-    tails: Mapping[ArchiveLane, tuple[str, ...]] = field(default_factory=dict)
+    tails: Mapping[ArchiveLane, tuple[TakenBack, ...]] = field(default_factory=dict)
     refused: int = 0
     updated_ms: int = 0
     jobs: tuple[JobRecord, ...] = ()
@@ -253,7 +253,10 @@ class ArchiveMachine:
             "updated_ms": state.updated_ms,
             "jobs": [record.document() for record in state.jobs],
             "replaced": [one.row() for one in state.replaced],
-            "tails": [[lane_row(lane), list(marks)] for lane, marks in state.tails.items()],
+            "tails": [
+                [lane_row(lane), [mark.row() for mark in marks]]
+                for lane, marks in state.tails.items()
+            ],
             "bodies": [
                 [topic, [body.document() for body in found]]
                 for topic, found in state.bodies.items()
@@ -279,7 +282,10 @@ class ArchiveMachine:
         saved = Saved.of(list(map(SavedRun, shards)))
         return ArchiveState(
             saved.lanes,
-            {ArchiveLane.of(row): _marks(marks) for row, marks in document["tails"]},
+            {
+                ArchiveLane.of(row): tuple(map(TakenBack.of, marks))
+                for row, marks in document["tails"]
+            },
             document["refused"],
             document["updated_ms"],
             tuple(map(JobRecord.of, document["jobs"])),
@@ -300,9 +306,9 @@ def archive_action(lane: ArchiveLane, archived: Archived, tails: int) -> Action:
     return {"do": ARCHIVE, "lane": lane_row(lane), "tails": tails, **archived.document()}
 
 
-def forget_action(lane: ArchiveLane, starts: list[int], tail: str) -> Action:
+def forget_action(lane: ArchiveLane, starts: list[int], tail: TakenBack) -> Action:
     """The action that takes stretches out, since the broker took their messages back."""
-    return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail}
+    return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail.row()}
 
 
 def clean_action(keys: Iterable[str]) -> Action:
@@ -320,7 +326,7 @@ class _ArchiveWork:
     """A state under construction, private to one ``apply``."""
 
     places: Places
-    tails: dict[ArchiveLane, tuple[str, ...]]
+    tails: dict[ArchiveLane, tuple[TakenBack, ...]]
     bodies: dict[str, tuple[BodyColumns, ...]]
     refused: int = 0
     jobs: tuple[JobRecord, ...] = ()
@@ -385,7 +391,7 @@ def _job(work: _ArchiveWork, action: Action) -> None:
 def _forget(work: _ArchiveWork, action: Action) -> None:
     lane, starts = ArchiveLane.of(action["lane"]), set(action["starts"])
     check_ints(starts, "a stretch")
-    (mark,) = _marks([action["tail"]])
+    mark = TakenBack.of(action["tail"])
     every = stretches_of(work.places.lanes, lane)
     some = [one for start in sorted(starts) for one in every.around(start, start + 1)]
     some = [one for one in some if one.start in starts]
@@ -418,11 +424,6 @@ def _columns(work: _ArchiveWork, action: Action) -> None:
 def _bodies(rows: list[Any]) -> dict[str, tuple[BodyColumns, ...]]:
     check_texts((topic for topic, _ in rows), "a topic")
     return {topic: tuple(map(BodyColumns.of, found)) for topic, found in rows}
-
-
-def _marks(marks: list[Any]) -> tuple[str, ...]:
-    check_texts(marks, "a mark")
-    return tuple(marks)
 
 
 _HANDLERS = {

@@ -9,7 +9,7 @@ import hashlib
 import re
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.model import MessageQueue
@@ -67,6 +67,46 @@ class ArchiveLane:
 
     def __str__(self) -> str:
         return f"{self.cluster}/{self.broker} {self.queue}"
+
+
+class TakenBack(NamedTuple):
+    """Which of the ends of a lane that its broker took back: queue offsets ``[low, high)``.
+
+    Nothing of it is of the tier's parts, which change: they are merged, compacted and given up. What a mark does not know
+    again is forgotten a second time, and with it what has come in its place since.
+
+    Attributes:
+        entry: Number of the entry of the tier's journal that says so (``QueueLife.cut_by``); 0: not known.
+        low: The first.
+        high: One past the last.
+    """
+
+    entry: int
+    low: int
+    high: int
+
+    def knows(self, other: TakenBack) -> bool:
+        """Whether another mark is of this end.
+
+        Where a journal was rebuilt from bundles alone the other does not say which entry it was; nor, where some of its
+        bundles are gone, all of its offsets.
+        """
+        is_within = self.low <= other.low and other.high <= self.high
+        return self == other or (is_within and not other.entry)
+
+    def row(self) -> list[int]:
+        """As JSON."""
+        return list(self)
+
+    @classmethod
+    def of(cls, row: list[Any]) -> TakenBack:
+        """Undo ``row``.
+
+        Raises:
+            ValueError: It has another form; ``TypeError`` means the same.
+        """
+        check_ints(row, "what was taken back")
+        return cls(*row)
 
 
 @dataclass(frozen=True, slots=True)

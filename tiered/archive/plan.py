@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiered.archive.bodies import PLAIN, BodyLayout
-from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, digest_of
+from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, TakenBack, digest_of
 from tiered.archive.saved_runs import stretches_of
 from tiered.log.parts import Parts, QueueLife, Segment
 from tiered.log.ranges import Ranges, without
@@ -125,16 +125,12 @@ class Overtaken:
     Attributes:
         lane: Whose.
         starts: Of the stretches.
-        mark: Of what was taken back; the archive deals with each once.
-        low: First queue offset that was taken back.
-        high: One past the last.
+        mark: What was taken back; the archive deals with each once.
     """
 
     lane: ArchiveLane
     starts: tuple[int, ...]
-    mark: str
-    low: int
-    high: int
+    mark: TakenBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +268,11 @@ def _open(lane: ArchiveLane, life: QueueLife) -> list[Open]:
 
 def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: QueueLife) -> list[Overtaken]:
     """What the archive has to forget for what the broker took back, also if that has expired; nothing once it has."""
-    parts, known = tail.parts(), archive.tails.get(lane, ())
-    low, high = int(tail.cut_at), int(tail.commit_offset)
-    mark = f"{high}-{parts[-1].last}-{parts[-1].store_max_ms}" if parts else f"{high}-expired-{low}"
-    if mark in known or (not parts and any(one.startswith(f"{high}-") for one in known)):
+    mark = TakenBack(tail.cut_by, int(tail.cut_at), int(tail.commit_offset))
+    if any(one.knows(mark) for one in archive.tails.get(lane, ())):
         return []
-    found = archive.overlapping(lane, low, high)
-    return [Overtaken(lane, tuple(one.start for one in found), mark, low, high)]
+    found = archive.overlapping(lane, mark.low, mark.high)
+    return [Overtaken(lane, tuple(one.start for one in found), mark)]
 
 
 # -- how much one run takes on ---------------------------------------------------------------------

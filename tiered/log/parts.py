@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PARTS_MAX: Final = 16_000_000
 """That a checkpoint may name; bounds what reading a hostile one allocates."""
-_LIFE_VALUES_MAX: Final = 11
+_LIFE_VALUES_MAX: Final = 12
 _PACK_LEVEL: Final = 3
 _RATIO_MAX: Final = 1000
 """Queue offsets alone, which differ, keep what is honest below a tenth of it."""
@@ -494,6 +494,8 @@ class QueueLife:
         ended: Why this life is over; empty while it lasts.
         indexed: Queue offsets whose keys are in index objects (``tiered.log.indexed``).
         cut_at: Of what the broker took back: where it was cut off, whatever of it has expired since; else -1.
+        cut_by: Likewise: number of the journal entry that cut it off, by which it is known again whatever is merged,
+            compacted or given up of it; else 0, as where bundles alone tell of it (``tiered.log.proposal``).
         passes: Of compaction, as many as still matter; the last says how far it is compacted.
     """
 
@@ -507,6 +509,7 @@ class QueueLife:
     ended: str = ""
     indexed: Ranges = ()
     cut_at: int = -1
+    cut_by: int = 0
     passes: tuple[Pass, ...] = ()
 
     def parts(self) -> Parts:
@@ -528,6 +531,7 @@ class QueueLife:
             self.ended,
             self.indexed,
             self.cut_at,
+            self.cut_by,
             self.passes,
         )
 
@@ -764,7 +768,7 @@ def _unpacked(packed: bytes, kind: np.dtype[Any], count: int) -> npt.NDArray[Any
 def life_json(life: QueueLife) -> list[Any]:
     """A life as a JSON row: its fields in order; of each segment its fields and how many parts it has.
 
-    A row has 8 values; 9 if something is indexed, 10 if the broker took it back, 11 if it was compacted. The parts stand
+    A row has 8 values; 9 if something is indexed, 11 if the broker took it back, 12 if it was compacted. The parts stand
     by themselves (``encode_columns``), in this order.
     """
     indexed = [list(pair) for pair in life.indexed]
@@ -783,7 +787,7 @@ def life_json(life: QueueLife) -> list[Any]:
         life.quarantined,
         life.ended,
         *([indexed] if indexed or is_tail else []),
-        *([life.cut_at] if is_tail else []),
+        *([life.cut_at, life.cut_by] if is_tail else []),
         *([passes] if passes else []),
     ]
 
@@ -801,7 +805,7 @@ def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
     number, low, commit, log_end, segments, gaps, quarantined, ended, *more = row
     if len(row) > _LIFE_VALUES_MAX:
         raise ValueError(f"a life has {len(row)} values")
-    check_ints((number, low, commit, log_end, quarantined, *more[1:2]), "a life")
+    check_ints((number, low, commit, log_end, quarantined, *more[1:3]), "a life")
     check_texts((ended, *(gap[2] for gap in gaps)), "a reason")
     check_ints((value for gap in gaps for value in gap[:2]), "a gap")
     check_ints((value for segment in segments for value in (*segment[:3], segment[4])), "a segment")
@@ -820,9 +824,9 @@ def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
         quarantined,
         ended,
         ranges_of(more[0]) if more else (),
-        *more[1:2],
+        *more[1:3],
     )
-    return replace(life, passes=passes_of(more[2])) if more[2:] else life
+    return replace(life, passes=passes_of(more[3])) if more[3:] else life
 
 
 def passes_of(rows: list[list[Any]]) -> tuple[Pass, ...]:

@@ -436,6 +436,7 @@ def _take_back(work: _Work, action: Action) -> None:
         was=QueueOffset(action["was"]),
         head=Head.of(action["head"]) if action["head"] else None,
         reason=action["reason"],
+        entry=work.entry.number,
     )
     if divided:
         queue = _queue(action)

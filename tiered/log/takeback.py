@@ -62,7 +62,13 @@ class Head:
 
 
 def cut(
-    life: QueueLife, *, end: QueueOffset, was: QueueOffset, head: Head | None, reason: str
+    life: QueueLife,
+    *,
+    end: QueueOffset,
+    was: QueueOffset,
+    head: Head | None,
+    reason: str,
+    entry: int,
 ) -> tuple[QueueLife, QueueLife] | None:
     """Divide a life.
 
@@ -72,6 +78,7 @@ def cut(
         was: Its commit offset, as the writer knew it.
         head: What stays of the part that ``end`` lies in; None when it lies between two parts, or in a gap.
         reason: Why.
+        entry: Number of the journal entry that says so.
 
     Returns:
         The tail ``[end, was)``, ended, and the life ``[min, end)``; None when it does not fit.
@@ -108,6 +115,7 @@ def cut(
         ended=reason,
         indexed=clipped(life.indexed, end, was),
         cut_at=end,
+        cut_by=entry,
     )
     rest = replace(
         life,

@@ -509,5 +509,6 @@ def _ended(life: QueueLife, action: Action, was: int) -> QueueLife | None:
         was=QueueOffset(action["was"]),
         head=Head.of(action["head"]) if action["head"] else None,
         reason=action["reason"],
+        entry=0,  # there is none yet
     )
     return divided[0] if divided else None
