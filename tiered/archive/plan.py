@@ -91,13 +91,17 @@ class Task:
 
     @property
     def origin(self) -> str:
-        """What tells it from all others; it stays what it is when parts of the segment are merged."""
+        """What tells its rows from all others; it stays what it is when parts of the segment are merged.
+
+        Compaction makes other rows of the same offsets, often without a change at either end: what it took away tells them.
+        """
         parts = self.parts
         low = min((part.store_min_ms for part in parts if part.store_min_ms >= 0), default=-1)
         high = max(part.store_max_ms for part in parts)
         known = (SCHEMA_VERSION, *self.lane.row(), self.start, self.end)
         size = parts[-1].log_end - parts[0].log_offset
-        return digest_of((*known, low, high, parts[-1].last, size, *self.layout.marks))
+        rows = low, high, parts[-1].last, size, parts.holes, parts.log_gone
+        return digest_of((*known, *rows, *self.layout.marks))
 
     @property
     def life(self) -> QueueLife:

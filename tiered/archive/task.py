@@ -8,8 +8,9 @@ before an entry of the log says so (``tiered.archive.job``).
 
 Retries: keys depend on the segments alone, so whoever does it again makes the same objects. An object that is there already
 is read and held against the source; if it has the same rows it is adopted, byte differences aside (another version of
-pyarrow). Who makes other segments together, since more were sealed meanwhile, makes another object, and the first is one
-that no entry names. Reads and writes are tried again by the stores that are given.
+pyarrow). Who makes other segments together, since more were sealed meanwhile, or finds less in them, since they were
+compacted, makes another object, and the first is one that no entry names. Reads and writes are tried again by the stores
+that are given.
 
 After a crash: objects that no entry names. Doing it again adopts them.
 
