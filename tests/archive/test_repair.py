@@ -9,6 +9,7 @@ import pytest
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
+from support.merging import merge as merge_tier
 from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
@@ -18,11 +19,16 @@ from tests.archive.reading import files
 from tests.e2e.harness import here, program
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
 from tiered.archive.engine import local_engine
-from tiered.archive.job import PROBE_OLD_MS, log_writer, run_job
+from tiered.archive.job import PROBE_OLD_MS, first_error, log_writer, run_job
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import DAY_MS
+from tiered.archive.plan import Limits
+from tiered.cli.archive import result_document
 from tiered.clock import ManualClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE
+from tiered.errors import DataError
+from tiered.log.merge import MergePolicy
+from tiered.log.parts import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from tiered.archive.job import Workshop
 
 SECOND = MessageQueue(QUEUE.topic, 7)
+OTHER = MessageQueue("other", 0)
 
 
 def built() -> TierBuilder:
@@ -142,6 +149,79 @@ def test_what_others_merge_between_plan_and_work_is_planned_again(
         plan = plan_repair(at, log.state, as_engine(engine), by_bytes=False)
         done = apply_repair(at, log, plan, as_engine(engine))
         assert (rounds, done.made, len(done.failed)) == ([1, 1], not is_lost, is_lost)
+
+
+@pytest.mark.parametrize("how", ["gone", "flipped"])
+@pytest.mark.parametrize("is_merged", [False, True], ids=["as written", "merged"])
+def test_what_was_taken_back_in_a_harmed_file_holds_up_no_other_queue_and_is_repaired(
+    how: str, *, is_merged: bool
+) -> None:
+    """Of both queues, one twice; a cut is within a stretch, and its part of the tier is merged with what came behind it."""
+    tier = built()
+    tier.add([b"other"], queue=OTHER, roll=True)
+    tier.add([b"open"], queue=OTHER, roll=True)
+    at = workshop(tier.store)
+    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    shared = next(key for key in keys(at) if OTHER.topic not in key)
+    side = keys(at, "_bad/")[1]
+    for end, queue in ((8, QUEUE), (4, QUEUE), (5, SECOND)):
+        tier.take_back(end, queue=queue)
+        tier.add([b"new", b"newer"], queue=queue, roll=True)
+        tier.add([b"open"], queue=queue, roll=True)
+    tier.add([b"more"], queue=OTHER, roll=True)
+    if is_merged:
+        before = named_bundles(tier)
+        merge_tier(tier, MergePolicy(fan_in=2))
+        delete_unnamed(tier, before)
+    for key in (shared, side):
+        harm(at, key, how)
+    limits = Limits(bytes_max=1)
+    result = run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20, limits=limits)
+    assert [(one.lane.queue, one.start) for one, _ in result.failed] == [(QUEUE, 8), (SECOND, 5)]
+    assert isinstance(first_error(result), DataError)
+    assert (result.segments, result.rows) == (1, 1), "what waits takes none of the limit"
+    assert {row["start"] for row in result_document(at, result, sealed=0)["failed"]} == {5, 8}
+    plan, done = repaired(at, by_bytes=how == "flipped")
+    assert {row["key"] for row in plan["repairs"]} == {shared, side}
+    assert (done.made, done.failed, plan["refusals"]) == (2, [], [])
+    after = archive(at)
+    assert (after.failed, len(after.plan.overtaken), after.harmed) == ([], 3, {})
+    check(at)
+    assert archive(at).entries == 0
+    named = {f.key for some in log_writer(at).state.lanes.values() for o in some for f in o.files}
+    found = {
+        (row["topic"], row["queue_id"], row["queue_offset"]): row["body"]
+        for key in named
+        for row in rows(at, key)
+    }
+    mine = {
+        offset: body
+        for (topic, number, offset), body in found.items()
+        if (topic, number) == (SECOND.topic, 7)
+    }
+    assert mine == {0: b"a", 2: b"aa", 3: b"b", 5: b"new", 6: b"newer"}
+    assert found[QUEUE.topic, QUEUE.queue_id, 4] == b"new"
+
+
+def test_what_was_taken_back_and_is_nowhere_any_more_is_refused_and_holds_up_its_queue_alone() -> (
+    None
+):
+    tier = built()
+    at = workshop(tier.store)
+    run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
+    tier.take_back(5)
+    tier.add([b"new", b"newer"], roll=True)
+    tier.add([b"open"], roll=True)
+    tier.add([b"more"], queue=SECOND, roll=True)
+    tier.say(queue_action("expire", QUEUE, 0, life=0, min_from=5, min_to=12))
+    (shared,) = keys(at)
+    harm(at, shared, "gone")
+    result = archive(at)
+    assert [(one.lane.queue, one.start) for one, _ in result.failed] == [(QUEUE, 5)]
+    assert (result.segments, result.not_begun) == (1, 2)
+    plan, _ = repaired(at)
+    assert plan["repairs"] == []
+    assert "has not offsets" in plan["refusals"][0]
 
 
 def test_a_file_that_stretches_share_is_looked_at_with_all_of_them() -> None:

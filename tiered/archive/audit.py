@@ -5,7 +5,8 @@ Three looks: a listing, by which every run finds what is gone or cut; every byte
 still has it. Looking changes nothing. What is found is listed; the rest goes on.
 
 Repair (``plan_repair``, ``apply_repair``) makes harmed files again from the tier. Rows have to prove what the log says of
-them, so what comes of it is what was lost, or nothing.
+them, so what comes of it is what was lost, or nothing. What the broker took back is made again with the rest of its file: a
+job divides the file first, and then forgets it.
 
 Ordering of a repair: the new file, under a key of its own; the entry that puts it in the place of the harmed one; then the
 harmed one is deleted, since readers of directories would meet it. A file of holes and bad records has its old key and bytes.
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,12 +65,13 @@ from tiered.archive.parquet import (
     read_metadata,
     write_small,
 )
-from tiered.archive.plan import Task
+from tiered.archive.plan import Task, ends_dealt_with
 from tiered.archive.task import body_metadata, by_day, publish_file
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.journal.replay import JournalReader
 from tiered.local.face import HoleReason
+from tiered.log.cursor import life_at
 from tiered.log.parts import NO_PARTS, Gap
 from tiered.log.reader import QueueReader, TierReader
 from tiered.upkeep.workplace import FORMAT, Plan
@@ -86,7 +88,7 @@ if TYPE_CHECKING:
     from tiered.archive.task import Workshop
     from tiered.journal.append import JournalWriter
     from tiered.log.decode import TierBatch
-    from tiered.log.parts import Parts
+    from tiered.log.parts import Parts, QueueLife
 
 
 _COMPACTED = hole_text(HoleReason.COMPACTED)
@@ -229,9 +231,17 @@ def _task(reader: TierReader, state: ArchiveState, lane: ArchiveLane, one: Archi
 
 def _parts(reader: TierReader, lane: ArchiveLane, low: int, high: int) -> Parts:
     """What the tier has of these offsets; none when it has not all of them."""
+    lives = _lives(reader, lane)
+    return _parts_of(reader, lane, lives[-1], low, high) if lives else NO_PARTS
+
+
+def _lives(reader: TierReader, lane: ArchiveLane) -> list[QueueLife]:
     lives = reader.state.queues.get(lane.queue, ())
-    life = next((one for one in reversed(lives) if one.incarnation == lane.incarnation), None)
-    if life is None or low < life.min_offset or high > life.commit_offset:
+    return [life for life in lives if life.incarnation == lane.incarnation]
+
+
+def _parts_of(reader: TierReader, lane: ArchiveLane, life: QueueLife, low: int, high: int) -> Parts:
+    if low < life.min_offset or high > life.commit_offset:
         return NO_PARTS
     view = reader.view(lane.queue, life)
     first, behind = np.searchsorted(view.starts, (low + 1, high)).tolist()
@@ -548,7 +558,8 @@ def plan_repair(at: Workshop, state: ArchiveState, engine: Engine, *, by_bytes: 
     for key, (pieces, sides) in _pieces(state, harmed).items():
         parts = [(one.lane, one.file.low, one.file.high) for one in pieces]
         parts += [(lane, one.start, one.end) for lane, one in sides]
-        why = next(filter(None, (_unmakeable(at, reader, *part) for part in parts)), "")
+        sources = ((*part, _sources(reader, state, *part)) for part in parts)
+        why = next(filter(None, (_unmakeable(at, *one) for one in sources)), "")
         if why:
             refusals.append(f"{key}: {harmed[key]}; {why}")
         else:
@@ -662,11 +673,11 @@ def _pieces(
     return found
 
 
-def _unmakeable(at: Workshop, reader: TierReader, lane: ArchiveLane, low: int, high: int) -> str:
+def _unmakeable(at: Workshop, lane: ArchiveLane, low: int, high: int, sources: Sources) -> str:
     """Why the tier is no source of these offsets; empty: it is one."""
     if (lane.cluster, lane.broker) != (at.place.cluster, at.place.broker):
         return f"it is of {lane.cluster}/{lane.broker}: repair with the tier of that broker"
-    if not _parts(reader, lane, low, high):
+    if not sources:
         return f"the tier has not offsets [{low}, {high}) of {lane.queue} any more: put the file back from a copy"
     return ""
 
@@ -682,22 +693,47 @@ class Remake:
     """
 
     key: str
-    pieces: tuple[tuple[MovedPiece, Task], ...]
-    sides: tuple[tuple[SideFile, Task], ...]
+    pieces: tuple[tuple[MovedPiece, Sources], ...]
+    sides: tuple[tuple[SideFile, Sources], ...]
+
+
+Sources = tuple[Task, ...]
+"""Where the tier has some offsets, in order: at least one; of each as much as lies in one of a queue's lives."""
+
+
+def _sources(
+    reader: TierReader, state: ArchiveState, lane: ArchiveLane, low: int, high: int
+) -> Sources:
+    """Where the tier has offsets of the history that the archive stands on; none when it has not all of them.
+
+    What the broker has taken back since is kept there, too. It does not count any more, but nothing forgets it as long as
+    the file in which it lies beside others is harmed.
+    """
+    lives, found, at = _lives(reader, lane), list[Task](), low
+    if not lives:
+        return ()
+    (stretch,) = state.overlapping(lane, low, low + 1)
+    layout, tails = layout_of(state, lane.topic, stretch), ends_dealt_with(state, lane, lives)
+    while at < high:
+        life, _, behind = life_at(lives, tails, at)
+        end = min(behind, high)
+        parts = _parts_of(reader, lane, life, at, end) if at < end else NO_PARTS
+        if not parts:
+            return ()
+        found.append(Task(lane, at, end, parts, layout=layout))
+        at = end
+    return tuple(found)
 
 
 def _remakes(state: ArchiveState, reader: TierReader, keys: Iterable[str]) -> Iterator[Remake]:
     for key, (pieces, sides) in _pieces(state, keys).items():
         rows, others = [], []
         for piece in pieces:
-            lane, low, high = piece.lane, piece.file.low, piece.file.high
-            (stretch,) = state.overlapping(lane, low, low + 1)
-            layout = layout_of(state, lane.topic, stretch)
-            parts = _parts(reader, lane, low, high)
-            rows.append((piece, Task(lane, low, high, parts, layout=layout)))
+            file = piece.file
+            rows.append((piece, _sources(reader, state, piece.lane, file.low, file.high)))
         for lane, one in sides:
             assert one.side is not None
-            others.append((one.side, _task(reader, state, lane, one)))
+            others.append((one.side, _sources(reader, state, lane, one.start, one.end)))
         yield Remake(key, tuple(rows), tuple(others))
 
 
@@ -713,14 +749,16 @@ def make_again(bench: Workbench, remake: Remake) -> bytes | tuple[int, int]:
         ObjectNotFoundError: An object of the tier is gone.
         BackendError: A store failed.
     """
-    for side, task in remake.sides:
-        return _side_again(bench, side, task)
+    for side, tasks in remake.sides:
+        return _side_again(bench, side, tasks)
     new, writer = Together.of(piece for piece, _ in remake.pieces), FileWriter()
     said: dict[str, str] = {}
-    for piece, task in sorted(remake.pieces, key=lambda one: (one[0].lane, one[0].file.low)):
-        said = {"tiered.source": bench.prefix, **body_metadata(task.layout)}
+    for piece, tasks in sorted(remake.pieces, key=lambda one: (one[0].lane, one[0].file.low)):
+        if not tasks:
+            raise _differs(piece, "it has not all of these offsets")
+        said = {"tiered.source": bench.prefix, **body_metadata(tasks[0].layout)}
         found = 0
-        for rows in _rows_of(bench, task, piece.file):
+        for rows in chain.from_iterable(_rows_of(bench, task, piece.file) for task in tasks):
             writer.add(rows, piece.lane, piece.file.low)
             found += rows.num_rows
         if found != piece.file.rows:
@@ -755,16 +793,20 @@ def _differs(piece: MovedPiece, what: str) -> DataError:
     )
 
 
-def _side_again(bench: Workbench, side: SideFile, task: Task) -> bytes:
+def _side_again(bench: Workbench, side: SideFile, tasks: Sources) -> bytes:
     """The file of holes and bad records once more, byte for byte; it is the caller's to put it in the old one's place.
 
     Raises:
         DataError: The tier has others there, or is damaged.
         BackendError: A store failed.
     """
-    columns = Columns(task.lane, task.layout)
-    aside = [one for batch in _batches(bench, task) for one in columns.make(batch)[1]]
-    data = write_small(side_table(task.lane, sorted(aside, key=lambda one: one.queue_offset)))
+    data = b""
+    if tasks:
+        columns = Columns(tasks[0].lane, tasks[0].layout)
+        batches = chain.from_iterable(_batches(bench, task) for task in tasks)
+        aside = [one for batch in batches for one in columns.make(batch)[1]]
+        aside.sort(key=lambda one: one.queue_offset)
+        data = write_small(side_table(tasks[0].lane, aside))
     if (len(data), zlib_ng.crc32(data)) != (side.size_bytes, side.crc):
         raise DataError(
             "the tier is not any more what this file was made of",

@@ -45,7 +45,15 @@ from tiered.archive.machine import (
 from tiered.archive.merging import merge, plan_division
 from tiered.archive.model import ENTRIES_KEPT, LOG, Archived
 from tiered.archive.moves import pack_action
-from tiered.archive.plan import NO_LIMITS, Limits, Work, limited, plan_archive, plan_works
+from tiered.archive.plan import (
+    NO_LIMITS,
+    Limits,
+    Overtaken,
+    Work,
+    limited,
+    plan_archive,
+    plan_works,
+)
 from tiered.archive.task import Workshop, do_work
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
@@ -61,7 +69,7 @@ if TYPE_CHECKING:
     from tiered.archive.engine import Engine, T, V, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ArchiveLane
-    from tiered.archive.plan import Overtaken, Plan, Task
+    from tiered.archive.plan import Plan, Task
     from tiered.clock import Clock
     from tiered.journal.entry import Action
 
@@ -97,8 +105,9 @@ class Result:
         source_bytes: Bytes of the source's commit log.
         size_bytes: Bytes of the files.
         entries: Written to the log.
-        failed: Tasks that failed, and why.
-        not_begun: Segments left to another run, since the time was over or there was no room.
+        failed: Tasks that failed, and ends taken back that could not be forgotten; and why.
+        not_begun: Segments left to another run, since the time was over or there was no room, or what was taken back before
+            them is not forgotten yet.
         misfits: Rows whose bodies did not fit their topic's columns.
         unknown: Topics whose columns could not be inferred: their bodies stay bytes.
         harmed: Files from before that are gone or cut, by key, and what is wrong with each.
@@ -117,7 +126,7 @@ class Result:
     source_bytes: int = 0
     size_bytes: int = 0
     entries: int = 0
-    failed: list[tuple[Task, Exception]] = field(default_factory=list)
+    failed: list[tuple[Task | Overtaken, Exception]] = field(default_factory=list)
     not_begun: int = 0
     misfits: int = 0
     unknown: list[str] = field(default_factory=list)
@@ -512,6 +521,7 @@ class _Run:
         self._began_s = at.clock.monotonic_s()
         self._is_full = False
         self._missed: set[_Source] = set()
+        self._stuck: set[ArchiveLane] = set()
         self._trimmed = 0
 
     def run(self) -> None:
@@ -520,19 +530,27 @@ class _Run:
             self._log.append([job_action(self._result.record(self._at.clock.now_ms()))])
         for _ in range(ROUNDS):
             self._told(self._result)
-            self._forget(plan)
+            while self._forget(plan):
+                plan = self._planned_again()
             works = self._works(self._laid_out(plan))
             is_moved, alone = self._do(works)
             if alone:
                 is_moved |= self._do(alone)[0]
             if self._is_full or not is_moved:
                 break
-            self._log.catch_up()
-            left = self._limits.after(self._result.source_bytes)
-            is_first = not self._result.segments
-            plan = limited(plan_job(self._at, self._log.state), left, is_first=is_first)
+            plan = self._planned_again()
         # Who plans next reads a checkpoint and no entries, however much this run has done.
         self._save(force=self._result.entries > 0)
+
+    def _planned_again(self) -> Plan:
+        """What there is to do now; others take the place of what waits, within the limits."""
+        self._log.catch_up()
+        found, stuck = plan_job(self._at, self._log.state), self._stuck
+        tasks = tuple(task for task in found.tasks if task.lane not in stuck)
+        overtaken = tuple(one for one in found.overtaken if one.lane not in stuck)
+        left = self._limits.after(self._result.source_bytes)
+        is_first = not self._result.segments
+        return limited(replace(found, tasks=tasks, overtaken=overtaken), left, is_first=is_first)
 
     def _save(self, *, force: bool = False) -> None:
         """Write a checkpoint if one is due; it costs what changed. Then what nobody reads any more goes."""
@@ -550,7 +568,7 @@ class _Run:
         again = {(task.lane, task.start) for task in tasks}
         result, missed = self._result, [task for task in tasks if _source(task) in self._missed]
         result.failed = [one for one in result.failed if (one[0].lane, one[0].start) not in again]
-        result.not_begun = 0
+        result.not_begun = sum(task.lane in self._stuck for task in result.plan.tasks)
         rest = [task for task in tasks if _source(task) not in self._missed] if missed else tasks
         return [*plan_works(rest, self._small_bytes), *(Work((task,)) for task in missed)]
 
@@ -640,22 +658,42 @@ class _Run:
         self._told(self._result)
         return len(taken) < len(lost)
 
-    def _forget(self, plan: Plan) -> None:
-        """Take out of the archive what the broker took back, also what a job that had not seen it archived meanwhile."""
-        for planned in plan.overtaken:
-            one = planned
-            while one.mark not in self._log.state.tails.get(one.lane, ()):
-                one = replace(one, starts=_starts(self._log.state, one))
+    def _forget(self, plan: Plan) -> bool:
+        """Take out of the archive what the broker took back, also what a job that had not seen it archived meanwhile.
+
+        Where a file that it shares is harmed it stays, and all of its lane waits, since ends are dealt with in their order.
+        That is no reason for others to wait, least of all for those whose rows lie in the very file.
+
+        Returns:
+            Whether it stays in some lane, so that the plan does not hold.
+        """
+        before = len(self._stuck)
+        for one in plan.overtaken:
+            if one.lane in self._stuck:
+                continue
+            try:
+                self._forget_one(one)
+            except _HarmedError as error:
+                self._stuck.add(one.lane)
+                self._result.failed.append((one, _unforgotten(self._at, error.harm)))
+        return len(self._stuck) > before
+
+    def _forget_one(self, one: Overtaken) -> None:
+        while one.mark not in self._log.state.tails.get(one.lane, ()):
+            one = replace(one, starts=_starts(self._log.state, one))
+            try:
                 self._divide(one)
-                try:
-                    self._log.append(
-                        [forget_action(one.lane, list(one.starts), one.mark)],
-                        check=partial(_require_all, one),
-                    )
-                except _OvertakenError:
-                    continue
-                self._result.entries += 1
-                break
+            except (DataError, ObjectNotFoundError) as error:
+                raise _HarmedError(error) from error
+            try:
+                self._log.append(
+                    [forget_action(one.lane, list(one.starts), one.mark)],
+                    check=partial(_require_all, one),
+                )
+            except _OvertakenError:
+                continue
+            self._result.entries += 1
+            break
 
     def _divide(self, one: Overtaken) -> None:
         """Separate what has to go from that with which it shares files."""
@@ -701,6 +739,23 @@ def _is_due(done: list[Done]) -> bool:
 
 class _OvertakenError(Exception):
     """Another job has archived some of it."""
+
+
+class _HarmedError(Exception):
+    """A file of the archive is not what the log says."""
+
+    def __init__(self, harm: DataError | ObjectNotFoundError) -> None:
+        super().__init__(str(harm))
+        self.harm = harm
+
+
+def _unforgotten(at: Workshop, harm: DataError | ObjectNotFoundError) -> DataError:
+    known = harm.what if isinstance(harm, DataError) else f"it is gone: {harm}"
+    return DataError(
+        f"what the broker took back shares a file of the archive that is harmed: {known}",
+        where=(harm.where if isinstance(harm, DataError) else "") or at.archive.url,
+        do="`tiered archive --repair` makes it again from the tier; what else there is to do is done",
+    )
 
 
 def _is_taken(state: ArchiveState, task: Task) -> bool:

@@ -136,6 +136,16 @@ class Overtaken:
     starts: tuple[int, ...]
     mark: TakenBack
 
+    @property
+    def start(self) -> int:
+        """The first queue offset that was taken back."""
+        return self.mark.low
+
+    @property
+    def end(self) -> int:
+        """One past the last."""
+        return self.mark.high
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -277,6 +287,18 @@ def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: QueueLife) -> l
         return []
     found = archive.overlapping(lane, mark.low, mark.high)
     return [Overtaken(lane, tuple(one.start for one in found), mark)]
+
+
+def ends_dealt_with(archive: ArchiveState, lane: ArchiveLane, lives: Sequence[QueueLife]) -> int:
+    """On which history the archive stands: that of so many ends taken back as its log has dealt with.
+
+    Args:
+        archive: What the log says.
+        lane: The incarnation.
+        lives: Of that incarnation, as they are in the tier; the last is the one that counts.
+    """
+    ends = range(len(lives) - 1)
+    return next((n for n in ends if overtaken_by(archive, lane, lives[n])), len(ends))
 
 
 # -- how much one run takes on ---------------------------------------------------------------------

@@ -32,7 +32,7 @@ from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadErr
 from backends.wrapping import WrappingStore
 from tiered.archive.columns import Columns
 from tiered.archive.model import ArchiveLane
-from tiered.archive.plan import Task, overtaken_by
+from tiered.archive.plan import Task, ends_dealt_with, overtaken_by
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TablePiece, refuses_file
 from tiered.errors import DataError
@@ -108,13 +108,12 @@ class QueueLives:
     def kept_end(self, number: int, tails: int) -> int:
         """One past the last queue offset at which an archive's row is of a history of an incarnation.
 
-        The archive stands on a history, too: that of as many ends taken back as its log has dealt with. What lies before
-        every cut that is between both histories, or came since, is the same in both.
+        The archive stands on a history, too. What lies before every cut that is between both histories, or came since, is
+        the same in both.
         """
         assert self.archive is not None
         lives, lane = self.lives[number], self.lane(number)
-        ends = range(len(lives) - 1)
-        dealt = next((n for n in ends if overtaken_by(self.archive, lane, lives[n])), len(ends))
+        dealt = ends_dealt_with(self.archive, lane, lives)
         return min((life.cut_at for life in lives[min(dealt, tails) : -1]), default=MAX)
 
     def kept(
