@@ -21,7 +21,7 @@ delivers by its own clock. A broker without a wheel (4.x, or ``timerWheelEnable=
 ours.
 
 A topic that no broker has, while there are brokers, is waited for, ``WAITED_S`` as well; then its messages are refused for
-good, as is what a broker calls illegal. For one thread; ``close`` it.
+good, as is what a broker calls illegal. A name that no broker takes is refused without asking. For one thread; ``close`` it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
-from tiered.errors import StoreUnavailableError
+from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.remoting import Command
-from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
+from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC, check_topic
 from tiered.log.timers import HOUR_MS
 from timer.handover import require_ours
 from timer.producer import QUEUES_MADE, TEMPLATE, Ask, WritableBroker
@@ -303,6 +304,7 @@ class BrokerTarget:
         if not places & self._told:
             self._forget()  # of the batch before
         self._told |= places
+        self._refuse_odd(timers)
         self._leave_own(timers)
         left, why = timers, ""
         for attempt in range(_TRIES):
@@ -322,6 +324,15 @@ class BrokerTarget:
 
     def _is_settled(self, timer: Outgoing) -> bool:
         return timer.place in self._taken or timer.place in self._refused
+
+    def _refuse_odd(self, timers: Sequence[Outgoing]) -> None:
+        """What no broker takes is not sent: its answer (1) is that of one that is at fault, and would be waited out."""
+        for timer in timers:
+            if not self._is_settled(timer):
+                try:
+                    _check_topic(timer.identity.topic)
+                except InvalidError as error:
+                    self._refuse(timer, error.what)
 
     # -- sending ------------------------------------------------------------------------------------
 
@@ -476,7 +487,7 @@ class BrokerTarget:
         if address is None:
             return
         before = len(self._taken)
-        some = [one for one in timers if one.place not in self._taken]
+        some = [one for one in timers if not self._is_settled(one)]
         why = self._ask(self._source, address, some)
         if why:
             raise StoreUnavailableError(
@@ -486,6 +497,7 @@ class BrokerTarget:
         self.kept += len(self._taken) - before
 
 
+_check_topic: Final = lru_cache(maxsize=4096)(check_topic)
 _NOT_FOUND: Final = 22
 
 

@@ -30,12 +30,13 @@ import numpy as np
 
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
-from tiered.local.catalog import TIMER_TOPICS, WHEEL_TOPIC
+from tiered.local.catalog import TIMER_TOPICS, WHEEL_TOPIC, check_topic
 from tiered.local.layout import read_topics
 from tiered.local.queue_reader import cut_records
 from tiered.log.timers import TimerSource
 from tiered.model import MessageQueue
 from tiered.store.embedded import MessageStore
+from tiered.store.encoding import PROPERTIES_BYTES_MAX, QUEUE_ID_MAX
 from tiered.store.restored import ReadyRecords
 from timer.dequeue import DueBlock
 from timer.enqueue import Enqueue
@@ -79,6 +80,7 @@ _DUE: Final = b"TIMER_OUT_MS\x01"
 _KEY: Final = b"UNIQ_KEY\x01"
 _TOPIC: Final = b"REAL_TOPIC\x01"
 _QUEUE: Final = b"REAL_QID\x01"
+_REAL: Final = (_TOPIC, _QUEUE)
 _CRC: Final = (b"__CRC32#\x01",)
 _NOT_KEPT: Final = (b"DELAY\x01", b"TIMER_ROLL_TIMES\x01", *_CRC)
 _DELIVERED: Final = b"TIMER_DEQUEUE_MS\x01"
@@ -94,7 +96,8 @@ class LocalTarget:
         store: The store.
         wheel: What is not delivered yet.
         delivered: Messages delivered by this process.
-        refused: Messages whose real topic the store refuses.
+        refused: Messages that it took, and could not deliver since the store refuses them. (What ``give`` refuses is
+            refused in time, and not counted here.)
         late_ms_max: The latest that a message was, of those that were known in time.
     """
 
@@ -216,10 +219,15 @@ class LocalTarget:
         return refused
 
     def _put(self, due: DueBlock) -> None:
+        """Put messages into the wheel. What could not be delivered is refused here, where its file is still kept for it."""
         block = _parsed(due)
-        dues = _own_dues(block, due.dues)
-        raws = zip(raw_properties(block), dues.tolist(), strict=True)
-        made = [changed_properties(raw, _NOT_KEPT, {_DUE: b"%d" % ms}) for raw, ms in raws]
+        dues, raws = _own_dues(block, due.dues), raw_properties(block)
+        for topic, queue_id in {(value_of(raw, _TOPIC), value_of(raw, _QUEUE)) for raw in raws}:
+            _real_queue(topic, queue_id)
+        made = [
+            changed_properties(raw, _NOT_KEPT, {_DUE: b"%d" % ms})
+            for raw, ms in zip(raws, dues.tolist(), strict=True)
+        ]
         queues = [(WHEEL.topic, WHEEL.queue_id)] * len(due)
         ready = ReadyRecords(block, queues, made, self.store.options)
         with self._lock:
@@ -230,7 +238,6 @@ class LocalTarget:
         try:
             self._put(due)
         except InvalidError as error:
-            self.refused += 1
             key = value_of(raw_properties(_parsed(due))[0], _KEY)
             _LOG.error(
                 "a timer that the store refuses (%s): %s", key.decode("utf-8", "replace"), error
@@ -299,7 +306,7 @@ class LocalTarget:
         queues, made = [], []
         for raw, ms in zip(raw_properties(block), due.dues.tolist(), strict=True):
             queues.append(_real_queue(value_of(raw, _TOPIC), value_of(raw, _QUEUE)))
-            made.append(changed_properties(raw, _CRC, {_DUE: b"%d" % ms, _DELIVERED: now}))
+            made.append(_delivered_properties(raw, b"%d" % ms, now))
         self.store.append_records(ReadyRecords(block, queues, made, self.store.options))
         self.delivered += len(due)
 
@@ -424,4 +431,28 @@ def _key_of(raw: bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _real_queue(topic: bytes, queue_id: bytes) -> QueueKey:
-    return topic.decode("utf-8", "replace"), number_of(queue_id, 0)
+    """Where a message is delivered.
+
+    Raises:
+        InvalidError: The store would not take it there.
+    """
+    name, number = topic.decode("utf-8", "replace"), number_of(queue_id, 0)
+    check_topic(name)
+    if number > QUEUE_ID_MAX:
+        raise InvalidError(f"queue {number} of topic {name}: at most {QUEUE_ID_MAX} may be")
+    return name, number
+
+
+def _delivered_properties(raw: bytes, due: bytes, now: bytes) -> bytes:
+    """Those of a message that is delivered: when it was due, and when it came, by which it is known after a crash.
+
+    A message that has no room for it gives up what its place says as well, its real topic and queue, and then the time: 0
+    tells as well that it was delivered. What comes from a broker's delay levels is known without either.
+    """
+    said = {_DUE: due, _DELIVERED: now}
+    made = changed_properties(raw, _CRC, said)
+    if len(made) > PROPERTIES_BYTES_MAX:
+        made = changed_properties(raw, (*_CRC, *_REAL), said)
+    if len(made) > PROPERTIES_BYTES_MAX:
+        made = changed_properties(raw, (*_CRC, *_REAL), {_DUE: due, _DELIVERED: b"0"})
+    return made if len(made) <= PROPERTIES_BYTES_MAX else changed_properties(raw, _CRC, {})

@@ -250,6 +250,22 @@ def test_a_topic_that_comes_late_loses_nothing_and_one_that_never_comes_is_refus
     assert (run.counters.handed + run.counters.found, run.counters.refused) == (2, 1)
 
 
+@pytest.mark.parametrize("topic", ["no such name!", "t" * 128])
+def test_a_topic_name_that_no_broker_takes_is_refused_and_holds_up_nothing(
+    topic: str, timers: Timers
+):
+    """A broker answers as one does that is at fault (1), so it would be asked for ever."""
+    timers.put([timers.now_ms + 1], REAL_TOPIC=topic)
+    timers.put([timers.now_ms + 2])
+    with FakeCluster("a") as cluster:
+        cluster.topics[topic] = ["a"]
+        run = timers.run(target_of(cluster, timers))
+        while run.step():
+            pass
+        assert keys(cluster) == wanted(2)[1:]
+    assert (run.counters.handed, run.counters.refused, run.counters.retries) == (1, 1, 0)
+
+
 def test_without_any_broker_nothing_is_refused(timers: Timers):
     timers.put([timers.now_ms + 1])
     with FakeCluster("a") as cluster:

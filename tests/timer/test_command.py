@@ -10,12 +10,16 @@ from support import captures
 
 from tests.timer.test_import import CAPTURED_MS, pending
 from tests.timer.test_local_target import Shifted, delivered
+from tests.timer.test_stores import Made
 from tiered.clock import ManualClock
+from tiered.errors import InvalidError
 from tiered.log.timers import HOUR_MS
+from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
     from cli.program import CommandLine
 
 
@@ -185,6 +189,42 @@ def test_files_go_when_they_are_handed_over(tiered: CommandLine, store: Path, tm
     assert tiered(*erase).document["given_up_bundles"] == 0
     assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines == left
     assert tiered("verify", url, "--timers", "--deep").code == 0
+
+
+def test_a_refused_message_needs_a_person(tiered: CommandLine, tmp_path: Path):
+    with Made(tmp_path) as made:
+        made.timed(-3_000, "A")
+        made.timed(-3_000, "B", REAL_TOPIC="no such name!")
+    url, clock = f"file://{tmp_path}/tier", Shifted()
+    clock.shift_ms = CAPTURED_MS + 5_000 - clock.now_ms()
+    tiered.clock = clock
+    tiered("timer", "import", made.folder, "--to", url, "--near", "0s")
+    ran = tiered("timer", "run", url, "--to", tmp_path / "t", "--once", "--json")
+    counts = [ran.document[name] for name in ("handed", "refused", "delivered", "waiting")]
+    assert (ran.code, counts) == (1, [1, 1, 1, 0])
+    assert [row["msg_id"] for row in tiered("timer", "ls", url, "--refused", "-o", "jsonl").lines] == ["B"]  # fmt: skip
+    clock.shift_ms = 0  # the store dates its objects by the machine's clock
+    plan = tiered("expire", url, "--timers", "--ttl", "1h", "--json").document
+    assert (plan["steps"], plan["kept_for_refused"]) == ([], 1)
+
+
+def test_so_does_one_that_is_refused_when_it_is_due(
+    tiered: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It should have been refused before; it is not passed over in silence where it was not."""
+    with Made(tmp_path) as made:
+        made.timed(-3_000, "A")
+    url, clock = f"file://{tmp_path}/tier", Shifted()
+    clock.shift_ms = CAPTURED_MS + 5_000 - clock.now_ms()
+    tiered.clock = clock
+
+    def refuse(*_: object) -> None:
+        raise InvalidError("not here")
+
+    monkeypatch.setattr(LocalTarget, "_put_real", refuse)
+    tiered("timer", "import", made.folder, "--to", url, "--near", "0s")
+    ran = tiered("timer", "run", url, "--to", tmp_path / "t", "--once", "--json")
+    assert (ran.code, ran.document["refused"], ran.document["delivered"]) == (1, 1, 0)
 
 
 def test_a_lost_journal_of_timers_comes_back_with_what_was_taken_and_handed_over(

@@ -8,15 +8,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from support.timers import Timers
+from support.timers import Timers, wheel_record
 
 from tests.timer.test_import import CAPTURED_MS, pending, set_back
 from tiered.clock import SystemClock
 from tiered.errors import StoreUnavailableError
+from tiered.format.record import decode_record
 from tiered.local.rocketmq import RocketMQStore
 from tiered.log.messages import messages_json
 from tiered.log.timers import HOUR_MS
 from tiered.model import TimestampMs
+from tiered.store.encoding import PROPERTIES_BYTES_MAX
 from tiered.store.store_options import StoreOptions
 from timer.local_target import LocalTarget
 
@@ -238,6 +240,53 @@ def test_a_disk_that_is_full_while_messages_are_delivered_loses_and_doubles_none
     with contextlib.closing(opened(folder)) as target:
         target.tick()
     assert (len(delivered(folder)), set(delivered(folder).values())) == (21, {1})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"REAL_TOPIC": "no such name!"},
+        {"REAL_TOPIC": "t" * 128},
+        {"REAL_QID": "65536"},
+    ],
+)
+def test_what_could_not_be_delivered_is_refused_while_its_file_is_there(
+    said: dict[str, str], tmp_path: Path
+):
+    with Timers(clock=CLOCK) as timers, contextlib.closing(opened(tmp_path)) as target:
+        now = CLOCK.now_ms()
+        timers.put([now - 2_000])
+        timers.put([now - 2_000], **said)
+        run = hand(timers, target)
+        assert (run.counters.handed, run.counters.refused, len(target.wheel)) == (1, 1, 1)
+        while len(target.wheel):
+            target.tick()
+        assert (target.delivered, target.refused) == (1, 0)
+        run.reader.refresh()
+        (hour,) = run.reader.state.timers.hours
+        assert [one.offset for one in run.reader.refused(hour)] == [1]
+    assert sum(delivered(tmp_path).values()) == 1
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 30, 31])
+def test_properties_without_room_for_more_are_delivered_and_known_after_a_crash(
+    room: int, tmp_path: Path
+):
+    """When a message came is told by 31 bytes; as many are not always left."""
+    with Timers(clock=CLOCK) as timers:
+        now = CLOCK.now_ms()
+        used = len(decode_record(wheel_record(0, now, KEYS="k"), 0).properties_raw)
+        timers.put([now - 2_000], KEYS="k" * (PROPERTIES_BYTES_MAX - used - room + 1))
+        target = opened(tmp_path)
+        assert hand(timers, target).counters.refused == 0
+        target._save = lambda: None  # type: ignore[method-assign]
+        while len(target.wheel):
+            target.tick()
+        target.close()
+        assert (target.delivered, target.refused) == (1, 0)
+        with contextlib.closing(opened(tmp_path)) as target:
+            assert len(target.wheel) == 0
+    assert delivered(tmp_path) == {("orders", 2, f"{0:032X}"): 1}
 
 
 @pytest.mark.parametrize("back_ms", [None, 40_000])

@@ -108,6 +108,7 @@ class RunResult:
         place: Of the broker.
         run: Its number.
         counters: What was handed over.
+        refused: Messages that the target refused, when it was given them or when they were due.
         delivered: What the target's own wheel delivered.
         waiting: What is still in it.
         next_ms: When the next hour is to be handed over; None: nothing is left.
@@ -116,6 +117,7 @@ class RunResult:
     place: Place
     run: int
     counters: HandCounters
+    refused: int
     delivered: int
     waiting: int
     next_ms: int | None
@@ -198,6 +200,12 @@ class TimerDelivery:
         self.trouble = ""
         self.delivered = 0
 
+    @property
+    def refused(self) -> int:
+        """Messages that the target refused for good, those that its own wheel could not deliver among them."""
+        late: int = getattr(self.target, "refused", 0)
+        return self.run.counters.refused + late
+
     def pending(self) -> tuple[int, int, int | None]:
         """Items and hours that are not handed over, and when the first of these hours begins. From any thread."""
         state = self.run.journal.state
@@ -216,7 +224,7 @@ class TimerDelivery:
         totals = {
             "handed_messages": counters.handed,
             "found_messages": counters.found,
-            "refused_messages": counters.refused,
+            "refused_messages": self.refused,
             "missing_messages": counters.missing,
             "dropped_messages": counters.dropped,
             "retries": counters.retries,
@@ -407,4 +415,5 @@ def hand_over(
         with beside(work, meter):
             work.work()
         waiting = len(getattr(target, "wheel", ()))
-        return RunResult(place, run.run, run.counters, work.delivered, waiting, run.next_ms)
+        refused, delivered = work.refused, work.delivered
+        return RunResult(place, run.run, run.counters, refused, delivered, waiting, run.next_ms)

@@ -449,6 +449,7 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
         "broker": made.place.broker,
         "run": made.run,
         **asdict(made.counters),
+        "refused": made.refused,
         "delivered": made.delivered,
         "waiting": made.waiting,
         "next_hand_over_ms": made.next_ms,
@@ -463,7 +464,7 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
             + (theirs or f"{made.delivered:,} delivered, {made.waiting:,} waiting there")
         )
     counters = made.counters
-    return NEEDS_A_PERSON if counters.refused or counters.missing or counters.damaged else DONE
+    return NEEDS_A_PERSON if made.refused or counters.missing or counters.damaged else DONE
 
 
 @contextlib.contextmanager

@@ -6,9 +6,11 @@ Changed only under the store's lock; ``states`` may be read by any thread.
 from __future__ import annotations
 
 import pathlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tiered.errors import InvalidError
 from tiered.local.consumequeues import BatchQueue, PlainQueue, QueueIndex
 from tiered.local.face import LeftOut
 from tiered.local.layout import (
@@ -48,6 +50,25 @@ WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPICS: Final = frozenset({WHEEL_TOPIC, SCHEDULE_TOPIC})
 """Where a broker keeps messages that are due later: at any time, or after one of its delay levels."""
+TOPIC_BYTES_MAX: Final = 127
+RETRY_TOPIC_BYTES_MAX: Final = 255
+"""A topic's name is a directory's."""
+RETRY_PREFIX: Final = "%RETRY%"
+_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def check_topic(topic: str) -> int:
+    """The bytes of a topic's name.
+
+    Raises:
+        InvalidError: It is none that a broker would take.
+    """
+    if not _TOPIC.fullmatch(topic):
+        raise InvalidError(f"topic {topic!r}: only %, |, a-z, A-Z, 0-9, _ and - may be in a name")
+    limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
+    if len(topic) > limit:
+        raise InvalidError(f"topic {topic!r}: {len(topic)} bytes, and at most {limit} may be")
+    return len(topic)
 
 
 def reason_left_out(

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Final, Self
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.format.broker_checkpoint import Checkpoint, encode_checkpoint
+from tiered.local.catalog import check_topic
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
 from tiered.local.rows import NAME_DIGITS
@@ -42,7 +43,7 @@ from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 from tiered.store.commitlog import CommitLog, GroupCommits, not_stored
 from tiered.store.compacting import Compactions
 from tiered.store.disk import CHECKPOINT_FILE, Disk, replace_file
-from tiered.store.encoding import Encoder, Receipts, check_topic
+from tiered.store.encoding import Encoder, Receipts
 from tiered.store.listing import Reput
 from tiered.store.live_reading import StoreReader
 from tiered.store.new_message import KeyMaker

@@ -9,7 +9,6 @@ one template, others pair by pair.
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +31,7 @@ from tiered.format.record import (
     MAGIC_V2,
     record_bytes,
 )
+from tiered.local.catalog import TOPIC_BYTES_MAX, check_topic
 from tiered.model import PhysicalOffset, QueueOffset
 from tiered.store.new_message import Appended, counter_digits
 
@@ -45,12 +45,7 @@ if TYPE_CHECKING:
 
 # -- checks ----------------------------------------------------------------------------------------
 
-TOPIC_BYTES_MAX: Final = 127
-RETRY_TOPIC_BYTES_MAX: Final = 255
-"""A topic's name is a directory's."""
-RETRY_PREFIX: Final = "%RETRY%"
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
-_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 QUEUE_ID_MAX: Final = 65_535
@@ -91,20 +86,6 @@ def checked_properties(
     )
     _check_sizes(message, size, options)
     return raw, found[names.UNIQ_KEY]
-
-
-def check_topic(topic: str) -> int:
-    """The bytes of a topic's name.
-
-    Raises:
-        InvalidError: It is none that a broker would take.
-    """
-    if not _TOPIC.fullmatch(topic):
-        raise InvalidError(f"topic {topic!r}: only %, |, a-z, A-Z, 0-9, _ and - may be in a name")
-    limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
-    if len(topic) > limit:
-        raise InvalidError(f"topic {topic!r}: {len(topic)} bytes, and at most {limit} may be")
-    return len(topic)
 
 
 @lru_cache(maxsize=4096)

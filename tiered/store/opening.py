@@ -24,6 +24,7 @@ from tiered.format.broker_checkpoint import (
     listed_offset,
 )
 from tiered.format.items import BATCH_ITEM_BYTES, FILLER_SIZE, ITEM_BYTES, is_filler
+from tiered.local.catalog import check_topic
 from tiered.local.compaction_log import file_sizes, folders_of
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import (
@@ -47,7 +48,7 @@ from tiered.store.disk import (
     replace_file,
     sync_folder,
 )
-from tiered.store.encoding import check_host, check_topic
+from tiered.store.encoding import check_host
 from tiered.store.facts import of_block
 from tiered.store.keyindex import KeyIndex, sizes_on_disk
 from tiered.store.listing import Listing, QueueEnd, QueueKinds

@@ -28,8 +28,9 @@ from tiered.format.hosts import is_v6, offset_msg_id
 from tiered.format.message_forms import InnerMessage, decode_inner_messages, encode_inner_messages
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, encode_record, record_bytes
+from tiered.local.catalog import TOPIC_BYTES_MAX, check_topic
 from tiered.model import PhysicalOffset, QueueOffset
-from tiered.store.encoding import QUEUE_ID_MAX, TOPIC_BYTES_MAX, check_host, check_topic
+from tiered.store.encoding import QUEUE_ID_MAX, check_host
 from tiered.store.new_message import Appended, NewMessage, broker_order
 
 if TYPE_CHECKING:

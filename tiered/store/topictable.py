@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError
 from tiered.format.fastjson import loads
+from tiered.local.catalog import check_topic
 from tiered.local.layout import TOPICS_FILE, read_text
 from tiered.store.disk import make_folder, replace_file
-from tiered.store.encoding import check_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
