@@ -15,10 +15,11 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Final, overload
+from typing import IO, TYPE_CHECKING, Final, TypeVar, overload
 
 import numpy as np
 
+from tiered.errors import DataError
 from tiered.format.block import parse_records
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap
@@ -34,7 +35,7 @@ from timer.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Buffer
 
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from timer.records import Flags, Longs
 
 SPOOL_BYTES: Final = 64 * 1024 * 1024
+Damaged = dict[int, DataError]
+"""Hours whose file is damaged, and why."""
+_Read = TypeVar("_Read")
 _NAMED: Final = 1024
 _AT_ONCE: Final = 1 << 14
 
@@ -278,17 +282,22 @@ class TimerReader:
             finally:
                 items.close()
 
-    def listing(self) -> Iterator[HourRow]:
+    def listing(self, damaged: Damaged | None = None) -> Iterator[HourRow]:
         """The hours that have something to hand over, in order.
 
         Read is only what the journal cannot count: hours with delete marks, and with a sweep under way.
+
+        Args:
+            damaged: See ``read_hours``.
         """
-        for hour, facts in sorted(self.state.timers.hours.items()):
-            life = self.state.life(hour_queue(hour))
-            if life is not None and facts.done < life.commit_offset:
-                row = self._row(hour, facts, life)
-                if row.messages:
-                    yield row
+        return read_hours(self.state.timers.hours, self._rows, damaged)
+
+    def _rows(self, hour: int) -> Iterator[HourRow]:
+        facts, life = self.state.timers.hours[hour], self.state.life(hour_queue(hour))
+        if life is not None and facts.done < life.commit_offset:
+            row = self._row(hour, facts, life)
+            if row.messages:
+                yield row
 
     def _row(self, hour: int, facts: TimerHour, life: QueueLife) -> HourRow:
         parts = sum(1 for part in life.parts() if part.queue_end > facts.done)
@@ -329,6 +338,29 @@ class TimerReader:
                 continue
             yield found.records
             at = found.records.end_offset
+
+
+def read_hours(
+    hours: Iterable[int], read: Callable[[int], Iterable[_Read]], damaged: Damaged | None = None
+) -> Iterator[_Read]:
+    """What is read of some hours, in order of time. One that is damaged holds up none of the others.
+
+    Args:
+        hours: In any order.
+        read: Reads one. What it has given before it finds damage stands.
+        damaged: Gets the hours that are damaged, and why; None: the first of them ends it.
+
+    Raises:
+        DataError: One is damaged, and nobody is told otherwise.
+        BackendError: It could not be read.
+    """
+    for hour in sorted(hours):
+        try:
+            yield from read(hour)
+        except DataError as error:
+            if damaged is None:
+                raise
+            damaged[hour] = error
 
 
 def first_left(facts: TimerHour, items: DueItems) -> int:

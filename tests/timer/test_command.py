@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from support import captures
 
@@ -12,8 +12,10 @@ from tests.timer.test_import import CAPTURED_MS, pending
 from tests.timer.test_local_target import Shifted, delivered
 from tests.timer.test_stores import Made
 from tiered.clock import ManualClock
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
+from tiered.format.sysflag import COMPRESSED
 from tiered.log.timers import HOUR_MS
+from timer.dequeue import TimerReader
 from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     import pytest
     from cli.program import CommandLine
+
+    from tiered.log.state import TierState
 
 
 def test_a_store_is_imported_listed_and_shown(tiered: CommandLine, store: Path):
@@ -70,6 +74,61 @@ def test_cancel(tiered: CommandLine, store: Path):
     assert sum(r["messages"] for r in tiered("timer", "ls", url, "--json").document["hours"]) == 225
     again = tiered("timer", "cancel", url, rows[7]["msg_id"])
     assert (again.code, "no pending message" in again.error) == (2, True)
+
+
+def test_a_damaged_hour_holds_up_no_other(
+    tiered: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What lies in sound hours is listed and taken back; what cannot be read is named."""
+    url, tiered.clock = f"file://{tmp_path}/tier", ManualClock(CAPTURED_MS)
+    with Made(tmp_path) as made:
+        for hour, key in ((2, "A"), (6, "B"), (6, "C")):
+            made.timed(hour * HOUR_MS, key)
+        made.flush()
+        tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
+        made.timed(2 * HOUR_MS, "M", TIMER_DEL_UNIQKEY="D")  # so that `ls` has to read
+    tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
+    first, batches = CAPTURED_MS // HOUR_MS + 2, TimerReader._batches
+
+    def damaged(self: TimerReader, state: TierState, hour: int, low: int, high: int) -> Any:
+        if hour == first:
+            raise DataError("its checksum is wrong", where="an object")
+        return batches(self, state, hour, low, high)
+
+    monkeypatch.setattr(TimerReader, "_batches", damaged)
+    named = [{"hour_ms": first * HOUR_MS, "reason": "its checksum is wrong (an object)"}]
+    for more in ((), ("--messages",), ("-o", "jsonl"), ("--messages", "-o", "jsonl")):
+        ran = tiered("timer", "ls", url, *more)
+        assert (ran.code, "1 hour cannot be read whole: 20" in ran.error) == (5, True)
+    assert [row["msg_id"] for row in ran.lines] == ["B", "C"]
+    ran = tiered("timer", "ls", url, "--json")
+    assert (ran.code, ran.document["damaged"]) == (5, named)
+    assert [row["messages"] for row in ran.document["hours"]] == [2]
+    ran = tiered("timer", "ls", url, "--messages", "--json")
+    assert (ran.code, ran.document["damaged"]) == (5, named)
+    assert [row["msg_id"] for row in ran.document["messages"]] == ["B", "C"]
+    assert tiered("timer", "show", url, first * HOUR_MS).code == 5
+    assert tiered.good("timer", "show", url, (first + 4) * HOUR_MS, "--json").document["damaged"] == []  # fmt: skip
+    ran = tiered("timer", "cancel", url, "B")
+    assert (ran.code, "was not looked through" in ran.err) == (0, True)
+    for key in ("A", "B"):
+        ran = tiered("timer", "cancel", url, key)
+        assert (ran.code, "its checksum is wrong" in ran.error) == (5, True)
+    monkeypatch.undo()
+    left = tiered.good("timer", "ls", url, "--messages", "--json").document
+    assert ([row["msg_id"] for row in left["messages"]], left["damaged"]) == (["A", "C"], [])
+
+
+def test_a_body_that_cannot_be_unpacked_holds_up_no_other_message(
+    tiered: CommandLine, tmp_path: Path
+):
+    url, tiered.clock = f"file://{tmp_path}/tier", ManualClock(CAPTURED_MS)
+    with Made(tmp_path) as made:
+        made.timed(HOUR_MS, "A", flags=COMPRESSED)
+        made.timed(HOUR_MS, "B")
+    tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
+    ran = tiered("timer", "ls", url, "--messages", "-o", "jsonl")
+    assert ([row["msg_id"] for row in ran.lines], ran.code) == (["B"], 5)
 
 
 def test_where_there_are_none(tiered: CommandLine, tmp_path: Path):

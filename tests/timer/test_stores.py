@@ -47,17 +47,26 @@ class Made:
     def __exit__(self, *_: object) -> None:
         self.writer.close()
 
-    def timed(self, due: int, key: str, *, queue_id: int = 0, **said: str) -> None:
+    def timed(self, due: int, key: str, *, queue_id: int = 0, flags: int = 0, **said: str) -> None:
         """In the wheel."""
-        self.put(WHEEL_TOPIC, key, queue_id, TIMER_OUT_MS=str(CAPTURED_MS + due), **said)
+        said = {"TIMER_OUT_MS": str(CAPTURED_MS + due), **said}
+        self.put(WHEEL_TOPIC, key, queue_id, flags=flags, **said)
 
     def put(
-        self, topic: str, key: str, queue_id: int = 0, *, attempts: int = 0, **said: str
+        self,
+        topic: str,
+        key: str,
+        queue_id: int = 0,
+        *,
+        attempts: int = 0,
+        flags: int = 0,
+        **said: str,
     ) -> None:
         said = {"REAL_TOPIC": "orders", "REAL_QID": "0", "UNIQ_KEY": key, **said}
-        self.writer.append(
-            NewMessage(topic, queue_id, b"x", properties=said, reconsume_times=attempts)
+        message = NewMessage(
+            topic, queue_id, b"x", properties=said, reconsume_times=attempts, sys_flag=flags
         )
+        self.writer.append(message)
 
     def level(self, level: int, key: str, topic: str = "orders", attempts: int = 0) -> None:
         """Of a delay level."""

@@ -10,7 +10,7 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tiered.cli.call import Call
 
@@ -92,15 +92,30 @@ class Output:
         self._stdout.write(json_bytes(document, indent=2) + b"\n")
         self._stdout.flush()
 
-    def listing(self, head: Mapping[str, Any], name: str, rows: Iterable[Row]) -> None:
-        """Exactly one JSON document: ``head`` and behind it a list, whose rows are taken and written one by one."""
+    def listing(
+        self,
+        head: Mapping[str, Any],
+        name: str,
+        rows: Iterable[Row],
+        behind: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Exactly one JSON document: ``head`` and behind it a list, whose rows are taken and written one by one.
+
+        Args:
+            head: What stands before it.
+            name: Of the list.
+            rows: Its rows.
+            behind: What stands behind it; asked for when they are written.
+        """
         opened = json_bytes({**head, name: []}, indent=2)
         self._stdout.write(opened.removesuffix(b"]\n}"))
         comma = b"\n    "
         for row in rows:
             self._stdout.write(comma + json_bytes(row))
             comma = b",\n    "
-        self._stdout.write(b"]\n}\n")
+        rest = behind()
+        tail = b"," + json_bytes(rest, indent=2).removeprefix(b"{") if rest else b"\n}"
+        self._stdout.write(b"]" + tail + b"\n")
         self._stdout.flush()
 
     def line(self, text: str = "") -> None:

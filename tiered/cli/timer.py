@@ -27,7 +27,7 @@ from tiered.cli.values import (
     parse_time,
     whole,
 )
-from tiered.errors import ClosedError, InvalidError
+from tiered.errors import ClosedError, DataError, InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tiered.attach.timer_run import Delivering, TimerDelivery
     from tiered.cli.call import Call
     from tiered.cli.stderr import Progressed
-    from timer.dequeue import DueMessage, HourRow, TimerReader
+    from timer.dequeue import Damaged, DueMessage, HourRow, TimerReader
 
 HOUR_COLUMNS = ["hour", "messages", "bytes", "due_min_ms", "due_max_ms"]
 MESSAGE_COLUMNS = [
@@ -49,6 +49,7 @@ MESSAGE_COLUMNS = [
 _SHOWN_COLUMNS = ["due", "topic", "queue_id", "msg_id", "tags", "keys"]
 _BAR = 32
 _LINES_MAX = 72
+_DAMAGED_NAMED = 8
 
 
 # -- import ---------------------------------------------------------------------------------------
@@ -159,14 +160,14 @@ def run_ls(call: Call, options: TimerLsOptions) -> int:
     """List hours, or messages."""
     from timer.dequeue import refused_in
 
-    output = Output(call)
+    output, damaged = Output(call), dict[int, DataError]()
     with _opened(call, options.url) as (reader, place):
         head = {"format": 1, "cluster": place.cluster, "broker": place.broker}
         if options.messages or options.refused:
             what = reader.refused if options.refused else reader.pending
-            _emit_messages(output, head, _messages(what, sorted(reader.state.timers.hours)))
+            _emit_messages(call, head, what, reader.state.timers.hours)
             return DONE
-        found = list(reader.listing())
+        found = list(reader.listing(damaged))
         refused = sum(len(refused_in(reader.state, hour)) for hour in reader.state.timers.hours)
     rows = [_hour_row(row) for row in found]
     cost = {"cost": cost_document(found)} if options.cost else {}
@@ -180,7 +181,9 @@ def run_ls(call: Call, options: TimerLsOptions) -> int:
             _tell_cost(output, cost["cost"])
     else:
         columns = ["hour_ms", *HOUR_COLUMNS[1:]]
-        output.emit({**head, "hours": rows, "refused": refused, **cost}, rows, columns)
+        said = {"refused": refused, "damaged": _damaged_rows(damaged), **cost}
+        output.emit({**head, "hours": rows, **said}, rows, columns)
+    _require_sound(call, damaged)
     return DONE
 
 
@@ -224,13 +227,10 @@ def run_show(call: Call, options: TimerShowOptions) -> int:
         hour = parse_time(text, call.clock.now_ms()) // HOUR_MS
     except ValueError as error:
         raise InvalidError(f"HOUR {text}: {error}", do="give a time within it") from None
-    output = Output(call)
     with _opened(call, options.url) as (reader, place):
         head = {"format": 1, "cluster": place.cluster, "broker": place.broker}
         hours = [hour] if hour in reader.state.timers.hours else []
-        _emit_messages(
-            output, {**head, "hour_ms": hour * HOUR_MS}, _messages(reader.pending, hours)
-        )
+        _emit_messages(call, {**head, "hour_ms": hour * HOUR_MS}, reader.pending, hours)
     return DONE
 
 
@@ -283,9 +283,37 @@ def _draw(output: Output, rows: list[Row]) -> None:
     output.line(f"{counted(total, 'message')} in {counted(len(rows), 'hour')}, {all_of_it}")
 
 
-def _messages(what: Callable[[int], Iterator[DueMessage]], hours: Iterable[int]) -> Iterator[Row]:
-    for hour in hours:
-        yield from map(message_row, what(hour))
+def _damaged_rows(damaged: Damaged) -> list[Row]:
+    from tiered.log.timers import HOUR_MS
+
+    return [
+        {
+            "hour_ms": hour * HOUR_MS,
+            "reason": f"{error.what} ({error.where})" if error.where else error.what,
+        }
+        for hour, error in sorted(damaged.items())
+    ]
+
+
+def _require_sound(call: Call, damaged: Damaged) -> None:
+    """End with what could not be listed, when all else was.
+
+    Raises:
+        DataError: There is something.
+    """
+    from tiered.log.timers import HOUR_MS
+
+    if not damaged:
+        return
+    call.stdout.flush()
+    hours = sorted(damaged)
+    named = ", ".join(format_time(hour * HOUR_MS) for hour in hours[:_DAMAGED_NAMED])
+    more = f" and {len(hours) - _DAMAGED_NAMED} more" if len(hours) > _DAMAGED_NAMED else ""
+    raise DataError(
+        f"{counted(len(hours), 'hour')} cannot be read whole: {named}{more}: {damaged[hours[0]].what}",
+        where=damaged[hours[0]].where,
+        do="`tiered verify URL --timers --deep` names what is damaged",
+    )
 
 
 def message_row(message: DueMessage) -> Row:
@@ -318,15 +346,39 @@ def message_row(message: DueMessage) -> Row:
     }
 
 
-def _emit_messages(output: Output, head: dict[str, Any], messages: Iterator[Row]) -> None:
+def _emit_messages(
+    call: Call,
+    head: dict[str, Any],
+    what: Callable[[int], Iterator[DueMessage]],
+    hours: Iterable[int],
+) -> None:
+    """List the messages of some hours.
+
+    Raises:
+        DataError: Some could not be read; the others are listed.
+    """
+    from timer.dequeue import read_hours
+
+    output, damaged = Output(call), dict[int, DataError]()
+
+    def rows_of(hour: int) -> Iterator[Row]:
+        for message in what(hour):
+            try:
+                row = message_row(message)
+            except DataError as error:  # of one message: the others of its hour are sound
+                damaged.setdefault(hour, error)
+            else:
+                yield row
+
+    messages = read_hours(hours, rows_of, damaged)
     if output.form == "table":
         rows = ({**row, "due": format_time(row["due_timestamp_ms"])} for row in messages)
         output.table(rows, _SHOWN_COLUMNS)
-        return
-    if output.form == "json":
-        output.listing(head, "messages", messages)
+    elif output.form == "json":
+        output.listing(head, "messages", messages, lambda: {"damaged": _damaged_rows(damaged)})
     else:
         output.emit(head, messages, MESSAGE_COLUMNS)
+    _require_sound(call, damaged)
 
 
 # -- cancel ---------------------------------------------------------------------------------------

@@ -2,25 +2,31 @@
 
 Beside a running writer or hand-over: neither lease nor reign is taken; the entry is a guest's, and replay refuses what has
 been handed over meanwhile.
+
+An hour whose file is damaged cannot be looked through, and keeps no message of another hour from being taken back.
 """
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.format.properties import UNIQ_KEY
 from tiered.format.record import decode_record
 from tiered.log.timers import HOUR_MS, FactsCopy, cancel_action
 from tiered.upkeep.workplace import journal_writer
-from timer.dequeue import TimerReader
+from timer.dequeue import TimerReader, read_hours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.log.parts import TierState
     from tiered.upkeep.workplace import Workplace
-    from timer.dequeue import DueMessage
+    from timer.dequeue import Damaged, DueMessage
+
+_LOG = logging.getLogger("tiered.timer")
 
 
 def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
@@ -35,18 +41,18 @@ def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
 
     Raises:
         InvalidError: There is none, or it is being handed over already.
-        DataError: A file is damaged.
+        DataError: There is none in what can be read, and a file is damaged.
         BackendError: The store does not answer.
     """
     reader = TimerReader(at.store, at.prefix)
     reader.refresh()
-    found = list(_with_id(reader, msg_id))
+    damaged: Damaged = {}
+    hours = reader.state.timers.hours
+    found = list(read_hours(hours, partial(_with_id, reader, msg_id), damaged))
     if not found:
-        raise InvalidError(
-            f"no pending message has the id {msg_id}",
-            where=at.store.url,
-            do="`tiered timer ls URL --messages` lists them",
-        )
+        raise _absent(at, msg_id, damaged)
+    for hour, error in damaged.items():
+        _LOG.warning("hour %d was not looked through, its file is damaged: %s", hour, error)
     rows = [(one.due_ms // HOUR_MS, one.offset) for one in found]
     journal = journal_writer(at)
     journal.append([cancel_action(rows)], check=lambda state: _require(state, rows))
@@ -61,12 +67,26 @@ def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def _with_id(reader: TimerReader, msg_id: str) -> Iterator[DueMessage]:
+def _absent(at: Workplace, msg_id: str, damaged: Damaged) -> InvalidError | DataError:
+    if damaged:
+        return DataError(
+            f"no message of the hours that can be read has the id {msg_id}, and {len(damaged)} cannot: "
+            f"{damaged[min(damaged)].what}",
+            where=at.store.url,
+            do="`tiered verify URL --timers --deep` names what is damaged",
+        )
+    return InvalidError(
+        f"no pending message has the id {msg_id}",
+        where=at.store.url,
+        do="`tiered timer ls URL --messages` lists them",
+    )
+
+
+def _with_id(reader: TimerReader, msg_id: str, hour: int) -> Iterator[DueMessage]:
     wanted = msg_id.encode()
-    for hour in sorted(reader.state.timers.hours):
-        for message in reader.pending(hour):
-            if wanted in message.record and _id_of(message) == msg_id:
-                yield message
+    for message in reader.pending(hour):
+        if wanted in message.record and _id_of(message) == msg_id:
+            yield message
 
 
 def _id_of(message: DueMessage) -> str | None:
