@@ -262,7 +262,12 @@ MOUNT_METRICS: tuple[Metric, ...] = (
         "From a request to its answer; the time that a request is held counts.",
         ("request",),
     ),
-    Metric("tiered_mount_answers_total", _C, "Answers, by the name of their code.", ("code",)),
+    Metric(
+        "tiered_mount_answers_total",
+        _C,
+        "Answers, by the name of their code; `other`: no code of ours, passed on from a consumer.",
+        ("code",),
+    ),
     Metric("tiered_mount_sent_bytes_total", _C, "Bytes of answers."),
     Metric(
         "tiered_mount_pulls_total",

@@ -289,14 +289,16 @@ def by_queue_of_numbers(answer: Command) -> dict[int, int]:
 # -- what a client is asked -----------------------------------------------------------------------
 
 
-def answering(client: Client, code: int, body: bytes, seen: list[Command]) -> threading.Thread:
+def answering(
+    client: Client, code: int, body: bytes, seen: list[Command], *, answer_code: int = 0
+) -> threading.Thread:
     """A consumer's thread that answers the next question of a kind."""
 
     def run() -> None:
         while (asked := client.receive()).code != code or asked.is_answer:
             pass
         seen.append(asked)
-        answer = Command(0, asked.opaque, ANSWER, body=(body,))
+        answer = Command(answer_code, asked.opaque, ANSWER, body=(body,))
         client.socket.sendall(b"".join(encode(answer)))
 
     thread = threading.Thread(target=run)
@@ -333,6 +335,28 @@ def test_questions_to_a_consumer_are_passed_on_to_it(client: Client, served: Mou
         assert told.text() == (
             b'{"consumerTable":{"c1":{{"brokerName":"broker-a","queueId":1,"topic":"orders"}:5}}}'
         )
+
+
+def test_answers_of_consumers_with_codes_of_their_own_are_counted_together(
+    client: Client, served: Mounted
+):
+    """Any number there is may come from a client: it must neither end the metrics nor make a series of its own."""
+    with served.client() as consumer:
+        consumer.socket.settimeout(10)
+        consumer.heartbeat("c1", "g", "orders")
+        code = protocol.GET_CONSUMER_RUNNING_INFO
+        for answer_code in (999, -7):
+            thread = answering(consumer, code, b"", [], answer_code=answer_code)
+            assert client.ask(code, consumerGroup="g", clientId="c1").code == answer_code
+            thread.join()
+    client.ask(protocol.GET_TOPIC_STATS_INFO, topic="orders")  # an answer is counted once it is sent
+    found = {
+        sample.labels["code"]: sample.value
+        for sample in served.mount.samples()
+        if sample.name == "tiered_mount_answers_total"
+    }
+    assert found["other"] == 2
+    assert set(found) <= {"other", *Code.__members__}
 
 
 def test_a_consumer_that_goes_or_says_nothing_is_told_to_who_asked(

@@ -44,7 +44,7 @@ from tiered.mount.name_servers import Identity, MountedTopics, NameServers
 from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
 from tiered.mount.protocol import BY_CODE, Code
 from tiered.mount.pulling import Puller, PullLimits
-from tiered.mount.server import RemotingServer, ServerLimits
+from tiered.mount.server import OTHER, RemotingServer, ServerLimits
 
 if TYPE_CHECKING:
     import ssl
@@ -588,7 +588,8 @@ def _protocol_samples(mount: Mount) -> Iterator[Sample]:
         yield Sample("tiered_mount_requests_total", asked, {"request": name})
         yield Sample("tiered_mount_request_seconds_total", busy_s, {"request": name})
     for code, count in sorted(counters.answers.copy().items()):
-        yield Sample("tiered_mount_answers_total", count, {"code": Code(code).name})
+        name = "other" if code == OTHER else Code(code).name
+        yield Sample("tiered_mount_answers_total", count, {"code": name})
 
 
 def _state_samples(mount: Mount) -> Iterator[Sample]:

@@ -54,7 +54,8 @@ BUFFER_BYTES: Final = 64 * 1024
 LINGER_S: Final = 1.0
 """For what was written to go, at the end."""
 OTHER: Final = -1
-"""Stands for all codes that are not in the table."""
+"""Stands for all codes that are not in the table; of answers, for those that are no ``Code``."""
+_CODES: Final = frozenset(map(int, Code))
 READ_ONLY: Final = "this broker is mounted read-only from its tier"
 ASKED_MAX: Final = 64
 """Questions to one client at once."""
@@ -138,7 +139,7 @@ class Counters:
 
     Attributes:
         requests: By code, or ``OTHER``.
-        answers: By code of the answer.
+        answers: By code of the answer, or ``OTHER``.
         busy_s: Time from a request's frame to its answer, by code; held ones count while they are held.
         refused_connections: There were too many.
         dropped: Connections ended because of what the client did, by reason.
@@ -627,7 +628,8 @@ class RemotingServer:
         request = asked.request
         if not request.is_oneway:
             answer = self._write(asked.connection, request, answer)
-        self.counters.answers[answer.code] += 1
+        # What a consumer was asked and answers is passed on as it is, whatever its code.
+        self.counters.answers[answer.code if answer.code in _CODES else OTHER] += 1
         busy_s = self.counters.busy_s
         taken_s = self.clock.monotonic_s() - asked.began_s
         code = counted(request.code)
