@@ -176,6 +176,7 @@ class TieredMessageStore:
             scan_settings.bytes_max if max_bytes is None else max_bytes,
             scan_settings.scan_items_max,
             scan_settings.scan_bytes_max,
+            scan_settings.scan_holes_max,
         )
         scan = Scan(QueueOffset(offset), limits, filter)
         policy = self.settings.policy if policy is None else policy
@@ -625,7 +626,7 @@ NOWHERE: Final = "neither in the tier nor in the local store"
 DAMAGED: Final = "damaged"
 
 _TRIES_MAX: Final = 64
-"""How often one read begins anew since retention moved under it."""
+"""Steps of one read: past what has expired under it, and through what holds nothing that is wanted."""
 
 _NO_BOUNDS: Final = QueueBounds(QueueOffset(-1), QueueOffset(-1))
 

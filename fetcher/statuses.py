@@ -266,17 +266,20 @@ class ScanLimits:
     Attributes:
         count_max: Messages.
         bytes_max: Bytes of their records; the first is taken however large it is.
-        scan_items_max: Items looked at, wanted or not.
+        scan_items_max: Messages looked at, wanted or not; and the items of one step.
         scan_bytes_max: Bytes looked at, about.
+        scan_holes_max: Holes passed over, about: what was compacted may be most of a queue, and is columns only.
     """
 
     count_max: int = 32
     bytes_max: int = 256 * 1024
     scan_items_max: int = 16_000
     scan_bytes_max: int = 16 * 1024 * 1024
+    scan_holes_max: int = 500_000
 
     def __post_init__(self) -> None:
-        if min(self.count_max, self.bytes_max, self.scan_items_max, self.scan_bytes_max) <= 0:
+        scans = (self.scan_items_max, self.scan_bytes_max, self.scan_holes_max)
+        if min(self.count_max, self.bytes_max, *scans) <= 0:
             raise InvalidError("a read needs limits above 0")
 
 
@@ -289,6 +292,7 @@ class Scan:
         missing: What was skipped since there is no message.
         size_bytes: Of the records taken.
         is_full: A limit on what is taken was reached.
+        met_holes: The last batch had some: many more may follow (a compacted range).
     """
 
     def __init__(self, start: QueueOffset, limits: ScanLimits, wanted: Filter | None) -> None:
@@ -297,22 +301,32 @@ class Scan:
         self.pieces: list[Taken] = []
         self.missing: list[Gap] = []
         self.size_bytes = 0
-        self.is_full = False
+        self.is_full = self.met_holes = False
         self._limits = limits
         self._wanted = wanted
         self._count = 0
         self._items_left = limits.scan_items_max
         self._bytes_left = limits.scan_bytes_max
+        self._holes_left = limits.scan_holes_max
 
     @property
     def is_over(self) -> bool:
         """Something was taken, or enough was looked at."""
-        return bool(self.pieces) or self.is_full or min(self._items_left, self._bytes_left) <= 0
+        return bool(self.pieces) or self.is_spent
+
+    @property
+    def is_spent(self) -> bool:
+        """A limit was reached."""
+        return self.is_full or min(self._items_left, self._bytes_left, self._holes_left) <= 0
 
     def next_read(self) -> tuple[int, int]:
-        """Bytes and items to ask for next, at most."""
+        """Bytes and items to ask for next, at most.
+
+        Behind holes as many items as may be: more of them cost next to nothing, and no more messages are taken than wanted.
+        """
         if self._wanted is None:
-            return self._limits.bytes_max, self._limits.count_max
+            count = self._items_left if self.met_holes else self._limits.count_max
+            return self._limits.bytes_max, max(count, self._limits.count_max)
         return min(SCAN_STEP_BYTES, self._bytes_left), self._items_left
 
     def skip(self, end: int, reason: str) -> None:
@@ -348,14 +362,16 @@ class Scan:
             return False
         self.pieces.append(Taken(batch, _numbers(count), side))
         self.size_bytes += size_bytes
-        self._pass(batch, count, count)
+        self._pass(batch, count, count, holes=0)
         return True
 
-    def _pass(self, batch: RecordBatch, end: int, count: int) -> None:
-        """So many items were looked at, and so many taken."""
+    def _pass(self, batch: RecordBatch, end: int, count: int, *, holes: int) -> None:
+        """So many items were looked at, and so many taken; holes as one, as a gap is."""
         self._count += count
         self.is_full = self._count >= self._limits.count_max or end < batch.count
-        self._items_left -= end
+        self._items_left -= end - holes + bool(holes)
+        self._holes_left -= holes
+        self.met_holes = holes > 0
         self._bytes_left -= memoryview(batch.data).nbytes
         self.at = QueueOffset(batch.base_offset + end)
 
@@ -368,8 +384,7 @@ class Scan:
             end = int(items[count - 1]) + 1 if count else int(items[0])
         if count:
             self.pieces.append(Taken(batch, items[:count], side))
-        self._note_holes(batch, end)
-        self._pass(batch, end, count)
+        self._pass(batch, end, count, holes=self._note_holes(batch, end))
 
     def _fitting(self, batch: RecordBatch, items: npt.NDArray[np.int64]) -> int:
         """How many items fit; at least one if nothing was taken yet."""
@@ -384,21 +399,37 @@ class Scan:
             self.size_bytes = int(totals[count - 1])
         return count
 
-    def _note_holes(self, batch: RecordBatch, end: int) -> None:
-        for hole in np.flatnonzero(batch.sizes[:end] <= 0).tolist():
-            at = QueueOffset(batch.base_offset + hole)
-            reason = _reason(int(batch.tag_codes[hole]))
-            last = self.missing[-1] if self.missing else None
-            if last is not None and (last.end, last.reason) == (at, reason):
-                self.missing[-1] = Gap(last.start, QueueOffset(at + 1), reason)
-            else:
-                self.missing.append(Gap(at, QueueOffset(at + 1), reason))
+    def _note_holes(self, batch: RecordBatch, end: int) -> int:
+        """Name the holes among the first items, neighbours of one reason together; how many they are."""
+        holes = np.flatnonzero(batch.sizes[:end] <= 0)
+        if not len(holes):
+            return 0
+        codes = batch.tag_codes[holes]
+        is_first = np.append(True, (holes[1:] != holes[:-1] + 1) | (codes[1:] != codes[:-1]))
+        firsts = np.flatnonzero(is_first)
+        lasts = np.append(firsts[1:], len(holes)) - 1
+        starts, ends = holes[firsts], holes[lasts] + 1
+        for start, stop, code in zip(
+            starts.tolist(), ends.tolist(), codes[firsts].tolist(), strict=True
+        ):
+            self._note(batch.base_offset + start, batch.base_offset + stop, _reason(code))
+        return len(holes)
+
+    def _note(self, start: int, end: int, reason: str) -> None:
+        last = self.missing[-1] if self.missing else None
+        if last is not None and (last.end, last.reason) == (start, reason):
+            self.missing.pop()
+            start = last.start
+        self.missing.append(Gap(QueueOffset(start), QueueOffset(end), reason))
 
 
 def _reason(code: int) -> str:
     known = {int(reason) for reason in HoleReason}
     return f"hole: {HoleReason(code).name.lower()}" if code in known else "hole"
 
+
+COMPACTED: Final = _reason(HoleReason.COMPACTED)
+"""Of a ``Gap``: nothing was lost there, newer messages have taken the place of what it had."""
 
 _NUMBERS = np.arange(4096)
 _NUMBERS.flags.writeable = False

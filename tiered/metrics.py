@@ -278,7 +278,7 @@ MOUNT_METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_mount_skipped_messages_total",
         _C,
-        "Queue offsets passed over since they hold no message: recorded gaps and damaged records.",
+        "Queue offsets passed over since they hold no message: recorded gaps and damaged records, not what was compacted.",
     ),
     Metric("tiered_mount_held_requests", _G, "Requests held at the end of a queue (long polling)."),
     Metric("tiered_mount_in_flight_bytes", _G, "Bytes of requests and answers under way."),

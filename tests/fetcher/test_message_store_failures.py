@@ -18,8 +18,17 @@ from support.journals import PREFIX
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
+from fetcher.statuses import (
+    COMPACTED,
+    KeyAnswer,
+    KeyHit,
+    KeyQuery,
+    Policy,
+    ScanLimits,
+    Side,
+    merge_answers,
+)
 from fetcher.statuses import GetStatus as Is
-from fetcher.statuses import KeyAnswer, KeyHit, KeyQuery, Policy, ScanLimits, Side, merge_answers
 from fetcher.transfers import Ticker
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
@@ -314,6 +323,46 @@ def test_a_scan_without_a_match_is_bounded_and_goes_on_where_it_ended():
     assert (found.status, found.next_begin) == (Is.NO_MATCHED_MESSAGE, 130)
     found = both.get(found.next_begin, filter=Wanted({150}))
     assert [offset for offset, _ in found.messages()] == [150]
+
+
+def compacted_queue(count: int, **settings: Any) -> BothSides:
+    """A tier of so many queue offsets, of which the first and the last have a message."""
+    both = BothSides(has_local=False, **settings)
+    both.append(count)
+    whole = both.local.read
+
+    def read(*args: Any, **more: Any) -> RecordBatch | None:
+        batch = whole(*args, **more)
+        assert batch is not None
+        holes = np.isin(np.arange(batch.count) + batch.base_offset, [0, count - 1], invert=True)
+        tags = np.where(holes, HoleReason.COMPACTED, batch.tag_codes)
+        return replace(batch, sizes=np.where(holes, 0, batch.sizes), tag_codes=tags)
+
+    both.local.read = read  # type: ignore[method-assign]
+    both.commit(count)
+    both.tier_side.refresh(1e9)
+    return both
+
+
+@pytest.mark.parametrize("wanted", [None, Wanted({999})])
+@pytest.mark.parametrize("count", [1, 32])
+def test_a_compacted_range_is_passed_over_in_one_read(wanted: Wanted | None, count: int):
+    """However many messages are asked for, and also where a read may look at fewer items."""
+    found = compacted_queue(1000, scan=ScanLimits(scan_items_max=200)).get(
+        1, max_count=count, filter=wanted
+    )
+    assert (found.status, found.next_begin) == (Is.FOUND, 1000)
+    assert [offset for offset, _ in found.messages()] == [999]
+    assert found.missing == (Gap(QueueOffset(1), QueueOffset(999), COMPACTED),)
+
+
+def test_so_many_holes_are_passed_over_and_the_next_read_goes_on_behind_them():
+    both = compacted_queue(1000, scan=ScanLimits(scan_items_max=100, scan_holes_max=300))
+    at, reads = 1, 0
+    while (found := both.get(at, max_count=1)).status is Is.NO_MATCHED_MESSAGE:
+        assert at + 300 <= found.next_begin <= at + 400
+        at, reads = found.next_begin, reads + 1
+    assert (reads, found.next_begin) == (2, 1000)
 
 
 def test_bytes_and_counts_end_a_read_after_at_least_one_message():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.mount.harness import tier_of
+from tests.mount.harness import Compacted, tier_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,3 +25,10 @@ def captured_tier(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], t
         return known[name]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def compacted(tmp_path_factory: pytest.TempPathFactory) -> Compacted:
+    """A message, 2,999 that were compacted, and 20 more. Only to be read."""
+    keys = ["first", *["hot"] * 3000, *[f"tail{number}" for number in range(19)]]
+    return Compacted.make(tmp_path_factory.mktemp("compacted"), keys)

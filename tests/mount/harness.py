@@ -33,11 +33,20 @@ from tiered.mount.protocol import Code
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tiered.format.record import Record
 
-__all__ = ["STORES", "Client", "MountProcess", "Mounted", "mounted", "records", "tier_of"]
+__all__ = [
+    "STORES",
+    "Client",
+    "Compacted",
+    "MountProcess",
+    "Mounted",
+    "mounted",
+    "records",
+    "tier_of",
+]
 ANSWER_S = 30.0
 
 
@@ -202,6 +211,34 @@ def tier_of(name: str, folder: Path, *options: str) -> tuple[Path, str]:
     store, url = unpack(name, folder), f"file://{folder}/tier-{name}"
     here("attach", store, "--to", url, "--once", *options).good()
     return store, url
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """A tier whose topic ``prices`` was compacted.
+
+    Attributes:
+        url: Of the tier.
+        places: Physical offset of each message that is left, by queue offset.
+    """
+
+    url: str
+    places: dict[int, int]
+
+    @classmethod
+    def make(cls, folder: Path, keys: Sequence[str]) -> Self:
+        """Of messages with these keys, of each of which the newest is left."""
+        rows = [
+            {"topic": "prices", "queue_id": 0, "keys": key, "body_base64": "eA=="} for key in keys
+        ]
+        store, lines, url = folder / "store", folder / "lines", f"file://{folder}/tier"
+        lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        here("store", "create", store).good()
+        here("store", "put", store, lines).good()
+        here("attach", store, "--to", url, "--once", "--seal").good()
+        here("compact", url, "--topic", "prices", "--dirty-ratio", "0", "--apply", "-").good()
+        left = here("cat", url, "prices").good().rows
+        return cls(url, {row["queue_offset"]: row["physical_offset"] for row in left})
 
 
 def records(body: bytes) -> list[Record]:

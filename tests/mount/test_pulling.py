@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fetcher.runs import Run
 from fetcher.statuses import GetResult, GetStatus, Side, Taken
-from tests.mount.harness import Growing, mounted, records
+from tests.mount.harness import Compacted, Growing, mounted, records
 from tiered.errors import StoreUnavailableError
 from tiered.format.record import RECORD_BYTES_MIN, SYS_FLAG_AT
 from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
@@ -221,6 +221,41 @@ def test_a_reader_in_order_is_given_what_several_pulls_take(
                 told = client.pull("work", 0, offset, maxMsgNums=1)
                 assert (told.code, told.fields["nextBeginOffset"]) == (0, str(offset + 1))
         assert at_least <= len(asked) <= at_most
+
+
+@pytest.mark.parametrize("count", [1, 32])
+@pytest.mark.parametrize("tags", ["*", "none"])
+def test_what_was_compacted_costs_no_round_trips_and_is_not_lost(
+    compacted: Compacted, count: int, tags: str
+):
+    wanted = sorted(compacted.places) if tags == "*" else []
+    with mounted(compacted.url, keeps_offsets=False) as served, served.client() as client:
+        puller = served.mount.puller
+        assert puller is not None
+        for first in (0, 1):
+            offset, pulls, found = first, 0, []
+            while offset < 3020:
+                told = client.pull("prices", 0, offset, maxMsgNums=count, subscription=tags)
+                found += [record.queue_offset for record in records(told.text())]
+                offset, pulls = int(told.fields["nextBeginOffset"]), pulls + 1
+            assert found == [at for at in wanted if at >= first]
+            assert pulls <= max(len(found), 2)
+        assert puller.skipped == 0
+
+
+def test_what_is_left_between_compacted_messages_comes_in_full_answers(tmp_path: Path):
+    keys = [f"key{number}" if number % 20 == 0 else "hot" for number in range(2001)]
+    tier = Compacted.make(tmp_path, keys)
+    assert len(tier.places) == 102
+    with mounted(tier.url, keeps_offsets=False) as served, served.client() as client:
+        offset, counts, found = 0, [], []
+        while offset < 2001:
+            told = client.pull("prices", 0, offset)
+            counts.append(len(records(told.text())))
+            found += [record.queue_offset for record in records(told.text())]
+            offset = int(told.fields["nextBeginOffset"])
+        assert found == sorted(tier.places)
+        assert counts[1:4] == [32, 32, 32]  # the first is what came of one read of the tier
 
 
 def test_a_reader_amid_records_is_told_of_a_queue_that_grows(growing: Growing):

@@ -28,7 +28,7 @@ from weakref import ref
 import numpy as np
 
 from fetcher.filters import FilterError, TagFilter, compile_filter
-from fetcher.statuses import GetResult, GetStatus, Scan, ScanLimits, Side, judge_offset
+from fetcher.statuses import COMPACTED, GetResult, GetStatus, Scan, ScanLimits, Side, judge_offset
 from tiered.errors import DataError
 from tiered.format import properties
 from tiered.format.block import bytes_at
@@ -196,7 +196,7 @@ class Puller:
 
     Attributes:
         found: How many reads ended how, by status.
-        skipped: Queue offsets that were passed over since they hold no message.
+        skipped: Queue offsets that were passed over since they hold no message, but for what was compacted.
     """
 
     def __init__(
@@ -321,7 +321,9 @@ class Puller:
     def _answer(self, wanted: Pull, result: GetResult) -> Command:
         self.found[result.status] += 1
         if result.missing:
-            self.skipped += sum(gap.end - gap.start for gap in result.missing)
+            # Compaction is no loss: a reader is given what has taken the place.
+            lost = (gap for gap in result.missing if gap.reason != COMPACTED)
+            self.skipped += sum(gap.end - gap.start for gap in lost)
         return answer(result, wanted.offset)
 
     def _go_on(self, asked: Exchange, wanted: Pull) -> Command | None:
@@ -358,7 +360,8 @@ class Puller:
         life = state.life(wanted.queue)
         if life is None or not life.min_offset <= wanted.offset < life.commit_offset:
             return None
-        given = self._at_hand_of(wanted, HANDOUT_PULLS)
+        size_bytes, count = wanted.size_bytes * HANDOUT_PULLS, wanted.count * HANDOUT_PULLS
+        given = self._at_hand_of(wanted, QueueOffset(wanted.offset), size_bytes, count)
         if given is None:
             return None
         if len(self._handouts) >= HANDOUTS_MAX:
@@ -368,15 +371,22 @@ class Puller:
         return made
 
     def _scan_on(self, asked: Exchange, wanted: Pull, handout: Handout) -> Command | None:
-        """The same where records are not simply one behind the other: holes, and inner batches, have to be looked at."""
+        """The same where records are not simply one behind the other: holes, and inner batches, have to be looked at.
+
+        Through holes, and between them, it goes on with what is at hand, or a range that was compacted would cost a round
+        trip for each few items, whatever is left of them.
+        """
         if not asked.try_room(wanted.size_bytes):
             return None
-        given = self._at_hand_of(wanted, 1)
-        if given is None:
+        scan = Scan(QueueOffset(wanted.offset), ScanLimits(wanted.count, wanted.size_bytes), None)
+        while not scan.is_over or (scan.met_holes and not scan.is_spent):
+            given = self._at_hand_of(wanted, scan.at, *scan.next_read())
+            if given is None:
+                break
+            scan.take(given[1].records, Side.TIER)
+        if scan.at == wanted.offset:
             asked.resize(0)
             return None
-        scan = Scan(QueueOffset(wanted.offset), ScanLimits(wanted.count, wanted.size_bytes), None)
-        scan.take(given[1].records, Side.TIER)
         asked.resize(scan.size_bytes)
         status = GetStatus.FOUND if scan.pieces else GetStatus.NO_MATCHED_MESSAGE
         low, high = handout.low, handout.high
@@ -384,14 +394,11 @@ class Puller:
         found = GetResult(status, scan.at, low, high, pieces, missing, scan.size_bytes)
         return self._answer(wanted, found)
 
-    def _at_hand_of(self, wanted: Pull, pulls: int) -> tuple[Run, TierBatch] | None:
-        return self._store.opened.fetcher.at_hand(
-            wanted.group,
-            wanted.queue,
-            QueueOffset(wanted.offset),
-            bytes_max=wanted.size_bytes * pulls,
-            count_max=wanted.count * pulls,
-        )
+    def _at_hand_of(
+        self, wanted: Pull, at: QueueOffset, bytes_max: int, count_max: int
+    ) -> tuple[Run, TierBatch] | None:
+        at_hand = self._store.opened.fetcher.at_hand
+        return at_hand(wanted.group, wanted.queue, at, bytes_max=bytes_max, count_max=count_max)
 
     def _known(self, wanted: Pull) -> GetResult | None:
         """Where there is nothing to be read is known without asking the tier."""
