@@ -8,7 +8,20 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from compaction.test_tier import ALWAYS, Here, check, mail, messages, seal
+from compaction.test_tier import (
+    ALWAYS,
+    OTHER,
+    QUEUE,
+    Here,
+    check,
+    final_state,
+    mail,
+    messages,
+    old_value,
+    rows_of,
+    seal,
+    two_passes,
+)
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 
@@ -137,6 +150,35 @@ def test_what_is_left_is_what_the_core_leaves(
                         queue, [mail(f"k{n}", b"new") for n in range(queue.queue_id, 30)], roll=True
                     )
                     seal(tier, queue)
+
+
+@pytest.mark.parametrize("where", ["open", "last"])
+def test_a_tombstone_waits_for_an_old_value_in_another_queue(
+    where: str, tmp_path: Path, session: Any
+):
+    mine = KeyedTier(open_store(f"file://{tmp_path}", S3Options()))
+    old_value(mine, where)
+    before = final_state(rows_of(mine))
+    two_passes(mine, lambda tier, **options: compact(tier, session, **options))
+    assert final_state(rows_of(mine)) == {**before, "z": b"body"}
+    assert [at for at, _ in messages(mine)] == [0, 1, 2]
+    mine.post(OTHER, [Mail(("y",), time_ms=9001)], roll=where == "last")
+    seal(mine, OTHER)
+    later = ManualClock(2 * ManualClock().now_ms())
+    compact(mine, session, across_queues=True, clock=later)
+    assert [[at for at, _ in messages(mine, queue)] for queue in (QUEUE, OTHER)] == [[1, 2], [2]]
+
+
+def test_a_tombstone_waits_for_an_old_value_that_one_task_has_read_with_it(
+    tmp_path: Path, session: Any
+):
+    """A clock was set back: the queue's newest message is older than the tombstone."""
+    mine = KeyedTier(open_store(f"file://{tmp_path}", S3Options()))
+    some = [Mail(("k",), body=b"", time_ms=2000), Mail(("x",), body=b"", time_ms=2000)]
+    mine.post(QUEUE, [*some, Mail(("k",), body=b"old", time_ms=1000)])
+    seal(mine)
+    compact(mine, session, across_queues=True, retention=ROCKETMQ)
+    assert [at for at, _ in messages(mine)] == [0, 2]
 
 
 def test_keys_of_several_queues_are_told(tmp_path: Path, session: Any):

@@ -25,9 +25,10 @@ from tiered.api.tier import open as open_tier
 from tiered.clock import ManualClock
 from tiered.clock import SystemClock as RealTime
 from tiered.compaction.passes import PassSettings
-from tiered.compaction.retention import CAREFUL, KAFKA
+from tiered.compaction.retention import CAREFUL, EVERY, KAFKA
 from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
+from tiered.format.record import decode_record
 from tiered.keys import parse_data_key
 from tiered.local.face import HoleReason
 from tiered.log.history import named_bundles
@@ -48,6 +49,8 @@ from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tiered.local.face import RecordBatch
     from tiered.log.parts import Part
     from tiered.log.reader import QueueReader
@@ -411,55 +414,147 @@ def test_keys_that_went_to_several_queues_are_told_and_each_queue_keeps_its_own(
     assert {at for at, _ in messages(tier, OTHER)} == {at for at, _ in messages(tier)}
 
 
-@settings(max_examples=40, deadline=None)
+Row = tuple[int, int, int, str, bytes]
+"""Of a message: store time, queue offset, queue, key, body; as they are ordered among queues."""
+THREE = [MessageQueue("t", number) for number in range(3)]
+
+
+def rows_of(tier: KeyedTier) -> list[Row]:
+    """All messages of the topic that a consumer is given."""
+    found = []
+    for queue in THREE:
+        for at, raw in messages(tier, queue) if queue in tier.journal.state.queues else ():
+            record = decode_record(raw, 0)
+            row = record.store_timestamp_ms, at, queue.queue_id
+            found.append((*row, record.properties.get("KEYS", ""), record.body))
+    return found
+
+
+def final_state(rows: list[Row]) -> dict[str, bytes]:
+    """What a consumer of all queues has of each key in the end: its newest value, or nothing where that is a tombstone."""
+    newest_ = {row[3]: row[4] for row in sorted(rows) if row[3]}
+    return {key: body for key, body in newest_.items() if body}
+
+
+def left_across(rows: list[Row], looked_to: list[int], ends: list[int]) -> set[Row]:
+    """What a pass over all queues leaves when tombstones need not wait for a time, told key by key."""
+    looked = [row for row in rows if row[1] < looked_to[row[2]]]
+    lasts = {row for row in rows if row[1] == ends[row[2]] - 1}
+    unseen = set(rows) - set(looked)
+    left = unseen | lasts | {row for row in looked if not row[3]}
+    for row in {row[3]: row for row in sorted(looked) if row[3]}.values():
+        older = {one for one in lasts if one[3] == row[3] and one[4] and one < row}
+        if row[4] or older or any(one[0] <= row[0] for one in unseen):
+            left.add(row)
+    return left
+
+
+@settings(max_examples=100, deadline=None)
 @given(
-    sent=st.lists(
+    rounds=st.lists(
         st.tuples(
-            st.integers(0, 2), st.sampled_from(["a", "b", "c", ""]), st.sampled_from([b"", b"v"]),
-            st.integers(0, 5),
+            st.lists(
+                st.tuples(
+                    st.integers(0, 2), st.sampled_from(["a", "b", ""]),
+                    st.sampled_from([b"", b"v"]), st.integers(0, 3),
+                ),
+                min_size=5, max_size=14,
+            ),
+            st.sets(st.integers(0, 2), min_size=1),
         ),
-        min_size=1, max_size=40,
+        min_size=1, max_size=3,
     ),
-    opens=st.booleans(),
+    waits=st.booleans(),
     memory=st.sampled_from([24 * 40, 1 << 20]),
 )  # fmt: skip
 def test_across_queues_the_newest_by_store_time_stays_and_a_dead_key_never_comes_back(
-    sent: list[tuple[int, str, bytes, int]], opens: bool, memory: int
+    rounds: list[tuple[list[tuple[int, str, bytes, int]], set[int]]], waits: bool, memory: int
 ):
-    """Against a replay in order of store time, offset and queue; what the pass has not looked at stays."""
-    tier, mails = KeyedTier(), {n: list[Mail]() for n in range(3)}
-    for number, key, body, time_ms in sent:
-        mails[number].append(Mail((key,) if key else (), body=body, time_ms=1000 + time_ms))
-    order = []
-    for number, some in mails.items():
-        queue = MessageQueue("t", number)
-        if some:
-            tier.post(queue, some)
-            seal(tier, queue)
-            order += [
-                (one.time_ms or 0, at, number, one.keys[0], one.body)
-                for at, one in enumerate(some)
-                if one.keys
-            ]
-    youngest = 1002 if opens else 1 << 60
-    if opens and mails[0]:
-        tier.post(MessageQueue("t", 0), [Mail(("a",), time_ms=youngest)], roll=True)
-    gone_at_once = replace(CAREFUL, tombstone_retention_ms=0)
-    done = compact(tier, retention=gone_at_once, across_queues=True, memory_bytes=memory)
-    newest_ = {row[3]: row for row in sorted(order)}
-    for number, some in mails.items():
-        if not some:
+    """Messages come in any order of store time, but older ones before a pass; any queues are sealed, or have none yet."""
+    tier, clock, sent = KeyedTier(), ManualClock(), list[Row]()
+    ends, sealed_to = [0] * 3, [0] * 3
+    for number, (some, seals) in enumerate(rounds):
+        for queue in THREE:
+            at = queue.queue_id
+            mine = [(1000 * number + ms, key, body) for q, key, body, ms in some if q == at]
+            mails = [Mail((key,) if key else (), body=body, time_ms=ms) for ms, key, body in mine]
+            if mails:
+                tier.post(queue, mails, roll=0 < sealed_to[at] == ends[at])
+            sent += [(ms, ends[at] + n, at, key, body) for n, (ms, key, body) in enumerate(mine)]
+            ends[at] += len(mine)
+            if at in seals and sealed_to[at] < ends[at]:
+                seal(tier, queue)
+                sealed_to[at] = ends[at]
+        if not any(ends):
             continue
-        queue = MessageQueue("t", number)
-        found = {at for at, _ in messages(tier, queue)}
-        is_open = opens and number == 0
-        wanted = {row[1] for row in newest_.values() if row[2] == number and (
-            row[4] or (opens and mails[0] and row[0] >= youngest))}  # fmt: skip
-        wanted |= {at for at, one in enumerate(some) if not one.keys}
-        wanted |= {len(some) if is_open else len(some) - 1}
-        assert found == wanted
-    assert done["spread"] == []
-    check(tier)
+        before = rows_of(tier)
+        retention = CAREFUL if waits else replace(CAREFUL, tombstone_retention_ms=0)
+        options = {"retention": retention, "clock": clock, "memory_bytes": memory}
+        done = compact(tier, across_queues=True, **options)
+        clock.advance(86_401)
+        after = rows_of(tier)
+        assert final_state(after) == final_state(sent)
+        assert set(after) >= left_across(before, sealed_to, ends)
+        if done["steps"] and not waits:
+            assert set(after) == left_across(before, sealed_to, ends)
+        assert done["spread"] == []
+        check(tier)
+
+
+def old_value(tier: KeyedTier, where: str) -> None:
+    """Deletes k in one queue, with an old value of it in another: in what is open still, or as its newest message."""
+    tier.post(QUEUE, [Mail(("k",), body=b"", time_ms=2000), Mail(("x",), time_ms=2001)])
+    seal(tier)
+    mails = [Mail(("y",), time_ms=999), Mail(("k",), body=b"old", time_ms=1000)]
+    tier.post(OTHER, mails)
+    if where == "last":
+        seal(tier, OTHER)
+
+
+def two_passes(tier: KeyedTier, compact_: Callable[..., Any] = compact) -> None:
+    """Whose tombstones' time is over with the second."""
+    clock = ManualClock()
+    for turn in range(2):
+        compact_(tier, across_queues=True, clock=clock)
+        clock.advance(2 * 86_400)
+        if not turn:
+            tier.post(QUEUE, [Mail(("z",), time_ms=9000)], roll=True)
+            seal(tier)
+
+
+@pytest.mark.parametrize("where", ["open", "last"])
+def test_a_tombstone_waits_for_an_old_value_that_stays_in_another_queue_and_goes_with_it(
+    where: str,
+):
+    tier = KeyedTier()
+    old_value(tier, where)
+    two_passes(tier)
+    assert [at for at, _ in messages(tier)] == [0, 1, 2]
+    assert [at for at, _ in messages(tier, OTHER)] == [0, 1]
+    tier.post(OTHER, [Mail(("y",), time_ms=9001)], roll=where == "last")
+    seal(tier, OTHER)
+    compact(tier, across_queues=True, clock=ManualClock(2 * ManualClock().now_ms()))
+    assert [at for at, _ in messages(tier)] == [1, 2]
+    assert [at for at, _ in messages(tier, OTHER)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "wrong"),
+    [
+        ("open", "seen_until_ms", lambda *_: EVERY),
+        ("last", "holds", lambda records, _: np.zeros(len(records), np.bool_)),
+    ],
+)
+def test_a_tombstone_that_does_not_wait_would_be_found(
+    where: str, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+):
+    tier = KeyedTier()
+    old_value(tier, where)
+    before = final_state(rows_of(tier))
+    monkeypatch.setattr(f"tiered.upkeep.compact.{name}", wrong)
+    two_passes(tier)
+    assert "k" not in before
+    assert final_state(rows_of(tier))["k"] == b"old"
 
 
 def test_keys_of_one_queue_each_are_none():

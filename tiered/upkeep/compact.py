@@ -281,8 +281,12 @@ class Maker(Protocol):
 class Engine(Protocol):
     """What reads and writes messages: this process, or Spark's (``tiered.upkeep.compact_spark``)."""
 
-    def judge(self, looks: Sequence[Look]) -> Judgement:
+    def judge(self, looks: Sequence[Look], seen_ms: int) -> Judgement:
         """Look at queues of one topic.
+
+        Args:
+            looks: Which, and how far.
+            seen_ms: Tombstones stored before may go (``seen_until_ms``).
 
         Raises:
             DataError: Something is damaged.
@@ -349,7 +353,7 @@ class Compactor:
             if due and self._settings.across_queues:  # what is newest of a key may be in any
                 due = [queue for queue in queues if planned[queue].end > planned[queue].start]
             looks = [self._look(state, queue, planned[queue], now_ms) for queue in due]
-            found = self._judge(looks)
+            found = self._judge(state, looks)
             steps += [self._step(judged, now_ms) for judged in found]
             left += [
                 _row(queue, state.queues[queue][-1], len(state.queues[queue]) - 1, planned[queue])
@@ -372,11 +376,12 @@ class Compactor:
         gone_to = tombstones_gone(life.passes, self._settings.retention, now_ms)
         return Look(queue, len(lives) - 1, life, planned, able, parts, gone_to)
 
-    def _judge(self, looks: list[Look]) -> list[Judged]:
+    def _judge(self, state: TierState, looks: list[Look]) -> list[Judged]:
         """Look at queues of one topic, and remember what was found."""
         if not looks:
             return []
-        verdict = self.engine.judge(looks)
+        seen_ms = seen_until_ms(state, looks) if self._settings.across_queues else EVERY
+        verdict = self.engine.judge(looks, seen_ms)
         if verdict.spread_keys and not self._settings.across_queues:
             self._spread[looks[0].queue.topic] = verdict.spread_keys, verdict.of_keys
         self._judged.update({(one.look.queue, one.look.number): one for one in verdict.judged})
@@ -511,7 +516,7 @@ class Compactor:
             steps = [step for step in plan["steps"] if step["topic"] == topic]
             if plan["across_queues"] and len(some) < len(steps):
                 raise moved_on(f"some queues of {topic} were compacted since, and not all")
-            self._judge(some)
+            self._judge(state, some)
 
     def _planned_look(self, step: dict[str, Any], plan: Plan, state: TierState) -> Look | None:
         """A step's queue as it is now; None when the step was carried out before."""
@@ -631,9 +636,9 @@ class LocalEngine:
         uploader = guest.uploader(self._at.store, self._at.prefix)
         return LocalMaker(self, uploader, self._settings.compression)
 
-    def judge(self, looks: Sequence[Look]) -> Judgement:
+    def judge(self, looks: Sequence[Look], seen_ms: int) -> Judgement:
         if self._settings.across_queues:
-            return Judgement(self._judge_across(looks), 0, 0)
+            return Judgement(self._judge_across(looks, seen_ms), 0, 0)
         samples: list[npt.NDArray[np.uint64]] = []
         judged = [self._judge(look, samples) for look in looks]
         return Judgement(judged, *in_several(samples, KEYS_SAMPLED))
@@ -658,13 +663,13 @@ class LocalEngine:
         samples.append(np.unique(np.concatenate(sampled))[:KEYS_SAMPLED])
         return found.judged()
 
-    def _judge_across(self, looks: Sequence[Look]) -> list[Judged]:
+    def _judge_across(self, looks: Sequence[Look], seen_ms: int) -> list[Judged]:
         """The newest of each key in all queues; keys that do not fit come in later rounds."""
         retention, founds = self._settings.retention, [_Found(look) for look in looks]
-        seen_ms = seen_until_ms(looks)
         messages = sum(look.parts.messages for look in looks)
         rounds = -(-messages * _ACROSS_BYTES // self._settings.memory_bytes) or 1
         cache = PieceCache(self._settings.memory_bytes)
+        held = self._held(looks, founds, cache)
         for turn in range(rounds):
             newest = self._newest(looks, founds, cache, turn, rounds)
             for queue, (look, found) in enumerate(zip(looks, founds, strict=True)):
@@ -677,11 +682,26 @@ class LocalEngine:
                         gone_to = look.tombstones_to
                         dead = records.is_tombstone & (records.offsets < gone_to)
                         dead &= records.times_ms < seen_ms
+                        dead &= ~np.isin(records.digests[:, 0], held)
                         kept = np.where(records.has_key, wins & ~dead, retention.keeps_keyless)
                         others = records.has_key & (records.digests[:, 0] % rounds != turn)
                         found.keep(number, records, kept | others)
                 found.counts["keys"] += len(mine)
         return [found.judged() for found in founds]
+
+    def _held(
+        self, looks: Sequence[Look], founds: Sequence[_Found], cache: PieceCache
+    ) -> npt.NDArray[np.uint64]:
+        """Keys whose tombstone stays: a queue's newest message, which stays itself, has a value of theirs.
+
+        Half of each digest: where another key has the same, its tombstone stays as well, which does no harm.
+        """
+        held = [np.empty(0, np.uint64)]
+        for look, found in zip(looks, founds, strict=True):
+            part = look.parts[len(look.parts) - 1]
+            records = self._records(look, part, found, cache)
+            held += [some.digests[holds(some, look.last), 0] for some in records]
+        return np.concatenate(held)
 
     def _newest(
         self,
@@ -850,15 +870,28 @@ def is_among(ascending: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) ->
     return found
 
 
-def seen_until_ms(looks: Sequence[Look]) -> int:
-    """The store time before which a pass has looked at every queue's messages.
+def holds(records: KeyedRecords, last: int) -> Flags:
+    """bool[n], whether it is its queue's newest message, at ``last``, and has a value of a key.
 
-    A tombstone behind it has to wait: an older value of its key may lie where the pass did not look.
+    It stays, though another queue may have a newer tombstone of that key. Without that tombstone it would be the newest of
+    the key: what was deleted would be back.
     """
+    held: Flags = (records.offsets == last) & records.has_key & ~records.is_tombstone
+    return held
+
+
+def seen_until_ms(state: TierState, looks: Sequence[Look]) -> int:
+    """The store time before which a pass looks at all messages of a topic.
+
+    A tombstone behind it has to wait: an older value of its key may lie where the pass does not look. That may be in a queue
+    of which it looks at nothing.
+    """
+    looked = {look.queue: len(look.segments) for look in looks}
     unseen = (
         times[0]
-        for look in looks
-        for segment in look.life.segments[len(look.segments) :]
+        for queue, lives in state.queues.items()
+        if queue.topic == looks[0].queue.topic
+        for segment in lives[-1].segments[looked.get(queue, 0) :]
         if (times := segment.parts.store_times) is not None
     )
     return min(unseen, default=EVERY)

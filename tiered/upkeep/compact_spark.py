@@ -44,8 +44,8 @@ from tiered.upkeep.compact import (
     Judged,
     Judgement,
     MadeBundle,
+    holds,
     put_sections,
-    seen_until_ms,
 )
 from tiered.upkeep.compact_sections import RUN_BYTES_MAX, PartLeft, part_records, section_of
 
@@ -70,8 +70,8 @@ BUNDLES: Final = 256
 _ROWS: Final = 1 << 19
 _KEYED, _KEYLESS, _SEEN_KEYLESS, _SEEN_TOMBSTONES = range(4)
 """What a row of ``KEYS`` is: a key's newest message, a message without a key that stays, and what was counted."""
-_GOES, _IS_NEW = 1, 2
-"""Flags: it is a tombstone whose time is over; it was not compacted yet."""
+_GOES, _IS_NEW, _HOLDS = 1, 2, 4
+"""Flags: it is a tombstone whose time is over; it was not compacted yet; it keeps its key's tombstone (``holds``)."""
 _COLUMNS: Final = {
     "kind": np.int32,
     "scope": np.int32,
@@ -125,9 +125,8 @@ class SparkEngine:
         self._settings = settings
         self._winners: dict[str, Any] = {}
 
-    def judge(self, looks: Sequence[Look]) -> Judgement:
+    def judge(self, looks: Sequence[Look], seen_ms: int) -> Judgement:
         settings = self._settings
-        seen_ms = seen_until_ms(looks) if settings.across_queues else 0
         texts = [json.dumps(some) for some in _stretches(looks)]
         reader = _key_reader(
             self._order,
@@ -283,16 +282,23 @@ def _stretch(look: Look, number: int, begin: int, end: int) -> dict[str, Any]:
         "parts": encode_columns([look.parts[begin:end]]),
         "new_from": look.planned.dirty_from,
         "tombstones_to": look.tombstones_to,
+        "last": look.last,
     }
 
 
 def _newest(keys: Any) -> Any:  # noqa: ANN401
-    """The newest row of each key, with its place; a row that is of no key stays what it is."""
+    """The newest row of each key, with its place; a row that is of no key stays what it is.
+
+    A tombstone does not go where any row of its key holds it.
+    """
     from pyspark.sql import functions as f  # noqa: PLC0415 (heavy; only who uses it)
 
     place = f.struct("time_ms", "offset", "queue", "part", "size", "flags")
-    found = keys.groupBy("kind", "scope", "high", "low").agg(f.max(place).alias("newest"))
-    return found.select("kind", "high", "low", "newest.*")
+    held = f.max(f.expr(f"flags & {_HOLDS}")).alias("held")
+    found = keys.groupBy("kind", "scope", "high", "low").agg(f.max(place).alias("newest"), held)
+    flags = f.expr(f"IF(held > 0, newest.flags & ~{_GOES}, newest.flags) AS flags")
+    names = ("time_ms", "offset", "queue", "part", "size")
+    return found.select("kind", "high", "low", *(f"newest.{name}" for name in names), flags)
 
 
 def _by_part(winners: Any) -> Any:  # noqa: ANN401
@@ -442,8 +448,7 @@ def stretch_keys(
             keyless = tombstones = 0
             for records in keyed_records(part_records(store, order.prefix, queue, part)):
                 rows = _rows(records, stretch, at)
-                gone = (rows["flags"] & _GOES) > 0
-                rows["flags"][gone & is_across & (records.times_ms >= seen_ms)] &= ~_GOES
+                rows["flags"][records.times_ms >= seen_ms] &= ~_GOES
                 rows["flags"] |= (
                     _IS_NEW * is_across
                 )  # what is clean in one queue is not among several
@@ -473,7 +478,7 @@ def _rows(records: KeyedRecords, stretch: dict[str, Any], part: int) -> npt.NDAr
     rows["queue"], rows["part"] = stretch["number"], part
     goes = records.has_key & records.is_tombstone & (records.offsets < stretch["tombstones_to"])
     is_new = records.offsets >= stretch["new_from"]
-    rows["flags"] = _GOES * goes + _IS_NEW * is_new
+    rows["flags"] = _GOES * goes + _IS_NEW * is_new + _HOLDS * holds(records, stretch["last"])
     return rows
 
 
@@ -487,14 +492,17 @@ def _counted(number: int, part: int, keyless: int, tombstones: int) -> npt.NDArr
 
 
 def _narrowed(held: list[npt.NDArray[np.void]]) -> npt.NDArray[np.void]:
-    """Of each key only the newest: what else there is, another row of the same task has replaced."""
+    """Of each key only the newest: what else there is, another row of the same task has replaced.
+
+    What holds a tombstone has to come to it wherever that lies.
+    """
     rows = np.concatenate(held)
     names = ("offset", "time_ms", "low", "high", "kind")
     rows = rows[np.lexsort(tuple(rows[name] for name in names))]
     last = np.ones(len(rows), np.bool_)
     same = [rows[name][1:] == rows[name][:-1] for name in ("kind", "high", "low")]
     last[:-1] = ~np.logical_and.reduce(same)
-    return rows[last]
+    return rows[last | (rows["flags"] & _HOLDS > 0)]
 
 
 def _arrow(rows: npt.NDArray[np.void]) -> pa.RecordBatch:
