@@ -54,7 +54,10 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT_S = 5.0
 _PAGE_KEYS = 1000
 _SMALL_BYTES = 4 * 1024 * 1024
-"""These have the deadline of a request of no bytes."""
+"""Writes of so much have the deadline of a request of no bytes."""
+_PIECE_BYTES = 1024 * 1024
+_UNDER_WAY_BYTES = 32 * 1024 * 1024
+"""Readers have so much under way at once, in pieces, which all take as long as their sum where the way is slow."""
 # Lines of the "Debug source" that obstore appends. Keys and bodies stand in them inside quotes on
 # lines of their own, so that no key can be mistaken for a status.
 _STATUS = re.compile(r"^\s+status: (\d{3}),$", re.MULTILINE)
@@ -126,7 +129,8 @@ class ObstoreWire:
 
     def _client_for(self, size_bytes: int) -> Client:
         """The client whose deadline does for so many bytes."""
-        sized = 0 if size_bytes <= _SMALL_BYTES else 1 << (size_bytes - 1).bit_length()
+        sized = max(_UNDER_WAY_BYTES, 1 << (size_bytes - 1).bit_length())
+        sized = 0 if size_bytes <= _SMALL_BYTES else sized
         found = self._clients.get(sized)
         # Two threads may make one each; one of the two is kept, and the other goes when its request has ended.
         return found or self._clients.setdefault(sized, self._made(sized))
@@ -151,12 +155,17 @@ class ObstoreWire:
     def get(self, key: str) -> tuple[bytes, str]:
         with _failures():
             result = obstore.get(self._client, key)
+            client = self._client_for(result.meta["size"])
+            if client is not self._client:  # what has come of it is little, and is let go
+                result = obstore.get(client, key)
             etag = result.meta["e_tag"] or ""
             return bytes(result.bytes()), etag
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
         with _failures():
-            client = self._client_for(end - start)
+            size_bytes = end - start
+            is_piece = size_bytes >= _PIECE_BYTES
+            client = self._client_for(max(size_bytes, _UNDER_WAY_BYTES) if is_piece else 0)
             return memoryview(obstore.get_range(client, key, start=start, end=end))
 
     def head(self, key: str) -> ObjectInfo:

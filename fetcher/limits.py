@@ -118,7 +118,8 @@ class FetchSettings:
         unread_seconds: How long what nobody has read is kept.
         read_seconds: How long after its last reading what has been read is kept.
         spent_bytes: What every reader of its queue is past is kept no longer than there is no more than this of it.
-        read_timeout_s: Deadline of a read that names none.
+        read_timeout_s: Deadline of a read that names none: the store has given up before, with an error that says more
+            (each request has a deadline of its own, later where the way is slow, and is tried again for two minutes).
         window: Bounds of the read-ahead of one group in one queue.
         transfers: Bounds of what goes over the wire.
     """
@@ -131,7 +132,7 @@ class FetchSettings:
     unread_seconds: float = 180.0
     read_seconds: float = 10.0
     spent_bytes: int = 16 * MIB
-    read_timeout_s: float = 30.0
+    read_timeout_s: float = 300.0
     window: WindowLimits = field(default_factory=WindowLimits)
     transfers: TransferLimits = field(default_factory=TransferLimits)
 

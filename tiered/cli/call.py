@@ -85,7 +85,7 @@ class CommonOptions:
         default_text="AWS_CA_BUNDLE, else that of the AWS profile",
     )
     request_timeout_s: float = option(
-        "deadline of each request, seconds; one of more than 4 MiB has one more for each 512 KiB, at least",
+        "deadline of each request, seconds; one that moves MiBs has at least one more for each 512 KiB",
         "SECONDS",
         above_zero,
         default=30.0,
