@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fetcher.statuses import GetResult, GetStatus, ScanLimits
 from tests.e2e import harness
-from tests.mount.harness import Client, Mounted, mounted, records
+from tests.mount.harness import Client, Compacted, Mounted, mounted, records
+from tiered.clock import ManualClock
 from tiered.format.remoting import ANSWER, Command, encode
+from tiered.model import QueueOffset
 from tiered.mount import answers, consumers, protocol
 from tiered.mount.protocol import Code
 
@@ -216,6 +220,64 @@ def test_messages_by_their_place_in_the_brokers_log(captured_tier: Tier, name: s
         beside = client.ask(protocol.VIEW_MESSAGE_BY_ID, offset=messages[0]["physical_offset"] + 1)
         assert beside.code == Code.SYSTEM_ERROR
         assert "can not find message by the offset" in beside.remark
+
+
+@pytest.fixture(params=[ScanLimits(), ScanLimits(scan_items_max=50, scan_holes_max=100)])
+def sparse(compacted: Compacted, request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """A topic that was compacted, also where one read passes over few of its holes."""
+    with mounted(compacted.url, keeps_offsets=False) as found:
+        store = found.mount.store
+        store.settings = replace(store.settings, scan=request.param)
+        yield found
+
+
+def test_messages_behind_a_compacted_range_are_found_by_their_place(
+    compacted: Compacted, sparse: Mounted
+):
+    """No number of holes may be taken for the end of a queue."""
+    with sparse.client() as client:
+        for queue_offset, place in compacted.places.items():
+            answer = client.ask(protocol.VIEW_MESSAGE_BY_ID, offset=place, topic="prices")
+            assert [record.queue_offset for record in records(answer.text())] == [queue_offset]
+        beside = client.ask(protocol.VIEW_MESSAGE_BY_ID, offset=compacted.places[3000] + 1)
+        assert "can not find message by the offset" in beside.remark
+
+
+def test_within_a_compacted_range_the_next_message_is_told(compacted: Compacted, sparse: Mounted):
+    with sparse.client() as client:
+        asked = {"topic": "prices", "queueId": 0, "index": 100, "count": 1}
+        (row,) = document(client.ask(protocol.QUERY_CONSUME_QUEUE, **asked))["queueData"]
+        assert row["physicOffset"] == compacted.places[3000]
+        place = {"consumerGroup": "g", "topic": "prices", "queueId": 0}
+        client.ask(protocol.UPDATE_CONSUMER_OFFSET, **place, commitOffset=1500)
+        told = client.ask(protocol.GET_CONSUME_STATS, consumerGroup="g", topic="prices")
+        (time_ms,) = re.findall(rb'"lastTimestamp":(\d+)', told.text())
+        assert int(time_ms) > 0
+        assert not told.remark
+
+
+@pytest.mark.parametrize(
+    ("end", "seconds", "status", "next_begin"),
+    [
+        (None, 10.0, GetStatus.NO_MATCHED_MESSAGE, 35),
+        (15, 10.0, GetStatus.NO_MATCHED_MESSAGE, 20),
+        (None, 1.0, GetStatus.TRY_AGAIN, 30),
+    ],
+)
+def test_holes_are_gone_through_to_the_end_and_never_told_for_it_when_the_time_is_over(
+    end: int | None, seconds: float, status: GetStatus, next_begin: int
+):
+    clock = ManualClock()
+
+    def read(start: int, *, timeout_s: float) -> GetResult:
+        assert timeout_s <= seconds
+        clock.advance(0.5)
+        behind = QueueOffset(min(start + 10, 35))
+        return GetResult(GetStatus.NO_MATCHED_MESSAGE, behind, QueueOffset(0), QueueOffset(35))
+
+    found = answers.first_message(read, 0, end, clock, clock.monotonic_s() + seconds)
+    assert (found.status, found.next_begin) == (status, next_begin)
+    assert (found.error is None) == (status is not GetStatus.TRY_AGAIN)
 
 
 def test_items_of_a_queue(client: Client):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fetcher.statuses import TIME_MAX, GetStatus, KeyQuery
 from tiered import __version__
+from tiered.errors import StoreUnavailableError
 from tiered.format.record import body_crc, encode_record, record_bytes
 from tiered.format.remoting import VERSION, Command
 from tiered.model import Boundary, MessageQueue
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fetcher.message_store import TieredMessageStore
+    from fetcher.statuses import GetResult
     from tiered.clock import Clock
     from tiered.format.record import Record
     from tiered.mount.consumers import Consumers, Locks, Queue
@@ -302,6 +304,7 @@ FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of one answer; it holds one message, however large it is."""
 QUERY_S: Final = 8.0
 """Deadline of a request that reads the tier, however many queues it asks for; clients wait for 10 s."""
+_EXPIRED: Final = frozenset({GetStatus.MESSAGE_WAS_REMOVING, GetStatus.OFFSET_TOO_SMALL})
 VIEWED_QUEUES_MAX: Final = 1024
 ITEMS_MAX: Final = 1024
 """Of a queue, in one answer."""
@@ -446,17 +449,20 @@ class Queries:
         """
         bounds = self.store.bounds(*queue)
         low, high = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
+        read = partial(self.store.message_at, *queue)
         while low < high:
             middle = (low + high) // 2
-            left_s = max(until_s - self.clock.monotonic_s(), 0.0)
-            found = self.store.message_at(*queue, middle, timeout_s=left_s)
+            found = first_message(read, middle, high, self.clock, until_s)
             if found.status in {GetStatus.TRY_AGAIN, GetStatus.OFFSET_FOUND_NULL}:
                 raise RefusalError(
                     Code.SYSTEM_ERROR, f"{queue} could not be searched: {found.error}"
                 )
+            if found.status in _EXPIRED:
+                low = max(int(found.next_begin), middle + 1)
+                continue
             at = [(n, raw) for piece in found.pieces for n, raw in piece.messages()]
             if not at or at[0][0] >= high:
-                high = middle  # nothing but holes from here to the end
+                high = middle  # nothing but holes from here on
                 continue
             offset, raw = at[0]
             there = int(found.pieces[0].records.physical_offsets[found.pieces[0].items[0]])
@@ -494,9 +500,10 @@ class Queries:
         return _body(as_json(told))
 
     def _items(self, queue: MessageQueue, start: int, count: int) -> list[dict[str, Any]]:
-        found = self.store.get_message(
-            "", *queue, start, max_count=count, max_bytes=FOUND_BYTES_MAX, timeout_s=QUERY_S
-        )
+        get = self.store.get_message
+        read = partial(get, "", *queue, max_count=count, max_bytes=FOUND_BYTES_MAX)
+        until_s = self.clock.monotonic_s() + QUERY_S
+        found = first_message(read, start, None, self.clock, until_s)
         if found.status is GetStatus.TRY_AGAIN:
             raise RefusalError(Code.SYSTEM_ERROR, f"{queue} cannot be read: {found.error}")
         return [
@@ -756,15 +763,44 @@ class Times:
         return self._known[queue, at]
 
     def _read(self, queue: MessageQueue, at: int) -> int:
-        left_s = self._until_s - self._clock.monotonic_s()
-        if left_s > 0:
-            found = self._store.message_at(*queue, at, timeout_s=left_s)
+        if self._clock.monotonic_s() < self._until_s:
+            read = partial(self._store.message_at, *queue)
+            found = first_message(read, at, None, self._clock, self._until_s)
             for piece in found.pieces:
                 return int(piece.records.store_timestamps_ms[piece.items[0]])
             if found.status is not GetStatus.TRY_AGAIN:
-                return 0  # a hole, or expired meanwhile
+                return 0  # nothing but holes from there on, or expired meanwhile
         self._missing += 1
         return 0
+
+
+def first_message(
+    read: Callable[..., GetResult], start: int, end: int | None, clock: Clock, until_s: float
+) -> GetResult:
+    """Read on to the first message through what holds none, of which one read passes over only so much.
+
+    Args:
+        read: Of a queue offset, with ``timeout_s``.
+        start: Where it begins.
+        end: Nobody wants what lies behind; None: the queue's end.
+        clock: For the deadline.
+        until_s: The deadline, monotonic.
+
+    Returns:
+        How the last read ended. ``NO_MATCHED_MESSAGE``: there is none. ``TRY_AGAIN``: also where the time is over before
+        that is known.
+    """
+    at = start
+    while True:
+        left_s = max(until_s - clock.monotonic_s(), 0.0)
+        found = read(at, timeout_s=left_s)
+        is_over = found.next_begin >= (found.max_offset if end is None else end)
+        if found.status is not GetStatus.NO_MATCHED_MESSAGE or is_over:
+            return found
+        if not left_s:
+            why = StoreUnavailableError(f"not searched in time behind queue offset {at}")
+            return replace(found, status=GetStatus.TRY_AGAIN, error=found.error or why)
+        at = int(found.next_begin)
 
 
 def encoded(record: Record) -> bytes:
