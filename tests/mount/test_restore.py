@@ -20,7 +20,7 @@ from tests.e2e.harness import LocalLog, bounds, captured, here, read_dump, unpac
 from tests.mount.harness import Growing, mounted
 from tiered.api.tier import open as open_tier
 from tiered.clock import SystemClock
-from tiered.errors import InvalidError, StoreUnavailableError
+from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.format.record import Record, decode_record, encode_record
 from tiered.mount import protocol
 from tiered.mount import restore as module
@@ -424,6 +424,53 @@ def test_nothing_to_restore_is_an_error(captured_tier: Tier, tmp_path: Path):
     ran = here("restore", url, "--to", tmp_path / "restored", "--topics", "none")
     assert ran.code == 2
     assert "there is nothing to restore" in ran.error
+
+
+# -- what is in the log stays there ----------------------------------------------------------------
+
+
+def tier_with_zeros(folder: Path) -> tuple[str, int]:
+    """Of a queue with messages that have zeros, wherever in a sector; and how many messages it has."""
+    store, url, lines = folder / "store", f"file://{folder}/tier", folder / "lines"
+    rows = [
+        {"topic": "n", "queue_id": 0, "properties": {"pad": "\0" * size}, "body_base64": "eA=="}
+        for size in range(2, 1400, 2)
+    ]
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    here("store", "create", store).good()
+    here("store", "put", store, lines).good()
+    here("attach", store, "--to", url, "--once").good()
+    return url, len(rows)
+
+
+def test_messages_that_have_zeros_do_not_end_the_log(tmp_path: Path):
+    url, count = tier_with_zeros(tmp_path)
+    store = restored(url, tmp_path)
+    assert len(records_of(store)) == count
+    assert len(messages_of(store, tmp_path)["n"]) == count
+
+
+def test_damage_of_what_was_put_is_an_error_and_cuts_off_nothing(
+    captured_tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As of a disk that gives back other bytes than it was given."""
+    to, real = tmp_path / "restored", Restore._write_tables
+    left: list[bytes] = []
+
+    def write(self: Restore, *given: Any) -> None:
+        real(self, *given)
+        with (to / "commitlog" / f"{1 << 18:020d}").open("r+b") as file:
+            file.seek(1000)
+            file.write(bytes(200))
+        left.append(log_of(to))
+
+    monkeypatch.setattr(Restore, "_write_tables", write)
+    with open_tier(captured_tier("s01-basic")[1]) as tier:
+        plan = plan_restore(tier, RestoreSelection())
+        restore = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20)
+        with pytest.raises(DataError, match="is damaged, and the log was on the disk up to"):
+            restore.run()
+    assert left == [log_of(to)]
 
 
 # -- gaps and records of their own kind -----------------------------------------------------------

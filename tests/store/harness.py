@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from store.reading import NAMES
 
@@ -25,7 +25,7 @@ def create(root: Path, options: StoreOptions = SMALL, clock: Clock | None = None
 
 
 def reopen(
-    root: Path, options: StoreOptions = SMALL, clock: Clock | None = None, **more: bool
+    root: Path, options: StoreOptions = SMALL, clock: Clock | None = None, **more: Any
 ) -> MessageStore:
     return MessageStore.open(
         root, **NAMES, clock=clock or SystemClock(), options=options, rng=random.Random(2), **more

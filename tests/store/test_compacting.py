@@ -415,13 +415,14 @@ def crashed_behind_six(root: Path, *, expires: bool) -> list[int]:
     return [int(place) for place in file.units(0, 6)["physical_offset"]]
 
 
-@pytest.mark.parametrize(("at", "size"), [(80, 20), (190, 20)])
+@pytest.mark.parametrize(("at", "size"), [(1060 + 80, 20), (512, 512)])
 def test_what_the_machine_lost_of_the_last_file_is_copied_anew(tmp_path: Path, at: int, size: int):
     """Also where the body, which alone has a checksum, is whole."""
     root = tmp_path / "s"
     places = crashed_behind_six(root, expires=False)
-    assert places[5] - places[4] >= at + size
-    zeroed(root, "Log", places[5] - size if at > 100 else places[4] + at, size)
+    assert places[4] == 1060
+    assert places[1] + 200 < 512 < places[2]  # in the properties, behind the body
+    zeroed(root, "Log", at, size)
     with reopen(root, OPTIONS) as again:
         again._compactions.advance()
         batch = log_of(again).read(0, 6, bytes_max=1 << 20, count_max=9)

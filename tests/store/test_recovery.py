@@ -20,7 +20,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from local.harness import unpack
-from store.harness import SMALL, create, reopen
+from store.harness import SMALL, SYNC, create, reopen
 from store.reading import check_same, read_all
 
 from tiered.clock import ManualClock
@@ -195,6 +195,87 @@ def test_cut_or_damaged_at_any_byte(crashed: Crashed, share: float, seed: int):
         with reopen(root) as store:
             more = [(m, store.append(m)) for m in MESSAGES[CRASH_AT:]]
         check_exact(root, crashed.put[:survived] + more)
+
+
+# -- zeros: of a message, or of a sector that was never written ------------------------------------
+
+
+def as_crashed(folder: Path, *messages: NewMessage) -> tuple[Path, list[Appended]]:
+    """A store as a machine leaves it that fails; no checkpoint covers anything."""
+    with create(folder / "running", SYNC) as store:
+        put = [store.append_as_is(message) for message in messages]
+        shutil.copytree(folder / "running", folder / "s")
+    (folder / "s" / "checkpoint").unlink(missing_ok=True)
+    return folder / "s", put
+
+
+def padded(value: str) -> NewMessage:
+    return NewMessage("t", 0, b"x", properties={"pad": value})
+
+
+@pytest.mark.parametrize("value", ["\0" * 255 + "z", "\0" * 300 + "z", "z\0", "z" + "\0" * 1400])
+def test_zeros_of_a_message_do_not_end_the_log(tmp_path: Path, value: str):
+    """All were acknowledged with their sync: wherever in its sector such a message lies, it and what follows is there."""
+    plain = NewMessage("t", 0, b"x")
+    messages = [one for _ in range(30) for one in (padded(value), plain, padded(value + "z"))]
+    root, put = as_crashed(tmp_path, *messages, plain)
+    with reopen(root) as store:
+        assert store.recovered is not None
+        assert store.recovered.begin == 0
+        assert store.log_end == put[-1].physical_offset + put[-1].size_bytes
+        assert store.queues() == {MessageQueue("t", 0): len(put)}
+
+
+def crashed_behind_zeros(folder: Path, behind: int) -> tuple[Path, list[Appended]]:
+    """Of two records; the first ends some bytes behind where a sector begins, in zeros from there on."""
+    folder.joinpath("sized").mkdir()
+    _, (one,) = as_crashed(folder / "sized", padded("z"))
+    value = "z" * (1026 - one.size_bytes) + "\0" * (behind - 1)
+    root, put = as_crashed(folder, padded(value), NewMessage("t", 0, b"y"))
+    assert put[0].size_bytes == 1024 + behind
+    zero(root / "commitlog" / f"{0:020d}", 1024 + behind - 1, 1)  # ours end with a separator
+    return root, put
+
+
+def test_zeros_at_the_end_of_a_record_are_its_own_where_the_sector_goes_on(tmp_path: Path):
+    root, _ = crashed_behind_zeros(tmp_path, 10)
+    shutil.copytree(root, tmp_path / "torn")
+    with reopen(root) as store:
+        assert store.queues() == {MessageQueue("t", 0): 2}
+    zero(tmp_path / "torn" / "commitlog" / f"{0:020d}", 2 * 512, 512)
+    with reopen(tmp_path / "torn") as store:
+        assert store.log_end == 0
+
+
+def test_what_is_known_to_be_synced_is_taken_for_torn_by_no_zeros(tmp_path: Path):
+    """Such a message cannot be told from a torn one by itself."""
+    root, put = crashed_behind_zeros(tmp_path, 512)
+    end = put[-1].physical_offset + put[-1].size_bytes
+    shutil.copytree(root, tmp_path / "torn")
+    with reopen(tmp_path / "torn", anew=True) as store:
+        assert store.log_end == 0
+    with reopen(root, anew=True, synced_end=end) as store:
+        assert store.log_end == end
+
+
+def test_damage_below_what_is_known_to_be_synced_cuts_off_nothing(tmp_path: Path):
+    root, put = as_crashed(tmp_path, *(padded("z") for _ in range(9)))
+    log, at = root / "commitlog" / f"{0:020d}", put[4].physical_offset
+    zero(log, at + 4, 4)
+    before = log.read_bytes()
+    with pytest.raises(DataError, match=f"a record at {at} is damaged"):
+        reopen(root, anew=True, synced_end=put[-1].physical_offset)
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("sector", [1, 2, 3])
+def test_a_sector_of_properties_that_was_never_written_ends_the_log(tmp_path: Path, sector: int):
+    """The body, which alone has a checksum, is whole; the last is written up to where the record ends."""
+    root, put = as_crashed(tmp_path, NewMessage("t", 0, b"y"), padded("z" * 1400))
+    assert 3 * 512 < put[1].physical_offset + put[1].size_bytes < 4 * 512
+    zero(root / "commitlog" / f"{0:020d}", sector * 512, 512)
+    with reopen(root) as store:
+        assert store.log_end == put[1].physical_offset
 
 
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue", "index"])

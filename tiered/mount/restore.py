@@ -381,7 +381,7 @@ class Restore:
         if not is_whole:
             return result
         with Disk(str(self._root)):
-            return self._finish(result)
+            return self._finish(result, synced_end=0 if log.is_empty else log.end)
 
     # -- the log ----------------------------------------------------------------------------------
 
@@ -529,7 +529,7 @@ class Restore:
 
     # -- tables and lists -------------------------------------------------------------------------
 
-    def _finish(self, result: Restored) -> Restored:
+    def _finish(self, result: Restored, synced_end: int) -> Restored:
         tier, now_ms = self._tier, int(self._clock.now_ms())
         with backend_errors():
             handover = read_handover(tier.store, tier.place.prefix, tier.state.store)
@@ -544,6 +544,7 @@ class Restore:
             clock=self._clock,
             options=self._options,
             anew=True,
+            synced_end=synced_end,  # so that no message that was put is taken for a torn one
         )
         filled = 0
         with store:

@@ -323,7 +323,7 @@ class _Queue:
                 break
             block, kept = log.block(file, units), _leading(units["base_offset"] < has_from)
             passing = kept + _leading(block.faults[kept:] == RecordFault.OK)
-            sound = first_lost(block, kept, passing)
+            sound = first_lost(block, kept, passing, size, file.records.read)
             size, count = int(ends[sound - 1]) if sound else size, count + sound
             sound = sound if sound == len(sizes) else 0
         self._cut(file.base, size, count)

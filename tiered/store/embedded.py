@@ -116,12 +116,14 @@ class MessageStore:
         rng: random.Random | None = None,
         anew: bool = False,
         begins: Mapping[MessageQueue, QueueOffset] | None = None,
+        synced_end: int = 0,
     ) -> Self:
         """Go on with a store, ours or a broker's; recovers it where it was not stopped cleanly.
 
         Arguments are those of ``create``, but the sizes of files that are there win, and before there are any those that
         ``create`` was given. With ``anew`` consume queues and index are made anew from the log. ``begins`` says at which
-        offsets queues begin that are not there (for ``refill``).
+        offsets queues begin that are not there (for ``refill``). ``synced_end``, with ``anew``, says up to where the log is
+        known to be on the disk: damage below it is an error, and cuts off nothing.
 
         Raises:
             InvalidError: It is no store, or someone else writes to it, or a name or option is none.
@@ -130,7 +132,9 @@ class MessageStore:
         """
         options = options or StoreOptions()
         check_names(cluster, broker, options)
-        parts = open_existing(directory, options, clock, anew=anew, begins=begins or {})
+        parts = open_existing(
+            directory, options, clock, anew=anew, begins=begins or {}, synced_end=synced_end
+        )
         return cls(parts, cluster, clock, rng or random.SystemRandom())
 
     def __init__(self, parts: StoreParts, cluster: str, clock: Clock, rng: random.Random) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -56,7 +57,7 @@ from tiered.store.new_message import parse_levels
 from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import Buffer
 
@@ -157,6 +158,7 @@ def open_existing(
     *,
     anew: bool,
     begins: Mapping[MessageQueue, QueueOffset],
+    synced_end: int = 0,
 ) -> StoreParts:
     """Go on with a store, recovered where it was not stopped cleanly. Errors as of ``MessageStore.open``.
 
@@ -166,6 +168,7 @@ def open_existing(
         clock: Time.
         anew: Make consume queues and index anew from the whole log, whatever is there.
         begins: Where queues begin that are not there.
+        synced_end: What lies below it is on the disk whatever the checkpoint says; only with ``anew``.
     """
     layout = inspect(os.fspath(directory))
     hold = StoreHold(layout.root)
@@ -173,7 +176,12 @@ def open_existing(
         topics = TopicTable.load(layout.root)
         options = _as_on_disk(_as_made(options, layout.root), layout)
         with Disk(layout.root):
-            parts = _open_as_left(hold, topics, options, layout, clock, anew=anew)
+            if anew:
+                parts = _recover(
+                    hold, topics, options, layout, clock, anew=True, synced_end=synced_end
+                )
+            else:
+                parts = _open_as_left(hold, topics, options, layout, clock)
             for queue, offset in begins.items():
                 parts.listing.begin(queue, offset)
             parts.queue_rows.sync()
@@ -189,11 +197,9 @@ def _open_as_left(
     options: StoreOptions,
     layout: Layout,
     clock: Clock,
-    *,
-    anew: bool,
 ) -> StoreParts:
-    if anew or Path(layout.root, ABORT_FILE).exists():
-        return _recover(hold, topics, options, layout, clock, anew=anew)
+    if Path(layout.root, ABORT_FILE).exists():
+        return _recover(hold, topics, options, layout, clock, anew=False)
     try:
         end = read_end(layout)
     except DataError:
@@ -209,6 +215,7 @@ def _recover(
     clock: Clock,
     *,
     anew: bool,
+    synced_end: int = 0,
 ) -> StoreParts:
     _refuse_foreign(layout)
     cache, rows = FileCache(), RowWriter()
@@ -218,6 +225,7 @@ def _recover(
         if has_abort:
             cut_at_hole(layout, read_checkpoint(layout.root).logics_physical_offset)
         log = open_log(layout, cache)
+        refuse_missing_files(log, synced_end)
         if not log.bases:
             queues = cut_queues(rows, layout, cache, -1) | _cut_batch_queues(
                 rows, layout, cache, -1
@@ -244,7 +252,9 @@ def _recover(
     try:
         parts.index.cut(begin)
         reached("store-lists-cut")
+        covered = max(covered, synced_end)
         found = replay(parts.log, begin, covered, parts.listing)
+        _refuse_lost(parts.log, found.end, synced_end)
         cut_row(rows, layout.log, parts.log.file_bytes, found.end)
         reached("store-log-cut")
         for base in parts.log.bases:  # a process that was killed may have left it in memory
@@ -279,6 +289,20 @@ def _refuse_foreign(layout: Layout) -> None:
             "a store with consumequeue_ext was not stopped cleanly, and only a broker can recover it",
             where=layout.root,
             do="start a broker on it, and stop that cleanly",
+        )
+
+
+def _refuse_lost(log: FileRow, end: int, synced_end: int) -> None:
+    """Refuse to cut off what is known to have been on the disk.
+
+    Raises:
+        DataError: The log ends before it.
+    """
+    if end < synced_end:
+        raise DataError(
+            f"a record at {end} is damaged, and the log was on the disk up to {synced_end}",
+            where=log.directory,
+            do="look at the disk, and restore into an empty directory",
         )
 
 
@@ -401,8 +425,9 @@ def _as_on_disk(options: StoreOptions, layout: Layout) -> StoreOptions:
 #                              files of it). Without a checkpoint, or without consume queues, with the
 #                              first file
 # where the log ends           at the first record, from there, that fails: magic, sizes, CRC, its own
-#                              physical offset, or sectors that were never written. Behind the end
-#                              everything becomes zero, later files go: no stale record can come back
+#                              physical offset, or sectors that were never written (``first_lost``).
+#                              Behind the end everything becomes zero, later files go: no stale record
+#                              can come back
 # consume queues, key index    cut back to where we began, then listed again from the log, as a running
 #                              store does. Entries behind the end become zero
 # a log file is missing        above the checkpoint: the log ends there, as after any crash, and the files
@@ -421,7 +446,9 @@ def _as_on_disk(options: StoreOptions, layout: Layout) -> StoreOptions:
 # was checked. Nothing of the log is changed. Doing it again lists what is not listed yet.
 
 PIECE_BYTES: Final = 8 << 20
-_LOST: Final = bytes(256)
+SECTOR_BYTES: Final = 512
+"""What a disk writes whole or not at all, at least; pages are made of them."""
+_ZEROS: Final = re.compile(rb"\0+")
 _HEAD_BYTES: Final = 1 << 16
 _FAR: Final = 1 << 62
 
@@ -457,13 +484,13 @@ def replay(log: FileRow, begin: int, covered: int, listing: Listing | None) -> R
     position, store_ms, records = begin, 0, 0
     readers = LogPieces(log), LogPieces(log)
     with ThreadPoolExecutor(1, "store-replay") as ahead:
-        future = ahead.submit(_check, readers[0], begin, covered)
+        future = ahead.submit(_check, log, readers[0], begin, covered)
         while True:
             piece, sound = future.result()
             following = _follow(log, piece, sound)
             if following is not None:
                 readers = readers[::-1]  # the other's records are listed meanwhile
-                future = ahead.submit(_check, readers[0], following, covered)
+                future = ahead.submit(_check, log, readers[0], following, covered)
             if sound:
                 block = piece.block
                 if listing is not None:
@@ -484,7 +511,7 @@ def check_covered(log: FileRow, begin: int, covered: int) -> None:
     """
     pieces, position = LogPieces(log), begin
     while position < covered:
-        piece, sound = _check(pieces, position, covered)
+        piece, sound = _check(log, pieces, position, covered)
         following = _follow(log, piece, sound)
         if following is None:
             at = piece.end
@@ -506,9 +533,9 @@ def is_boundary(log: FileRow, position: int) -> bool:
     return count_sound(piece) > 0 or (not len(piece.block) and piece.follows is Next.FILE)
 
 
-def _check(pieces: LogPieces, position: int, covered: int) -> tuple[Piece, int]:
+def _check(log: FileRow, pieces: LogPieces, position: int, covered: int) -> tuple[Piece, int]:
     piece = pieces.read(position, _FAR, PIECE_BYTES)
-    return piece, count_whole(piece, covered)
+    return piece, count_whole(log, piece, covered)
 
 
 def _follow(log: FileRow, piece: Piece, sound: int) -> int | None:
@@ -524,24 +551,47 @@ def _follow(log: FileRow, piece: Piece, sound: int) -> int | None:
     return None
 
 
-def count_whole(piece: Piece, covered: int) -> int:
+def count_whole(log: FileRow, piece: Piece, covered: int) -> int:
     """How many records, from the first, pass every check; those that the checkpoint covers are not looked at for zeros."""
     sound, block = count_sound(piece), piece.block
     covered_records = int(np.searchsorted(block.positions[:sound], covered - piece.start))
-    return first_lost(block, covered_records, sound)
+    place = int(log.within(piece.start))
+    base = piece.start - place
+    return first_lost(
+        block, covered_records, sound, place, lambda at, size: log.read(base + at, size)
+    )
 
 
-def first_lost(block: RecordBlock, low: int, end: int) -> int:
-    """The first of the records from ``low`` on whose topic or properties are zero in part; ``end`` when none is.
+def first_lost(
+    block: RecordBlock, low: int, end: int, place: int, read: Callable[[int, int], bytes]
+) -> int:
+    """The first of the records from ``low`` on of whose topic or properties a sector was not written; ``end``: of none.
 
-    No CRC covers these. Where sectors of them were not written yet they are zero.
+    No CRC covers these, and where a sector was not written yet they are zero. A producer's properties may have zeros of
+    their own, and a record that is whole must not end the log: what stands behind it may have been acknowledged. So
+    zeros count only where they can be what is missing of a sector. Records are appended in order, so that a sector on the
+    disk holds what was appended up to some moment, and zeros from there to its end: a run counts when it ends with a
+    sector (behind the last byte of a record: when the rest of the sector is zero too, so that nothing of what came later
+    is there), and begins with one, or with the properties, where a write may have ended. A topic has no zeros.
+
+    A message with just such a run, above what the checkpoint covers, cannot be told from a torn one, and is taken for
+    torn. It takes a message made for it, and a crash; while every power cut leaves sectors that end so, and what is
+    behind them would be given to consumers though nobody sent it. Who knows that the bytes were synced says so instead
+    (``covered``).
+
+    Args:
+        block: Records that pass all other checks.
+        low: The first to look at.
+        end: One past the last.
+        place: Where the block's buffer begins in its file.
+        read: Bytes of that file: from where, and how many.
     """
     for starts, sizes in (
         (block.topic_positions, block.topic_sizes),
         (block.properties_positions, block.properties_sizes),
     ):
         if has_zero(block.buffer, starts[low:end], sizes[low:end]):
-            lost = (number for number in range(low, end) if _has_lost(block, number))
+            lost = (number for number in range(low, end) if _has_lost(block, number, place, read))
             return next(lost, end)
     return end
 
@@ -556,10 +606,20 @@ def has_zero(buffer: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[n
     return False
 
 
-def _has_lost(block: RecordBlock, number: int) -> bool:
-    raw = properties_bytes(block, number)
-    ends = (raw[:1], raw[-1:])
-    return b"\0" in topic_bytes(block, number) or b"\0" in ends or _LOST in raw
+def _has_lost(
+    block: RecordBlock, number: int, place: int, read: Callable[[int, int], bytes]
+) -> bool:
+    if b"\0" in topic_bytes(block, number):
+        return True
+    raw, begin = properties_bytes(block, number), place + int(block.properties_positions[number])
+    for run in _ZEROS.finditer(raw):
+        first, last = begin + run.start(), begin + run.end()
+        if run.start() and first % SECTOR_BYTES:
+            continue
+        rest = -last % SECTOR_BYTES
+        if not rest or (run.end() == len(raw) and not any(read(last, rest))):
+            return True
+    return False
 
 
 # -- making it whole -------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class RestoredLog:
         """Used by ``open``."""
         self.root = hold.root
         self.end = end
+        self._begin = file_bytes
         self._hold = hold
         self._file_bytes = file_bytes
         self._folder = f"{hold.root}/{LOG_DIRECTORY}"
@@ -104,7 +105,7 @@ class RestoredLog:
             file_bytes: Of each file of the log.
             now_ms: UTC.
             end: Where to go on: an ``end`` that was synced; None: it is begun.
-            has_holes: ``fill_holes`` will be wanted; only where it is begun.
+            has_holes: ``fill_holes`` will be wanted; the same whenever it is gone on with.
 
         Raises:
             InvalidError: Someone else writes to it.
@@ -112,6 +113,7 @@ class RestoredLog:
         """
         hold = StoreHold(str(Path(directory)))
         log = cls(hold, file_bytes, file_bytes if end is None else end)
+        log._begin = file_bytes * (2 if has_holes else 1)
         try:
             with Disk(hold.root):
                 hold.begin(now_ms)
@@ -123,6 +125,11 @@ class RestoredLog:
             log.close()
             raise
         return log
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record has been put: a blank with nothing behind it is no log."""
+        return self.end <= self._begin
 
     def put(self, data: npt.NDArray[np.uint8], sizes: Longs) -> None:
         """Put records one behind the other.
