@@ -426,6 +426,105 @@ def test_nothing_to_restore_is_an_error(captured_tier: Tier, tmp_path: Path):
     assert "there is nothing to restore" in ran.error
 
 
+# -- the tier has moved on ------------------------------------------------------------------------
+
+
+def piecewise(url: str, to: Path, stop: Callable[[], bool] = lambda: False) -> bool:
+    """Restore in pieces of 64 KiB, or go on; whether it came to the end."""
+    with open_tier(url) as tier:
+        plan = plan_restore(tier, RestoreSelection())
+        made = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1, stop=stop)
+        return made.run().is_complete
+
+
+def refused(url: str, to: Path, why: str) -> None:
+    """It does not go on, changes nothing, and what there is can be restored elsewhere."""
+    before = {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
+    with pytest.raises(InvalidError, match=why) as raised:
+        piecewise(url, to)
+    assert "into an empty directory" in str(raised.value.do)
+    assert {path: path.read_bytes() for path in to.rglob("*") if path.is_file()} == before
+    assert piecewise(url, to.with_name("elsewhere"))
+
+
+def test_what_has_expired_since_it_was_cut_short_is_told(tmp_path: Path):
+    tier_of, to = Growing(tmp_path), tmp_path / "restored"
+    put_keyed(tier_of, KEYS)
+    put_keyed(tier_of, KEYS)
+    assert not piecewise(tier_of.url, to, lambda: True)
+    here("expire", tier_of.url, "--ttl", "1ms", "--max-deletions", "1", "--apply", "-").good()
+    ((low, end),) = bounds(tier_of.url).values()
+    assert 0 < low < end
+    ((*_, put, _, _, _),) = json.loads((to / "restore.json").read_text())["next"]
+    assert put < low
+    why = rf"messages \[{put}, {low}\) of .* have expired, since the restore was begun"
+    refused(tier_of.url, to, why)
+
+
+def test_a_history_that_another_has_taken_the_place_of_is_not_gone_on_with(tmp_path: Path):
+    tier_of, to = Growing(tmp_path), tmp_path / "restored"
+    tier_of.put("t", *map(str, range(50)))
+    assert not piecewise(tier_of.url, to, lambda: True)
+    known = json.loads((to / "restore.json").read_text())
+    for place in (-2, -1):  # its incarnation, and how often an end of it was taken back
+        noted = json.loads(json.dumps(known))
+        noted["next"][0][place] += 1
+        (to / "restore.json").write_text(json.dumps(noted))
+        with pytest.raises(InvalidError, match="began anew, or messages of it were taken back"):
+            piecewise(tier_of.url, to)
+    (to / "restore.json").write_text(json.dumps(known))
+    assert piecewise(tier_of.url, to)
+
+
+KEYS = [f"k{number % 7}" for number in range(3000)]
+
+
+def test_holes_that_the_log_was_not_begun_for_are_refused(tmp_path: Path):
+    """An entry for no message would name the place of a real record."""
+    tier_of, to = Growing(tmp_path), tmp_path / "restored"
+    put_keyed(tier_of, KEYS)
+    assert not piecewise(tier_of.url, to, lambda: True)
+    compact(tier_of.url)
+    refused(tier_of.url, to, "has been compacted, or has a gap now, since the restore was begun")
+
+
+def test_holes_that_come_while_it_runs_are_refused(tmp_path: Path):
+    """Objects that it was begun with are gone, and what came in their place has holes."""
+    tier_of, to = Growing(tmp_path), tmp_path / "restored"
+    put_keyed(tier_of, KEYS)
+    with open_tier(tier_of.url) as tier:
+        plan = plan_restore(tier, RestoreSelection())
+        compact(tier_of.url)
+        here("gc", tier_of.url, "--grace", "1ms", "--apply", "-").good()
+        made = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1)
+        with pytest.raises(InvalidError, match="has been compacted"):
+            made.run()
+
+
+def test_holes_that_it_was_begun_with_are_filled_though_they_have_expired(tmp_path: Path):
+    """What it was begun for is noted, and goes for all of it."""
+    tier_of, to = Growing(tmp_path), tmp_path / "restored"
+    put_keyed(tier_of, KEYS)
+    compact(tier_of.url)
+    assert not piecewise(tier_of.url, to, lambda: True)
+    assert json.loads((to / "restore.json").read_text())["has_holes"]
+    assert piecewise(tier_of.url, to)
+    first = (to / "commitlog" / f"{1 << 18:020d}").read_bytes()
+    assert first[4:8] == bytes.fromhex("cbd43194")
+
+
+def put_keyed(tier_of: Growing, keys: list[str]) -> None:
+    lines = tier_of.store.with_name("keyed")
+    row = {"topic": "prices", "queue_id": 0, "body_base64": "eHh4eHh4eHh4eHh4eHh4eHh4eHh4"}
+    lines.write_text("".join(json.dumps({**row, "keys": key}) + "\n" for key in keys))
+    here("store", "put", tier_of.store, lines).good()
+    here("attach", tier_of.store, "--to", tier_of.url, "--once", "--seal").good()
+
+
+def compact(url: str) -> None:
+    here("compact", url, "--topic", "prices", "--dirty-ratio", "0", "--apply", "-").good()
+
+
 # -- what is in the log stays there ----------------------------------------------------------------
 
 

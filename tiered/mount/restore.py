@@ -14,7 +14,9 @@ then the lists, then ``abort`` and ``restore.json`` go.
 
 After a crash, or when it was stopped: the same command goes on from ``restore.json``, to where each queue ended when it
 began. What has come into the tier since, queues included, is left out, so that the store is what the tier was at one
-moment. It refuses another selection, and a directory that has anything else in it.
+moment. Where the tier is not that any more it refuses: what was left has expired in part, the broker took messages back or
+a queue began anew, or there are holes now that the log was not begun for (``RestoredLog``), as compaction makes them. It
+refuses another selection, and a directory that has anything else in it.
 
 Memory: a batch a queue, about ``memory_bytes`` in all, but at least 64 KiB of each queue, and what the tier's reader caches.
 """
@@ -169,9 +171,12 @@ def _span(tier: Tier, queue: MessageQueue, selection: RestoreSelection) -> Span:
 
 
 def _has_holes(span: Span) -> bool:
-    """Whether a queue offset between two messages may be without one."""
-    life = span.cursor.life
-    return bool(life.gaps) or bool(life.parts().rows["holes"].any())
+    """Whether a queue offset of it may be without a message."""
+    life, (start, stop) = span.cursor.life, (span.start, span.stop)
+    rows = life.parts().rows
+    first, end = rows["queue_offset"], rows["queue_offset"] + rows["count"].astype(np.int64)
+    inside = (first < stop) & (end > start) & (rows["holes"] > 0)
+    return bool(inside.any()) or any(gap.start < stop and gap.end > start for gap in life.gaps)
 
 
 def _weigh(span: Span, read_bytes: dict[str, float]) -> int:
@@ -198,6 +203,8 @@ class _Source:
         next: Queue offset behind what was taken.
         put: Queue offset behind what is in the log.
         stop: Where it ends.
+        history: What it is read of, as it is noted.
+        has_holes: A queue offset without a message was met.
         keys: int64[n], store times of the records at hand, never falling.
         at: How many of these were taken.
     """
@@ -206,6 +213,9 @@ class _Source:
         self.queue = span.cursor.queue
         self.next = self.put = span.start
         self.stop = span.stop
+        self.history = list(span.cursor.history)
+        self.has_holes = False
+        self._seen: int = span.start
         self._batches = batches
         self._last_ms = 0
         self._view = memoryview(b"")
@@ -224,6 +234,8 @@ class _Source:
     def _open(self, batch: TierBatch) -> None:
         records = batch.records
         present = np.flatnonzero(records.sizes > 0)
+        self.has_holes |= self._seen < records.base_offset or len(present) < len(records.sizes)
+        self._seen = batch.end_offset
         positions = records.positions[present]
         first = np.diff(positions, prepend=-1) != 0  # messages of an inner batch share their record
         present, positions = present[first], positions[first]
@@ -349,6 +361,7 @@ class Restore:
         self._stop = stop
         share = memory_bytes // max(2 * len(plan.spans), 1)
         self._batch_bytes = min(max(share, BATCH_BYTES_MIN), BATCH_BYTES_MAX)
+        self._has_holes = plan.has_holes
         self._batch_topics: set[str] = set()
         self._records = 0
         self._put_end = 0
@@ -357,7 +370,8 @@ class Restore:
         """Do it, or what is left of it.
 
         Raises:
-            InvalidError: The directory has something else in it, or a record does not fit a file.
+            InvalidError: The directory has something else in it, a record does not fit a file, or the tier is not any more
+                what it was when the restore was begun.
             StoreUnavailableError: The tier does not answer, or the disk refuses it.
             DataError: Bytes of the tier are damaged. What is in the log stays; the restore may go on when they are mended.
         """
@@ -366,12 +380,13 @@ class Restore:
             known = self._note_beginning()
         else:
             self._plan = self._begun(known)
+        self._has_holes = bool(known["has_holes"])
         log = RestoredLog.open(
             self._root,
             file_bytes=self._options.commitlog_file_bytes,
             now_ms=int(self._clock.now_ms()),
             end=known["log_end"],
-            has_holes=self._plan.has_holes,
+            has_holes=self._has_holes,
         )
         try:
             is_whole = self._fill_log(log, known)
@@ -387,10 +402,9 @@ class Restore:
 
     def _fill_log(self, log: RestoredLog, known: Mapping[str, Any]) -> bool:
         """Put what is not there yet; whether all is."""
-        went_on = {(t, q): (start, stop) for t, q, start, stop in known["next"]}
         self._batch_topics.update(known["batch_topics"])
         with self._tier.group() as group:
-            spans = [self._left(span, went_on) for span in self._plan.spans]
+            spans = self._plan.spans
             self._tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
             sources = [
                 _Source(span, read_for(self._tier, span, group, self._batch_bytes))
@@ -422,14 +436,13 @@ class Restore:
             self._save(log, sources, saver).result()
         return True
 
-    @staticmethod
-    def _left(span: Span, went_on: Mapping[tuple[str, int], tuple[int, int]]) -> Span:
-        start, stop = went_on[span.cursor.queue]
-        return Span(span.cursor, QueueOffset(start), QueueOffset(stop), is_firm=True)
-
     def _pieces(self, sources: Sequence[_Source]) -> Iterator[tuple[npt.NDArray[np.uint8], Longs]]:
         with backend_errors():
-            yield from merged(sources)
+            for piece in merged(sources):
+                if not self._has_holes:  # compaction may have come in since it was begun
+                    for source in sources:
+                        self._refuse_holes(source.queue, has_holes=source.has_holes)
+                yield piece
 
     def _note_batches(self, data: npt.NDArray[np.uint8], sizes: Longs) -> None:
         """Remember topics with inner batches: their consume queues are of another kind."""
@@ -453,22 +466,40 @@ class Restore:
         }
 
     def _begun(self, known: Mapping[str, Any]) -> RestorePlan:
-        """The plan without queues that have come into the tier since it was begun.
+        """What is left of what was begun: without queues that have come into the tier since.
 
         Raises:
-            InvalidError: The tier has lost a queue since.
+            InvalidError: The tier is not any more what it was.
         """
-        begun = {MessageQueue(topic, queue_id) for topic, queue_id, _, _ in known["next"]}
-        spans = tuple(span for span in self._plan.spans if span.cursor.queue in begun)
-        lost = sorted(begun - {span.cursor.queue for span in spans})
-        if lost:
-            raise InvalidError(
-                f"{lost[0]} is not in the tier any more, and the restore that was cut short had begun with it",
-                where=str(self._root),
-                do="restore what there is into an empty directory",
-            )
+        now, spans = {span.cursor.queue: span.cursor for span in self._plan.spans}, []
+        for topic, queue_id, start, stop, *history in known["next"]:
+            queue = MessageQueue(topic, queue_id)
+            cursor = now.get(queue)
+            if cursor is None:
+                raise self._changed(f"{queue} is not in the tier any more")
+            if list(cursor.history) != history:
+                raise self._changed(f"{queue} began anew, or messages of it were taken back")
+            if start < min(cursor.low, stop):
+                low = min(cursor.low, stop)
+                raise self._changed(f"messages [{start}, {low}) of {queue} have expired")
+            span = Span(cursor, QueueOffset(start), QueueOffset(stop), is_firm=True)
+            if not known["has_holes"]:
+                self._refuse_holes(queue, has_holes=_has_holes(span))
+            spans.append(span)
         new = len(self._plan.spans) - len(spans)
-        return replace(self._plan, spans=spans, skipped=self._plan.skipped + new)
+        return replace(self._plan, spans=tuple(spans), skipped=self._plan.skipped + new)
+
+    def _refuse_holes(self, queue: MessageQueue, *, has_holes: bool) -> None:
+        """Refuse holes in a log that was begun without the file that entries for them name."""
+        if has_holes:
+            raise self._changed(f"{queue} has been compacted, or has a gap now")
+
+    def _changed(self, what: str) -> InvalidError:
+        return InvalidError(
+            f"{what}, since the restore was begun",
+            where=str(self._root),
+            do="restore what there is into an empty directory",
+        )
 
     def _load(self) -> dict[str, Any] | None:
         """What a restore that was cut short has left; None: there was none.
@@ -495,11 +526,14 @@ class Restore:
             InvalidError: There is something in the directory.
             StoreUnavailableError: The disk refuses it.
         """
-        rows = [(span.cursor.queue, span) for span in self._plan.spans]
         known = {
             **self._identity(),
             "log_end": None,
-            "next": [[*queue, int(span.start), int(span.stop)] for queue, span in rows],
+            "next": [
+                [*span.cursor.queue, int(span.start), int(span.stop), *span.cursor.history]
+                for span in self._plan.spans
+            ],
+            "has_holes": self._plan.has_holes,
             "batch_topics": [],
         }
         make_new(self._root, beside=STATE_FILE + NEW_SUFFIX)
@@ -510,13 +544,14 @@ class Restore:
     def _save(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> Future[None]:
         """Note how far it is now, once that is on the disk: as of the last piece that was put whole."""
         rows = [
-            [source.queue.topic, source.queue.queue_id, int(source.put), int(source.stop)]
+            [*source.queue, int(source.put), int(source.stop), *source.history]
             for source in sources
         ]
         document = {
             **self._identity(),
             "log_end": self._put_end,
             "next": rows,
+            "has_holes": self._has_holes,
             "batch_topics": sorted(self._batch_topics),
         }
 
@@ -548,7 +583,7 @@ class Restore:
         )
         filled = 0
         with store:
-            ends = store.queues() if self._plan.has_holes else {}
+            ends = store.queues() if self._has_holes else {}
         if ends:
             filled = fill_holes(str(self._root), ends, self._options.commitlog_file_bytes)
         (self._root / STATE_FILE).unlink()
