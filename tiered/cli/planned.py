@@ -360,8 +360,7 @@ GC = make_command(
     run_gc,
     examples=[
         "tiered gc s3://bucket/prefix",
-        "tiered gc file:///tmp/tier --apply -",
-        "tiered gc s3://bucket/prefix --erase --apply -",
+        "tiered gc file:///tmp/tier --erase --apply -",
     ],
 )
 

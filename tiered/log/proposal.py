@@ -580,10 +580,10 @@ class KnownLife:
         return cls(life, QueueOffset(max(life.min_offset, low)), there_end)
 
     @property
-    def begins(self) -> _Place:
+    def begins(self) -> _Border:
         """Where it begins at last."""
         behind = (part.log_offset for part in self.life.parts() if part.queue_end > self.low)
-        return _Place(self.low, next(behind, self.life.log_end))
+        return _Border(self.low, next(behind, self.life.log_end))
 
 
 def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, int]:
@@ -618,7 +618,7 @@ def _take_expiry(known: TierState, action: Mapping[str, Any], lows: dict[LifeKey
         lows[key] = action["min_to"]
 
 
-class _Place(NamedTuple):
+class _Border(NamedTuple):
     """A border between two items, and where it lies in the log."""
 
     queue_offset: QueueOffset
@@ -628,8 +628,8 @@ class _Place(NamedTuple):
 class _Stretch(NamedTuple):
     """Between two places, where nothing is there."""
 
-    start: _Place
-    end: _Place
+    start: _Border
+    end: _Border
     has_expired: bool = False
 
     @property
@@ -651,7 +651,7 @@ class _Stretch(NamedTuple):
         if self.end.queue_offset <= known.low:
             return (self._replace(has_expired=True),)
         low = known.begins.log_offset
-        border = _Place(known.low, min(max(low, self.start.log_offset), self.end.log_offset))
+        border = _Border(known.low, min(max(low, self.start.log_offset), self.end.log_offset))
         return _Stretch(self.start, border, has_expired=True), _Stretch(border, self.end)
 
     def recorded(self, known: KnownLife | None) -> list[Gap]:
@@ -681,8 +681,8 @@ class _Stretch(NamedTuple):
         log_start = parts[first].log_offset if first < len(parts) else known.life.log_end
         log_end = parts[behind - 1].log_end if behind else log_start
         return _Stretch(
-            self.start if start == self.start.queue_offset else _Place(start, log_start),
-            self.end if end == self.end.queue_offset else _Place(end, log_end),
+            self.start if start == self.start.queue_offset else _Border(start, log_start),
+            self.end if end == self.end.queue_offset else _Border(end, log_end),
             self.has_expired,
         )
 
@@ -717,7 +717,7 @@ def build_life(
         if stretch.is_lost
         for (start, log_start), (end, log_end), _ in stretch.unrecorded(known)
     ]
-    goes_on = last or _Place(chain[-1].part.queue_end, chain[-1].part.log_end)
+    goes_on = last or _Border(chain[-1].part.queue_end, chain[-1].part.log_end)
     life = QueueLife(
         incarnation,
         chain[0].part.queue_offset if chain else goes_on.queue_offset,
@@ -733,7 +733,7 @@ def build_life(
     return built
 
 
-def _known_begin(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Place | None:
+def _known_begin(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Border | None:
     """Where the journal has the life begin; None when it does not say, or objects of before are there."""
     if known is None:
         return None
@@ -745,7 +745,7 @@ def _known_begin(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> 
     return place if is_before else None
 
 
-def _known_end(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Place | None:
+def _known_end(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Border | None:
     """Where the journal has the life end; None when it does not say, more is there, or it was taken back since."""
     if known is None:
         return None
@@ -755,7 +755,7 @@ def _known_end(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _P
     )
     if not is_behind or _went_back(chain, known):
         return None
-    return _Place(life.commit_offset, life.log_end)
+    return _Border(life.commit_offset, life.log_end)
 
 
 _NO_AGE = (0, 0, 0, False)
@@ -791,11 +791,11 @@ def _went_back(chain: Sequence[RebuildCandidate], known: KnownLife) -> bool:
 
 
 def _stretches(
-    chain: Sequence[RebuildCandidate], begin: _Place | None, end: _Place | None
+    chain: Sequence[RebuildCandidate], begin: _Border | None, end: _Border | None
 ) -> Iterator[_Stretch]:
     """Where nothing is: between neighbours, and between the ends of the chain and those that are known."""
-    starts = [_Place(one.part.queue_end, one.part.log_end) for one in chain]
-    ends = [_Place(one.part.queue_offset, one.part.log_offset) for one in chain]
+    starts = [_Border(one.part.queue_end, one.part.log_end) for one in chain]
+    ends = [_Border(one.part.queue_offset, one.part.log_offset) for one in chain]
     starts, ends = ([begin, *starts], ends) if begin else (starts, ends[1:])
     starts, ends = (starts, [*ends, end]) if end else (starts[:-1], ends)
     for start, behind in zip(starts, ends, strict=True):
@@ -821,7 +821,7 @@ def _notes(life: QueueLife, known: KnownLife | None, *, is_begin_known: bool) ->
 
 
 def _gaps_before(
-    chain: Sequence[RebuildCandidate], begin: _Place | None, known: KnownLife | None
+    chain: Sequence[RebuildCandidate], begin: _Border | None, known: KnownLife | None
 ) -> list[Gap]:
     """Those before the life's minimum, which only a journal tells, if it begins where that says."""
     start = begin.queue_offset if begin else chain[0].part.queue_offset
