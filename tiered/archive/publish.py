@@ -610,12 +610,14 @@ def _advice(error: Exception | None, otherwise: str) -> str:
 
 
 def _loaded(load: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """A catalog; asked for twice, since of two that make a new one at once one fails."""
+    """A catalog; asked for three times, since of two that make a new one at once one fails, at each of its two tables."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return load()
-        except ValueError:
-            raise
-        except Exception:  # noqa: BLE001 (the second try tells)
-            return load()
+        for _ in range(2):
+            try:
+                return load()
+            except ValueError:
+                raise
+            except Exception:  # noqa: BLE001, S112 (the last try tells)
+                continue
+        return load()
