@@ -411,9 +411,8 @@ def test_answers_of_consumers_with_codes_of_their_own_are_counted_together(
             thread = answering(consumer, code, b"", [], answer_code=answer_code)
             assert client.ask(code, consumerGroup="g", clientId="c1").code == answer_code
             thread.join()
-    client.ask(
-        protocol.GET_TOPIC_STATS_INFO, topic="orders"
-    )  # an answer is counted once it is sent
+    # An answer is counted once it is sent, and that is before the next one is.
+    client.ask(protocol.GET_TOPIC_STATS_INFO, topic="orders")
     found = {
         sample.labels["code"]: sample.value
         for sample in served.mount.samples()

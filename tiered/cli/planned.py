@@ -186,9 +186,6 @@ _LEFT_BY_GC = {
     "unknown": "of unknown keys",
 }
 
-_NOTHING_ERASED = {"given_up_bundles": 0, "given_up_bytes": 0, "erases": False, "erasures": []}
-"""Of a plan file that was made before there was erasing."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class GcOptions(PlanOptions):
@@ -255,14 +252,14 @@ def run_gc(call: Call, options: GcOptions) -> int:
         _require_erases(options, plan)
         if options.apply:
             require_within(limit, len(plan["deletions"]))
-        if options.apply and plan.get("erasures"):
+        if options.apply and plan["erasures"]:
             from tiered.upkeep.erase import apply_erasure
 
             erased = apply_erasure(at, plan, told=told_erased)
         if options.apply and plan["deletions"]:
             applied = apply_gc(at, plan, executor=executor, journal=journal, told=told)
-    document = {**_NOTHING_ERASED, **plan, "erased": erased, "applied": applied}
-    has_work = bool(plan["deletions"] or document["erasures"])
+    document = {**plan, "erased": erased, "applied": applied}
+    has_work = bool(plan["deletions"] or plan["erasures"])
     show_result(
         call,
         document,
@@ -281,7 +278,7 @@ def _require_erases(options: GcOptions, plan: Plan) -> None:
     Raises:
         InvalidError: It is.
     """
-    if options.erase and not plan.get("erases"):
+    if options.erase and not plan["erases"]:
         raise InvalidError(
             "this plan was made without --erase", where=options.apply or "", do="plan again"
         )

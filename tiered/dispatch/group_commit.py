@@ -328,9 +328,8 @@ class GroupCommitter:
         self._buffering: dict[CompositeFlatFile, None] = {}  # in the order in which they came
         self._waiting_bytes = 0
         self._due_s: float | None = math.inf  # when a round is due by age; None: to be found out
-        self._planned: deque[Sequence[GroupCommit]] = (
-            deque()
-        )  # bundles that wait for others to be uploaded
+        # Bundles that wait for others to be uploaded; as few as the records in memory fill.
+        self._planned: deque[Sequence[GroupCommit]] = deque()
         self._in_flight = InFlight(settings.uploads_max)
         self._uploading = 0
         self.flush = False

@@ -336,9 +336,8 @@ class MergeThread:
         self.stands_back = False
         self._damaged: set[str] = set()
         self._planned: MergePlan | None = None
-        self._trouble: tuple[BackendError, float] | None = (
-            None  # the last error, and when the first came
-        )
+        # The last error, and when the first of these came.
+        self._trouble: tuple[BackendError, float] | None = None
         self._turn = threading.Lock()
 
     def rounds_made(self, bundles: int) -> None:
