@@ -71,6 +71,26 @@ def test_i11_nothing_young_goes_by_the_store_s_clock_whatever_ours_says():
     assert len(tier.data()) == 2
 
 
+def test_i11_an_old_entry_waits_for_a_checkpoint_that_is_young_by_the_store_s_clock_only():
+    tier = Tier()
+    for _ in range(3):
+        tier.builder.add([b"a"])
+    tier.clock.advance(GRACE_S)
+    for _ in range(2):
+        tier.builder.add([b"b"])
+        tier.builder.journal.write_checkpoint(force=True)
+    tier.clock.advance(GRACE_S - 1)
+    ours = ManualClock(tier.clock.now_ms() + 1500)  # S3 cuts to seconds, and may be behind
+    at = tier.workplace(tier.store, ours)
+    plan = plan_gc(at.store, at.place, ours, grace_ms=GRACE_S * 1000, max_deletions=99)
+    assert plan["kinds"] == {"entry": 4}
+    done = apply_gc(at, plan)
+    assert (done["deleted"], done["left_young"]) == (0, 4)
+    tier.clock.advance(2)
+    assert tier.apply(plan)["deleted"] == 4
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+
+
 def test_a_store_that_does_not_tell_times_is_refused():
     store = MemoryStore()
     tier = Tier()
