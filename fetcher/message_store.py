@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from fetcher.fetcher import TieredMessageFetcher
-    from fetcher.filters.message_filter import Filter
+    from fetcher.filters.batch import Filter
     from fetcher.statuses import KeyLookup, KeyQuery
     from tiered.clock import Clock
     from tiered.local.face import LocalStore, RecordBatch

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fetcher.filters.message_filter import Filter
+    from fetcher.filters.batch import Filter
     from tiered.format.record import Record
     from tiered.local.face import RecordBatch
     from tiered.model import MessageQueue

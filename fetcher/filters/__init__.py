@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from fetcher.filters.message_filter import Filter, FilterError, Properties
+from fetcher.filters.batch import Filter, FilterError, Properties
 from fetcher.filters.tags import TagFilter, compile_tags
 
 if TYPE_CHECKING:

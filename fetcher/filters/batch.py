@@ -1,4 +1,4 @@
-"""From a batch of records to the few properties that a filter looks at.
+"""What a filter is, and from a batch of records to the few properties that one looks at.
 
 Only the names that are asked for are looked up, in the stored bytes; nothing else of a record is decoded, except for
 inner batches, which are unpacked. Equal values are judged once per batch.
@@ -6,11 +6,12 @@ inner batches, which are unpacked. Equal values are judged once per batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
 from tiered.format.message_forms import split_batch
 from tiered.format.properties import NAME_END, PAIR_END, java_text
@@ -22,9 +23,71 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fetcher.filters.message_filter import Properties
     from tiered.format.block import RecordBlock
     from tiered.local.face import RecordBatch
+
+
+# --------------------------------------------------------------------------------------------------
+# What a filter can do, and the error of an expression that is none.
+# --------------------------------------------------------------------------------------------------
+
+
+Properties: TypeAlias = Mapping[str, str] | Mapping[bytes, bytes]
+"""The properties of one message by name, as text or as stored (UTF-8)."""
+
+EXPRESSION_CHARS_MAX: Final = 1 << 16
+"""Of either kind. RocketMQ has no bound of its own; 64 Ki characters are a list of some thousand texts."""
+_EXCERPT_CHARS = 40
+
+
+class Filter(Protocol):
+    """Which messages are wanted. Immutable; for any number of threads."""
+
+    @property
+    def expression(self) -> str:
+        """As it was given."""
+        ...
+
+    @property
+    def tag_codes(self) -> npt.NDArray[np.int32] | None:
+        """An index entry with none of these tag codes is not wanted (unless it is of an inner batch); None: any."""
+        ...
+
+    def matches(self, properties: Properties) -> bool:
+        """Whether a message with these properties is wanted. Never raises."""
+        ...
+
+    def select(self, batch: RecordBatch) -> npt.NDArray[np.int64]:
+        """Numbers of the items that are wanted, ascending.
+
+        Holes are never wanted. An item of an inner batch counts by the inner message that it is.
+
+        Raises:
+            DataError: A record or inner batch is damaged.
+        """
+        ...
+
+
+class FilterError(InvalidError):
+    """An expression that is none.
+
+    Attributes:
+        position: Where, in characters from 0; the expression's length for its end.
+        expected: What could stand there, in words; may be empty.
+    """
+
+    def __init__(self, what: str, expression: str, position: int, *, expected: str = "") -> None:
+        """Say what is wrong at a place of the expression."""
+        before = expression[max(0, position - _EXCERPT_CHARS) : position]
+        behind = expression[position : position + _EXCERPT_CHARS]
+        super().__init__(
+            what,
+            where=f"filter expression, character {position + 1}: {before!r}, then {behind!r}",
+            do=f"expected {expected}" if expected else "",
+        )
+        self.position = position
+        self.expected = expected
+
 
 Row: TypeAlias = tuple[str | None, ...]
 """The values of the names that are asked for, in their order; None where a message has no such property."""

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fetcher.filters.batch import lookup, select_items
-from fetcher.filters.message_filter import EXPRESSION_CHARS_MAX, FilterError, Properties
+from fetcher.filters.batch import (
+    EXPRESSION_CHARS_MAX,
+    FilterError,
+    Properties,
+    lookup,
+    select_items,
+)
 from tiered.format.properties import TAGS, tag_hash
 
 if TYPE_CHECKING:

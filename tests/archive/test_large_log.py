@@ -30,9 +30,9 @@ from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveLane
 from tiered.archive.saved_runs import BLOCK, MAGIC, Saved, SavedRun, encoded, stretches_of
 from tiered.errors import DataError
+from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.replay import JournalReader
-from tiered.journal.trim import trim_journal
 from tiered.keys import SHARD, checkpoint_key, entry_key
 
 if TYPE_CHECKING:

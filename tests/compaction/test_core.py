@@ -15,8 +15,7 @@ from support.examples import make
 from support.synthetic import make_batch
 
 from tiered.compaction.keyed import keyed_records
-from tiered.compaction.md5 import digest_many
-from tiered.compaction.offset_map import ABSENT, ENTRY_BYTES, OffsetMap
+from tiered.compaction.offset_map import ABSENT, ENTRY_BYTES, OffsetMap, digest_many
 from tiered.compaction.passes import Due, LogFile, PassSettings, plan_pass
 from tiered.compaction.retention import (
     CAREFUL,

@@ -15,7 +15,7 @@ from backends.wrapping import MeteredStore
 from tiered.api.broker_place import Place
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import SystemClock
-from tiered.dispatch.compensation import NEVER_MET
+from tiered.dispatch.dispatcher import NEVER_MET
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue

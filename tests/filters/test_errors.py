@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fetcher.filters import FilterError, compile_filter, sql_parse
-from fetcher.filters.message_filter import EXPRESSION_CHARS_MAX
+from fetcher.filters.batch import EXPRESSION_CHARS_MAX
 from fetcher.filters.sql92 import NAMES_MAX
-from fetcher.filters.sql_build import NESTING_MAX
+from fetcher.filters.sql_parse import NESTING_MAX
 from tiered.errors import InvalidError
 
 SECONDS_MAX = 20

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hypothesis import strategies as st
 
-from fetcher.filters.sql_compile import compile_node
+from fetcher.filters.sql92 import compile_node
 from fetcher.filters.sql_tree import (
     Cast,
     Constant,

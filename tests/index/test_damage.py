@@ -15,8 +15,7 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from tiered.errors import DataError
 from tiered.format.index_object import ITEM
-from tiered.index.builder import IndexBuilder, WorkFile
-from tiered.index.indexer import Indexer
+from tiered.index.indexer import IndexBuilder, Indexer, WorkFile
 from tiered.index.lookup import IndexReader, Wish
 from tiered.log.indexed import index_action, indexed_to
 from tiered.model import MessageQueue

@@ -129,7 +129,7 @@ def test_a_topic_made_anew_has_only_its_own_messages():
 
 
 def test_keys_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch):
-    for module in ("builder", "lookup"):
+    for module in ("indexer", "lookup"):
         monkeypatch.setattr(f"tiered.index.{module}.topic_seed", lambda _topic: 0)
     monkeypatch.setattr(
         "tiered.index.extract.hash_many", lambda _b, s, _n, _seed: (s * 0).astype("u8")

@@ -13,9 +13,9 @@ from support.tiers import TierBuilder, batch_of
 from backends.wrapping import WrappingStore
 from tiered.format.bundle import FOOTER_BYTES, read_table
 from tiered.log.merge import MergePolicy
+from tiered.log.orphans import given_up
 from tiered.log.parts import queue_action
 from tiered.log.state import TierMachine
-from tiered.log.unnamed import given_up
 from tiered.model import MessageQueue
 from tiered.upkeep.gc import find_given_up
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _FAULTS = """
 import resource
-from tiered.attach.observe import bound_malloc
+from tiered.cli.serve import bound_malloc
 if {bounds}:
     bound_malloc()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

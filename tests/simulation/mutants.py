@@ -232,7 +232,7 @@ def _fenced_goes_on() -> Patches:
 
 def _gap_not_recorded() -> Patches:
     """What retention took is skipped without a word."""
-    from tiered.dispatch.compensation import Compensation
+    from tiered.dispatch.dispatcher import Compensation
 
     def silent(self: Compensation, file: CompositeFlatFile, end: Any) -> None:
         self._take(file, None)
@@ -592,7 +592,7 @@ def _tags_of_the_first() -> Patches:
 
 def _gap_to_the_end() -> Patches:
     """The gap of an emptied queue goes to its end: what has come between the two looks is passed over."""
-    from tiered.dispatch.compensation import Compensation
+    from tiered.dispatch.dispatcher import Compensation
 
     def other(self: Compensation, file: CompositeFlatFile, start: Any) -> bool:
         bounds = self._local.queues().get(file.queue)

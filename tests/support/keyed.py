@@ -14,8 +14,7 @@ from tiered.format.message_forms import InnerMessage, encode_inner_messages
 from tiered.format.properties import join_properties
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.index.builder import IndexBuilder
-from tiered.index.indexer import Indexer
+from tiered.index.indexer import IndexBuilder, Indexer
 from tiered.index.lookup import IndexReader, Wish
 from tiered.local.face import RecordBatch
 from tiered.log.indexed import index_action

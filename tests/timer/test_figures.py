@@ -18,9 +18,8 @@ from tiered.bench.dispatch import peak_rss_bytes
 from tiered.clock import SystemClock
 from tiered.log.timers import HOUR_MS
 from tiered.model import MessageQueue
-from timer.local_target import LocalTarget
+from timer.local_target import SLOT_MS, LocalTarget
 from timer.records import raw_properties, value_of
-from timer.wheel import SLOT_MS
 
 if TYPE_CHECKING:
     from tiered.clock import Clock

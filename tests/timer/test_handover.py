@@ -37,7 +37,7 @@ from tiered.log.timers import (
     kept_facts,
 )
 from timer.dequeue import TimerReader
-from timer.wheel import TimingWheel
+from timer.local_target import TimingWheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from tiered.archive.model import DATA, ENTRIES_KEPT, LOG, SIDE
 from tiered.archive.moves import Replaced
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
-from tiered.journal.trim import trim_journal
+from tiered.journal.checkpoint import trim_journal
 from tiered.upkeep.workplace import FORMAT, Plan, moved_on
 
 if TYPE_CHECKING:

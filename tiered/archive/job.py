@@ -57,7 +57,7 @@ from tiered.archive.plan import (
 from tiered.archive.task import Workshop, do_work
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
-from tiered.journal.trim import trim_journal
+from tiered.journal.checkpoint import trim_journal
 from tiered.log.parts import Gap
 from tiered.log.reader import QueueReader, TierReader
 from tiered.metrics import Kind, Metric, Sample, render

@@ -37,7 +37,7 @@ from tiered.archive.model import LOG, partition_value
 from tiered.archive.parquet import open_writer
 from tiered.archive.selection import Selection, shown
 from tiered.archive.tables import open_parquet, plan_files, read_archive
-from tiered.compaction.md5 import digest_many
+from tiered.compaction.offset_map import digest_many
 from tiered.crashpoints import reached
 from tiered.errors import DataError
 from tiered.journal.replay import JournalReader

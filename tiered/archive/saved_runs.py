@@ -2,7 +2,7 @@
 
 A *run* is a table of stretches, in order of lane and offset: numbers that planning asks for in columns, each stretch
 itself a text that is packed until somebody looks. A run is immutable, and the same in memory and as an object: it is a shard
-of checkpoints (``tiered.journal.shards``). What a later run says of a lane and a first offset holds; a stretch that ends
+of checkpoints (``tiered.journal.checkpoint``). What a later run says of a lane and a first offset holds; a stretch that ends
 where it begins says that there is none any more.
 
 What changed since the last checkpoint lies beside the runs, as values. ``Saved.settled`` makes a run of it, and joins runs
@@ -27,8 +27,8 @@ import zstandard
 
 from tiered.archive.model import LOG, Archived, ArchiveLane
 from tiered.errors import DataError
+from tiered.journal.checkpoint import digest_of
 from tiered.journal.entry import json_text, require_sparse
-from tiered.journal.shards import digest_of
 from tiered.log.wellformed import check_ints
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import Fact
 from tiered.dispatch.settings import Throttle
 from tiered.errors import DataError
-from tiered.index.builder import IndexBuilder
-from tiered.index.indexer import Indexer, KeyFeed, StoredSection
+from tiered.index.indexer import IndexBuilder, Indexer, KeyFeed, StoredSection
 from tiered.log.indexed import index_action
 
 if TYPE_CHECKING:

@@ -1,12 +1,7 @@
-"""What a running attachment measures, as samples of ``tiered.metrics``: lag, counters, memory; and whether it is well.
-
-Beside that what keeps its process a good neighbour of the broker: memory given back, and a step back behind it.
-"""
+"""What a running attachment measures, as samples of ``tiered.metrics``: lag, counters, memory; and whether it is well."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -230,39 +225,3 @@ def _size(local: RocketMQStore, queue: MessageQueue, start: int, end: int) -> in
             total += int(sizes[first_of_its_record].sum())
             last = int(places[-1])
     return total * (end - start) // (looked_at - start)
-
-
-# -- a good neighbour ------------------------------------------------------------------------------
-
-
-NICENESS_MAX = 19
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_ARENAS = 2
-_OWN_MAPPING_BYTES = 32 << 20
-"""The greatest that glibc takes; blocks of less come from the pools."""
-_FREE_BYTES_MAX = 64 << 20
-
-
-def bound_malloc() -> None:
-    """Have glibc share few pools of memory among all threads, and use their memory again; without glibc, nothing.
-
-    By default each thread gets a pool, which keeps what it once needed. Records are allocated by one thread and freed by
-    another, so that pools grow. And blocks of a MiB come from the kernel and go back to it each time: it clears their pages
-    anew, which costs more than what is copied into them. So they stay, up to 64 MiB at the end of a pool.
-    Before threads are started.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, _ARENAS)
-        mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _FREE_BYTES_MAX)
-
-
-def step_back(niceness: int) -> None:
-    """Let everybody else on this machine go first.
-
-    Args:
-        niceness: From 0 to ``NICENESS_MAX``; one that was given from outside is only ever raised.
-    """
-    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -15,7 +15,14 @@ from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option, required, several
 from tiered.cli.output import Output
-from tiered.cli.serve import announce_lease, metrics_served, open_unless_stopped
+from tiered.cli.serve import (
+    NICENESS_MAX,
+    announce_lease,
+    bound_malloc,
+    metrics_served,
+    open_unless_stopped,
+    step_back,
+)
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
@@ -277,8 +284,6 @@ def behave(niceness: int) -> None:
     Raises:
         InvalidError: The niceness is out of range.
     """
-    from tiered.attach.observe import NICENESS_MAX, bound_malloc, step_back
-
     if niceness > NICENESS_MAX:
         raise InvalidError(f"--nice goes from 0 to {NICENESS_MAX}, not {niceness}")
     step_back(niceness)

@@ -206,9 +206,9 @@ class DispatchOptions:
 
 def measure_dispatch(call: Call, options: DispatchOptions) -> int:
     """Measure and print."""
-    from tiered.attach.observe import bound_malloc
     from tiered.attach.writer import AttachSettings
     from tiered.bench.dispatch import bench_dispatch
+    from tiered.cli.serve import bound_malloc
 
     bound_malloc()
     settings = AttachSettings(cluster=call.common.cluster, broker=call.common.broker)
@@ -274,10 +274,10 @@ class ReadOptions:
 def measure_read(call: Call, options: ReadOptions) -> int:
     """Measure and print."""
     from tiered.api.stores import backend_errors
-    from tiered.attach.observe import bound_malloc
     from tiered.bench.read import bench_read
     from tiered.cli.call import open_tier
     from tiered.cli.cat import check_queues
+    from tiered.cli.serve import bound_malloc
 
     bound_malloc()
     bench = read_bench(options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.compaction.md5 import digest_many
+from tiered.compaction.offset_map import digest_many
 from tiered.compaction.retention import KeyedRecords
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import bytes_at, parse_records

@@ -20,8 +20,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-    from tiered.compaction.md5 import Digests
-    from tiered.compaction.offset_map import OffsetMap
+    from tiered.compaction.offset_map import Digests, OffsetMap
 
 DAY_MS: Final = 86_400_000
 EVERY: Final = 2**62

@@ -50,10 +50,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from backends.base import ObjectStore
-    from tiered.dispatch.files import QueueFiles, Start
     from tiered.dispatch.settings import DispatchContext, DispatchCounters
     from tiered.local.face import LocalStore, RecordBatch
-    from tiered.log.composite import CompositeFlatFile
+    from tiered.log.composite import CompositeFlatFile, QueueFiles, Start
     from tiered.log.parts import QueueLife, TierState
     from tiered.model import QueueBounds
 

@@ -1,5 +1,7 @@
 """A checkpoint: the state after one entry, compressed; in format 1 as it is, where compressing would break a bound (below).
 
+With it: shards, objects of their own for what of a state stays; and trimming, which deletes what a checkpoint replaces.
+
 Layout: the two lines of ``tiered.journal.entry.seal_text``; fields of the JSON object:
 
 ======== ======================================================================================
@@ -8,7 +10,7 @@ field    content
 format   2
 number   of the entry
 last     checksum of that entry
-shards   names of the objects that hold the rest of the state (``tiered.journal.shards``); none when there is no other
+shards   names of the objects that hold the rest of the state (below); none when there is no other
 bytes    size of the state's JSON text, ASCII
 state    that text compressed with zlib, in base64. In format 1: the state itself; no ``bytes``
 ======== ======================================================================================
@@ -22,19 +24,140 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import zlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from zlib_ng import zlib_ng
 
+from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
 from tiered.journal.entry import json_text, open_text, require_sparse, seal_text
-from tiered.journal.shards import ShardName
+from tiered.keys import (
+    JOURNAL,
+    SHARD,
+    checkpoint_key,
+    parse_journal_key,
+    parse_shard_key,
+    shard_key,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
+
+    from backends.base import ObjectStore
+
+
+# --------------------------------------------------------------------------------------------------
+# What of a state stays the same from one checkpoint to the next, each an object of its own that checkpoints name.
+#
+# How to use it: a machine whose states grow large is ``Sharded``. ``settled`` gives a state that says the same and has all
+# that changed in shards, of which most are those that it had before; so a checkpoint costs what changed.
+#
+# Ordering: shards are stored before the checkpoint that names them. A shard's key says at which entry it was stored, and
+# what is in it: whoever stores the same once more, after a crash or beside us, makes the same object. A checkpoint that
+# names a shard which is gone, cut or flipped is damaged, and not believed, as any damaged checkpoint.
+#
+# After a crash: shards that no checkpoint names. ``trim_journal`` deletes them once they are old.
+# --------------------------------------------------------------------------------------------------
+
+
+_DIGEST_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ShardName:
+    """How a checkpoint names a shard.
+
+    Attributes:
+        number: Of the entry at which it was stored.
+        digest: The first 16 hex digits of the SHA-256 of its bytes.
+        size_bytes: Of the object.
+    """
+
+    number: int
+    digest: str
+    size_bytes: int
+
+    def row(self) -> list[Any]:
+        """As JSON: the fields in order."""
+        return [self.number, self.digest, self.size_bytes]
+
+    @classmethod
+    def of(cls, row: list[Any]) -> ShardName:
+        """Undo ``row``.
+
+        Raises:
+            ValueError: It has another form; ``TypeError`` means the same.
+        """
+        number, digest, size_bytes = row
+        is_hex = type(digest) is str and len(digest) == _DIGEST_DIGITS and digest.isalnum()
+        if type(number) is not int or type(size_bytes) is not int or not is_hex:
+            raise ValueError("this names no shard")
+        return cls(number, digest, size_bytes)
+
+    def key(self, prefix: str) -> str:
+        """Of the object."""
+        return shard_key(prefix, self.number, self.digest)
+
+
+class Shard(Protocol):
+    """Something immutable that is known by its bytes."""
+
+    @property
+    def data(self) -> bytes:
+        """All of it."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """``digest_of`` these bytes."""
+        ...
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A machine whose ``dump`` leaves out what is in shards."""
+
+    def settled(self, state: Any) -> Any:  # noqa: ANN401 (the machine's)
+        """An equal state, of which shards hold all that they can."""
+        ...
+
+    def shards(self, state: Any) -> Sequence[Shard]:  # noqa: ANN401 (the machine's)
+        """Those of a settled state, in order."""
+        ...
+
+    def load_sharded(self, document: Any, shards: Sequence[bytes]) -> Any:  # noqa: ANN401 (the machine's)
+        """Undo ``dump`` and ``shards``.
+
+        Raises:
+            ValueError: It is no such; ``LookupError`` and ``TypeError`` mean the same.
+        """
+        ...
+
+
+def digest_of(data: bytes) -> str:
+    """By which bytes are known."""
+    return hashlib.sha256(data).hexdigest()[:_DIGEST_DIGITS]
+
+
+def read_shard(store: ObjectStore, prefix: str, name: ShardName) -> bytes:
+    """A shard's bytes.
+
+    Raises:
+        DataError: It is gone, or not what the checkpoint says.
+        BackendError: It could not be read.
+    """
+    key = name.key(prefix)
+    try:
+        data = store.get(key)
+    except ObjectNotFoundError as error:
+        raise DataError("a shard that a checkpoint names is gone", where=key) from error
+    if len(data) != name.size_bytes or digest_of(data) != name.digest:
+        raise DataError("a shard has other bytes than its checkpoint says", where=key)
+    return data
 
 
 FORMAT = 2
@@ -206,3 +329,67 @@ def trim_bound(checkpoints: Collection[int], base: int) -> int:
 def is_trimmed(number: int, bound: int) -> bool:
     """Whether the entry or checkpoint ``number`` goes; nothing does for a bound of 0."""
     return number < bound
+
+
+# --------------------------------------------------------------------------------------------------
+# Deletes what of a journal nobody reads any more, where no grace of a garbage collection has to see it.
+#
+# Which entries and checkpoints go: above. A checkpoint counts as one that is left only if it,
+# and each shard that it names, is there as it says. A shard goes when no checkpoint that stays names it, and when it was
+# stored before the oldest of these: younger ones may be of a checkpoint that is about to be stored.
+#
+# Ordering: entries and checkpoints first, oldest first, so that what a crash leaves is read from a checkpoint; then shards.
+#
+# Whoever sleeps, and wakes up when the entry behind the last that it knows is gone, is fenced
+# (``tiered.journal.append``); one that stores a checkpoint of shards that are gone has stored one that nobody believes.
+# --------------------------------------------------------------------------------------------------
+
+
+def trim_journal(store: ObjectStore, prefix: str, base: int) -> int:
+    """Delete what is older than the newest checkpoint that is no newer than ``base``, if another is newer.
+
+    Args:
+        store: Of the journal.
+        prefix: Likewise.
+        base: The history behind this entry stays.
+
+    Returns:
+        How many objects went.
+
+    Raises:
+        InvalidError: A checkpoint that stays is of a newer version. Nothing was deleted.
+        BackendError: The store failed. What is left is trimmed another time.
+    """
+    found = {info.key: info for info in store.list(prefix + JOURNAL)}
+    parsed = {key: row for key in found if (row := parse_journal_key(prefix, key))}
+    checkpoints = sorted(number for number, is_checkpoint in parsed.values() if is_checkpoint)
+    bound = trim_bound(checkpoints, base)
+    gone = [key for key, (number, _) in sorted(parsed.items()) if is_trimmed(number, bound)]
+    if not gone:
+        return 0
+    sizes = {info.key: info.size_bytes for info in store.list(prefix + SHARD)}
+    named = {
+        number: _named(store, prefix, number, sizes) for number in checkpoints if number >= bound
+    }
+    usable = [number for number, keys in named.items() if keys is not None]
+    if trim_bound(usable, base) != bound:
+        return 0
+    kept = {key for keys in named.values() for key in keys or ()}
+    shards = {key: number for key in sizes if (number := parse_shard_key(prefix, key)) is not None}
+    gone += [key for key, number in sorted(shards.items()) if number < bound and key not in kept]
+    for key in gone:
+        store.delete(key)
+    return len(gone)
+
+
+def _named(
+    store: ObjectStore, prefix: str, number: int, sizes: dict[str, int]
+) -> dict[str, int] | None:
+    """The shards of a checkpoint, with their sizes; None when it is of no use."""
+    key = checkpoint_key(prefix, number)
+    try:
+        text = decode_checkpoint(store.get(key), where=key)
+    except (DataError, ObjectNotFoundError):
+        return None
+    found = {name.key(prefix): name.size_bytes for name in text.shards}
+    return found if found.items() <= sizes.items() else None

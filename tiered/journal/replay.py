@@ -25,13 +25,15 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, JournalLostError
 from tiered.journal.checkpoint import (
     CheckpointText,
+    Sharded,
+    ShardName,
     decode_checkpoint,
     encode_checkpoint,
     encode_pieces,
+    read_shard,
 )
 from tiered.journal.entry import Entry, checksum, decode_entry
 from tiered.journal.lease import JournalEnd, read_lease
-from tiered.journal.shards import Sharded, ShardName, read_shard
 from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key, parse_journal_key
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ import os
 import pathlib
 import threading
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from tiered.clock import Clock, SystemClock
@@ -28,7 +29,6 @@ from tiered.format import properties
 from tiered.format.broker_checkpoint import decode_checkpoint
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.local.catalog import Catalog, QueueState
-from tiered.local.compaction_log import CompactionLogs
 from tiered.local.deadview import DeadView
 from tiered.local.face import (
     HoleReason,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tiered.format.block import RecordBlock
+    from tiered.local.compaction_log import CompactionLogs
     from tiered.local.consumequeues import Entries
     from tiered.local.follower import View
     from tiered.local.matching import Match
@@ -224,7 +225,6 @@ class RocketMQStore:
         self._cache = FileCache(options.files_open_max)
         self._cache.stop, go_on = options.stop, self._cache.stop
         self._sightings = Sightings()
-        self._compactions = CompactionLogs(self._layout.root, clock)
         self._is_closed = False
         self._seen = Liveness(is_locked=False, abort=None)
         self._names = Names(None, None, "")
@@ -290,6 +290,12 @@ class RocketMQStore:
         if at >= end:
             return None
         return log.read(at, end, bytes_max=bytes_max, count_max=count_max)
+
+    @cached_property
+    def _compactions(self) -> CompactionLogs:
+        from tiered.local.compaction_log import CompactionLogs  # noqa: PLC0415 (few stores have any)
+
+        return CompactionLogs(self._layout.root, self._clock)
 
     def follow(
         self,

@@ -183,7 +183,7 @@ def plan_erasure(
     Args:
         state: What the journal says.
         policy: What comes out.
-        bundles: Keys of bundles that hold what was given up (``tiered.log.unnamed``).
+        bundles: Keys of bundles that hold what was given up (``tiered.log.orphans``).
     """
     used = [use for use in bundles_used(state) if use.bundle.key in bundles]
     level = max(1, used[0].bundle.level) if used else 1  # (level 0: as committed)

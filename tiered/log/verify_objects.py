@@ -21,7 +21,7 @@ from tiered.log.bundles import sections_of
 from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.indexed import uncovered
 from tiered.log.marks import mark_of
-from tiered.log.ranges import Ranges, clipped, joined, without
+from tiered.log.parts import Ranges, clipped, joined, without
 from tiered.log.sections import split_section
 from tiered.log.verify_report import Finding, Problem
 from tiered.log.wellformed import INT_MAX

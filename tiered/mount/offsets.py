@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, Final
 from backends.errors import BackendError
 from tiered.errors import DataError, FencedError, InvalidError
 from tiered.journal.append import JournalWriter
+from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import REIGN, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
-from tiered.journal.trim import trim_journal
 from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from tiered.errors import DataError, TieredStoreError
 from tiered.format.bundle import FOOTER_BYTES, tail_bytes
 from tiered.keys import JOURNAL
 from tiered.log.history import TierHistory, named_objects
-from tiered.log.orphans import Deletion, KnownObjects, OrphanPlan, plan_orphans
-from tiered.log.unnamed import GivenUp, given_up
+from tiered.log.orphans import Deletion, GivenUp, KnownObjects, OrphanPlan, given_up, plan_orphans
 from tiered.upkeep.workplace import (
     FORMAT,
     Ledger,

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any
 from tiered import keys
 from tiered.api.broker_place import require_conditional_writes
 from tiered.errors import DataError, FencedError, InvalidError, JournalLostError, TieredStoreError
-from tiered.index.builder import IndexBuilder
-from tiered.index.indexer import Indexer
+from tiered.index.indexer import IndexBuilder, Indexer
 from tiered.journal.entry import REIGN
 from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.replay import JournalReader
