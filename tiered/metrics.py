@@ -373,7 +373,9 @@ TIMER_METRICS: tuple[Metric, ...] = (
     ),
     Metric("tiered_timer_refused_messages_total", _C, "Messages that the target refuses for good."),
     Metric(
-        "tiered_timer_missing_messages_total", _C, "Messages that the file of their hour has lost."
+        "tiered_timer_missing_messages_total",
+        _C,
+        "Messages that the file of their hour has lost, or the target's own store now that they are due.",
     ),
     Metric(
         "tiered_timer_dropped_messages_total",

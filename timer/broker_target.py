@@ -223,6 +223,10 @@ class BrokerTarget:
 
     Attributes:
         kept: Messages that the broker from which they were taken has still.
+        waiting: Of a wheel, as this has none.
+        refused: Likewise; what ``give`` refuses is not counted here.
+        missing: Likewise.
+        late_ms_max: Likewise.
     """
 
     def __init__(
@@ -256,6 +260,7 @@ class BrokerTarget:
         self._absent: dict[str, float] = {}  # topics, and since when they are missed
         self._missing_since_s: float | None = None
         self.kept = 0
+        self.waiting = self.refused = self.missing = self.late_ms_max = 0
 
     def _forget(self) -> None:
         self._told: set[Place] = set()  # in what is known of these we need not ask

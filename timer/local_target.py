@@ -101,6 +101,7 @@ class LocalTarget:
         delivered: Messages delivered by this process.
         refused: Messages that it took, and could not deliver since the store refuses them. (What ``give`` refuses is
             refused in time, and not counted here.)
+        missing: Messages that were due and cannot be read from the store any more.
         late_ms_max: The latest that a message was, of those that were known in time.
     """
 
@@ -162,7 +163,7 @@ class LocalTarget:
         """Used by ``open``."""
         self.store = store
         self.wheel = TimingWheel()
-        self.delivered = self.refused = self.late_ms_max = 0
+        self.delivered = self.refused = self.missing = self.late_ms_max = 0
         self._state = state
         self._clock = clock
         self._sources: list[MessageQueue] = []
@@ -251,6 +252,11 @@ class LocalTarget:
     # -- delivering -----------------------------------------------------------------------------
 
     @property
+    def waiting(self) -> int:
+        """Messages in the wheel."""
+        return len(self.wheel)
+
+    @property
     def next_ms(self) -> int | None:
         """When something may be due; None: nothing is there."""
         next_ms = self.wheel.next_ms
@@ -334,7 +340,13 @@ class LocalTarget:
                 codes.append(source * _SOURCE + block.queue_offsets[found])
                 sizes.append(block.sizes[found].astype(np.int64))
                 pieces.append(cut_records(block, found)[0])
-        return _matched(fired, np.concatenate(codes), np.concatenate(sizes), b"".join(pieces))
+        due = _matched(fired, np.concatenate(codes), np.concatenate(sizes), b"".join(pieces))
+        if lost := len(fired) - len(due):
+            self.missing += lost
+            _LOG.error(
+                "%d timers cannot be read from the store any more, and are not delivered", lost
+            )
+        return due
 
     def _source(self, queue: MessageQueue) -> int:
         number = self._number.get(queue)
@@ -391,15 +403,12 @@ def _parsed(due: DueBlock) -> RecordBlock:
 
 
 def _matched(fired: Fired, codes: Longs, sizes: Longs, data: bytes) -> DueBlock:
-    """The records in the order in which they fired; what is not there any more is told."""
+    """The records in the order in which they fired, but for those that are not there any more."""
     order = np.argsort(codes)
     wanted = fired.sources * _SOURCE + fired.offsets
     at = np.searchsorted(codes[order], wanted)
     is_there = at < len(codes)
     is_there[is_there] = codes[order[at[is_there]]] == wanted[is_there]
-    if not is_there.all():
-        lost = int(np.count_nonzero(~is_there))
-        _LOG.error("%d timers cannot be read from the store any more, and are not delivered", lost)
     chosen = order[at[is_there]]
     dues, offsets = fired.dues[is_there], fired.offsets[is_there]
     if not (np.diff(chosen) == 1).all():

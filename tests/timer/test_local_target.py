@@ -20,7 +20,7 @@ from tiered.log.timers import HOUR_MS
 from tiered.model import TimestampMs
 from tiered.store.encoding import PROPERTIES_BYTES_MAX
 from tiered.store.store_options import StoreOptions
-from timer.local_target import LocalTarget
+from timer.local_target import WHEEL, LocalTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,6 +266,22 @@ def test_what_could_not_be_delivered_is_refused_while_its_file_is_there(
         (hour,) = run.reader.state.timers.hours
         assert [one.offset for one in run.reader.refused(hour)] == [1]
     assert sum(delivered(tmp_path).values()) == 1
+
+
+def test_what_the_store_has_lost_when_it_is_due_is_counted(tmp_path: Path):
+    with Timers(clock=CLOCK) as timers, contextlib.closing(opened(tmp_path)) as target:
+        now = CLOCK.now_ms()
+        timers.put([now - 2_000] * 3)
+        assert hand(timers, target).counters.handed == 3
+        target.store.wait_listed()
+        log = next((tmp_path / "commitlog").iterdir())
+        with log.open("r+b") as file:
+            record = bytes(target.store.reader.block(WHEEL, 1, 2).buffer)
+            file.seek(log.read_bytes().index(record[:60]) + 95)
+            file.write(b"!!")
+        while len(target.wheel):
+            target.tick()
+        assert (target.delivered, target.refused, target.missing) == (2, 0, 1)
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 30, 31])

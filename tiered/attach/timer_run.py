@@ -65,6 +65,26 @@ class Delivering(Target, Protocol):
     """A target that may deliver by itself: ``tick`` is called while another thread gives."""
 
     @property
+    def waiting(self) -> int:
+        """Messages that it has, and has not delivered yet."""
+        ...
+
+    @property
+    def refused(self) -> int:
+        """Messages that it took, and could not deliver when they were due."""
+        ...
+
+    @property
+    def missing(self) -> int:
+        """Messages that it took, and does not find any more now that they are due."""
+        ...
+
+    @property
+    def late_ms_max(self) -> int:
+        """The latest that a message was, of those that were known in time."""
+        ...
+
+    @property
     def next_ms(self) -> int | None:
         """When it has something to deliver; None: nothing."""
         ...
@@ -109,6 +129,7 @@ class RunResult:
         run: Its number.
         counters: What was handed over.
         refused: Messages that the target refused, when it was given them or when they were due.
+        missing: Messages that their hour's file, or the target when they were due, has lost.
         delivered: What the target's own wheel delivered.
         waiting: What is still in it.
         next_ms: When the next hour is to be handed over; None: nothing is left.
@@ -118,6 +139,7 @@ class RunResult:
     run: int
     counters: HandCounters
     refused: int
+    missing: int
     delivered: int
     waiting: int
     next_ms: int | None
@@ -203,8 +225,12 @@ class TimerDelivery:
     @property
     def refused(self) -> int:
         """Messages that the target refused for good, those that its own wheel could not deliver among them."""
-        late: int = getattr(self.target, "refused", 0)
-        return self.run.counters.refused + late
+        return self.run.counters.refused + self.target.refused
+
+    @property
+    def missing(self) -> int:
+        """Messages that their hour's file has lost, and those that the target's own wheel does not find any more."""
+        return self.run.counters.missing + self.target.missing
 
     def pending(self) -> tuple[int, int, int | None]:
         """Items and hours that are not handed over, and when the first of these hours begins. From any thread."""
@@ -225,7 +251,7 @@ class TimerDelivery:
             "handed_messages": counters.handed,
             "found_messages": counters.found,
             "refused_messages": self.refused,
-            "missing_messages": counters.missing,
+            "missing_messages": self.missing,
             "dropped_messages": counters.dropped,
             "retries": counters.retries,
             "delivered_messages": self.delivered,
@@ -235,8 +261,8 @@ class TimerDelivery:
             Sample("tiered_timer_pending_messages", count),
             Sample("tiered_timer_pending_hours", hours),
             *(() if first_ms is None else [_until(first_ms - now_ms)]),
-            Sample("tiered_timer_waiting_messages", len(getattr(target, "wheel", ()))),
-            Sample("tiered_timer_lateness_seconds", getattr(target, "late_ms_max", 0) / 1000),
+            Sample("tiered_timer_waiting_messages", target.waiting),
+            Sample("tiered_timer_lateness_seconds", target.late_ms_max / 1000),
             *(Sample(f"tiered_timer_{name}_total", value) for name, value in totals.items()),
         ]
 
@@ -414,6 +440,5 @@ def hand_over(
         run.begin(asdict(Holder.present()))
         with beside(work, meter):
             work.work()
-        waiting = len(getattr(target, "wheel", ()))
-        refused, delivered = work.refused, work.delivered
-        return RunResult(place, run.run, run.counters, refused, delivered, waiting, run.next_ms)
+        ended = work.refused, work.missing, work.delivered, target.waiting
+        return RunResult(place, run.run, run.counters, *ended, run.next_ms)

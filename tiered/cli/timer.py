@@ -502,6 +502,7 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
         "run": made.run,
         **asdict(made.counters),
         "refused": made.refused,
+        "missing": made.missing,
         "delivered": made.delivered,
         "waiting": made.waiting,
         "next_hand_over_ms": made.next_ms,
@@ -515,8 +516,7 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
             f"{counted(made.counters.handed + made.counters.found, 'message')} handed over, "
             + (theirs or f"{made.delivered:,} delivered, {made.waiting:,} waiting there")
         )
-    counters = made.counters
-    return NEEDS_A_PERSON if made.refused or counters.missing or counters.damaged else DONE
+    return NEEDS_A_PERSON if made.refused or made.missing or made.counters.damaged else DONE
 
 
 @contextlib.contextmanager
