@@ -44,6 +44,7 @@ from fetcher.statuses import (
     Scan,
     ScanLimits,
     Side,
+    beginning_of,
     is_shorter,
     judge_offset,
     merge_answers,
@@ -842,15 +843,7 @@ def _before_hole(batch: RecordBatch, end: int) -> RecordBatch:
         raise DataError(
             f"the local store has no sound message at {batch.queue}, queue offset {batch.base_offset}"
         )
-    return replace(
-        batch,
-        positions=batch.positions[:count],
-        sizes=batch.sizes[:count],
-        tag_codes=batch.tag_codes[:count],
-        store_timestamps_ms=batch.store_timestamps_ms[:count],
-        physical_offsets=batch.physical_offsets[:count],
-        quarantined=(),
-    )
+    return beginning_of(batch, count)
 
 
 # -- times

@@ -14,13 +14,13 @@ Statuses
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.local.face import HoleReason
 from tiered.log.parts import Gap
 from tiered.model import QueueBounds, QueueOffset
@@ -283,6 +283,21 @@ class ScanLimits:
             raise InvalidError("a read needs limits above 0")
 
 
+def beginning_of(batch: RecordBatch, count: int) -> RecordBatch:
+    """The first items of a batch (> 0)."""
+    sizes = batch.properties_sizes
+    return replace(
+        batch,
+        positions=batch.positions[:count],
+        sizes=batch.sizes[:count],
+        tag_codes=batch.tag_codes[:count],
+        store_timestamps_ms=batch.store_timestamps_ms[:count],
+        physical_offsets=batch.physical_offsets[:count],
+        quarantined=(),
+        properties_sizes=None if sizes is None else sizes[:count],
+    )
+
+
 class Scan:
     """One read. Not for several threads at once.
 
@@ -339,7 +354,7 @@ class Scan:
         """Look at a batch that begins at ``at``.
 
         Raises:
-            DataError: A record that the filter has to look into is damaged.
+            DataError: The first record is damaged, and the filter has to look into it.
         """
         assert batch.base_offset == self.at
         if not self._take_whole(batch, side):
@@ -376,8 +391,7 @@ class Scan:
         self.at = QueueOffset(batch.base_offset + end)
 
     def _take_some(self, batch: RecordBatch, side: Side) -> None:
-        wanted = self._wanted
-        items = np.flatnonzero(batch.sizes > 0) if wanted is None else wanted.select(batch)
+        batch, items = self._select(batch)
         count = self._fitting(batch, items)
         end = batch.count
         if count < len(items) or self._count + count >= self._limits.count_max:
@@ -385,6 +399,23 @@ class Scan:
         if count:
             self.pieces.append(Taken(batch, items[:count], side))
         self._pass(batch, end, count, holes=self._note_holes(batch, end))
+
+    def _select(self, batch: RecordBatch) -> tuple[RecordBatch, npt.NDArray[np.int64]]:
+        """What is wanted of a batch; where something of it is damaged, of a beginning of it that is sound.
+
+        Raises:
+            DataError: The first of it is damaged.
+        """
+        if self._wanted is None:
+            return batch, np.flatnonzero(batch.sizes > 0)
+        while True:
+            try:
+                return batch, self._wanted.select(batch)
+            except DataError:
+                if batch.count <= 1:
+                    raise
+            # Only `at` is called damaged, so what lies before the damage is taken first; one by one would be many looks.
+            batch = beginning_of(batch, batch.count // 2)
 
     def _fitting(self, batch: RecordBatch, items: npt.NDArray[np.int64]) -> int:
         """How many items fit; at least one if nothing was taken yet."""

@@ -325,6 +325,34 @@ def test_a_scan_without_a_match_is_bounded_and_goes_on_where_it_ended():
     assert [offset for offset, _ in found.messages()] == [150]
 
 
+class Unreadable(Wanted):
+    """One that cannot look into some records, such as an inner batch that does not hold together."""
+
+    def __init__(self, offsets: set[int], broken: set[int]) -> None:
+        super().__init__(offsets)
+        self.broken = broken
+
+    def select(self, batch: RecordBatch) -> npt.NDArray[np.int64]:
+        if self.broken & set(range(batch.base_offset, batch.end_offset)):
+            raise DataError("an inner batch is damaged")
+        return super().select(batch)
+
+
+@pytest.mark.parametrize("count", [1, 7, 32])
+def test_what_a_filter_cannot_look_into_costs_only_itself(count: int):
+    both = java_queue()
+    wanted = Unreadable(set(range(100, 200, 2)), {150, 151, 199})
+    at, seen, lost = 100, list[int](), list[int]()
+    while at < 200:
+        found = both.get(at, filter=wanted, max_count=count)
+        if found.status is Is.OFFSET_FOUND_NULL:
+            lost += range(found.missing[-1].start, found.missing[-1].end)
+        seen += [offset for offset, _ in found.messages()]
+        at = found.next_begin
+    assert lost == [150, 151, 199]
+    assert seen == [offset for offset in range(100, 200, 2) if offset != 150]
+
+
 def compacted_queue(count: int, **settings: Any) -> BothSides:
     """A tier of so many queue offsets, of which the first and the last have a message."""
     both = BothSides(has_local=False, **settings)
