@@ -760,8 +760,8 @@ class Get:
             try:
                 if side is Side.LOCAL:
                     self._read_local(tier_end)
-                else:
-                    self._read_tier(tier_end, has_local=side is not sides[-1])
+                elif not self._read_tier(tier_end, sides):
+                    continue
             except ClosedError:
                 raise
             except (TieredStoreError, BackendError) as error:
@@ -781,9 +781,11 @@ class Get:
             scan.take(_before_hole(batch, tier_end), Side.LOCAL)
         # else it has expired since, and is looked for again
 
-    def _read_tier(self, end: int, *, has_local: bool) -> None:
+    def _read_tier(self, end: int, sides: tuple[Side, ...]) -> bool:
+        """Read what the tier has; False: a gap, where the local side has the offset."""
         tier, scan = self.means.tier, self.scan
         assert tier is not None
+        has_local = sides[-1] is not Side.TIER
         deadline_s = self.means.tier_deadline_s(self.deadline_s, has_local=has_local)
         bytes_max, count_max = scan.next_read()
         count_max = min(count_max, end - scan.at)
@@ -793,9 +795,12 @@ class Get:
             self.means.note_tier_failed()
             raise
         if isinstance(found, Gap):
+            if Side.LOCAL in sides:
+                return False  # what never came into the tier, or is lost there, may well be here
             scan.skip(min(found.end, end), found.reason)
         elif found is not None and found.base_offset == scan.at:
             scan.take(found.records, Side.TIER)
+        return True
 
     # -- how it ends ------------------------------------------------------------------------------
 

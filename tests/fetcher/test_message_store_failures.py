@@ -269,6 +269,50 @@ def test_what_is_damaged_locally_comes_from_the_tier_and_is_not_skipped_while_th
     assert (lost.status, lost.next_begin) == (Is.TRY_AGAIN, 60)
 
 
+def gap_in_the_tier(policy: Policy) -> BothSides:
+    """[0, 30) in the broker, of which the tier has no message at [10, 20): as after a loss there."""
+    both = BothSides(policy)
+    both.append(30)
+    both.commit(10)
+    both.gap(20)
+    both.commit(30)
+    both.memory_from = 100
+    both.tier_side.refresh(1e9)
+    return both
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_what_the_tier_has_a_gap_for_is_read_locally_where_it_is(policy: Policy):
+    both = gap_in_the_tier(policy)
+    at, seen = 0, []
+    while at < 30:
+        found = both.get(at)
+        assert not found.missing
+        seen += [offset for offset, _ in found.messages()]
+        at = found.next_begin
+    assert seen == list(range(30))
+
+
+@pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.FORCE])
+def test_a_gap_of_the_tier_is_not_passed_over_where_the_disk_fails(policy: Policy):
+    both = gap_in_the_tier(policy)
+    whole = both.local.read
+
+    def fail(queue: Any, start: int, **more: Any) -> RecordBatch | None:
+        if start == 12:
+            raise DataError("damaged")
+        if start == 15:
+            raise InvalidError("cannot read the store: input/output error")
+        return whole(queue, start, **more)
+
+    both.local.read = fail  # type: ignore[method-assign]
+    found = both.get(12)
+    assert (found.status, found.next_begin) == (Is.OFFSET_FOUND_NULL, 13)
+    found = both.get(15)
+    assert (found.status, found.next_begin) == (Is.TRY_AGAIN, 15)
+    assert isinstance(found.error, InvalidError)
+
+
 # -- limits and filters ---------------------------------------------------------------------------
 
 
