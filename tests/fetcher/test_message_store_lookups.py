@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.both_sides import QUEUE, BothSides
@@ -116,6 +117,32 @@ def test_keys_are_found_wherever_the_message_is(keyed: BothSides, policy: Policy
         assert (hit.queue, hit.queue_offset, hit.store_ms) == (QUEUE, offset, FIRST_MS + offset)
         assert hit.message.queue_offset == offset
     assert not keyed.store.query(KeyQuery(topic="other", key="k1"), policy=policy).hits
+
+
+class EndsLate(Future[Any]):
+    """Ends while whoever waits for it is being told that it did not."""
+
+    def __init__(self, outcome: Any) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(self.outcome)
+            raise TimeoutError
+        return super().result(timeout)
+
+
+def test_what_is_found_at_the_moment_of_the_deadline_is_taken(
+    keyed: BothSides, monkeypatch: pytest.MonkeyPatch
+):
+    def submit(_: Any, look: Any, wish: Wish) -> Future[Any]:
+        return EndsLate(look(wish))
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    found = keyed.store.query(KeyQuery(topic="t", key="k19"))
+    assert found.is_complete
+    assert [hit.queue_offset for hit in found.hits] == [19]
 
 
 def test_disabled_means_local_only(keyed: BothSides):

@@ -285,7 +285,7 @@ class TierKeys:
             return _answer(future.result(max(deadline_s - self._clock.monotonic_s(), 0)))
         except (TimeoutError, CancelledError):
             if future.done() and not future.cancelled():
-                raise
+                return _answer(future.result())  # it came at that very moment
             future.cancel()
             raise StoreUnavailableError(
                 "the tier did not answer before the deadline",
