@@ -551,8 +551,13 @@ class TierSide:
         Raises:
             StoreUnavailableError: Not before the deadline.
             BackendError: It cannot be read.
+            ClosedError: The executor has been shut down.
         """
-        self._await(self._executor.submit(self._fetcher.refresh), deadline_s)
+        try:
+            future = self._executor.submit(self._fetcher.refresh)
+        except RuntimeError as error:
+            raise ClosedError("the tier has been closed", where=self._prefix) from error
+        self._await(future, deadline_s)
 
     def read(  # noqa: PLR0917 (one caller)
         self,

@@ -9,18 +9,22 @@ import pytest
 from support.both_sides import QUEUE, BothSides
 from support.journals import PREFIX
 from support.opening import opened_over
+from support.tiers import TierBuilder
 
+from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
 from fetcher.statuses import KeyQuery, Policy
-from tiered.api.local_and_tier import LocalKeys, TierKeys
+from tiered.api.broker_place import Place
+from tiered.api.local_and_tier import LocalKeys, TierKeys, open_message_store
 from tiered.clock import ManualClock
-from tiered.errors import InvalidError
+from tiered.errors import ClosedError, InvalidError
 from tiered.index.lookup import Wish
 from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 FIRST_MS = 1_700_000_000_000
 """Store time of the message at queue offset 0; each is a millisecond later than the last."""
@@ -143,6 +147,18 @@ def test_what_is_found_at_the_moment_of_the_deadline_is_taken(
     found = keyed.store.query(KeyQuery(topic="t", key="k19"))
     assert found.is_complete
     assert [hit.queue_offset for hit in found.hits] == [19]
+
+
+def test_after_close_it_is_said_that_it_is_closed(tmp_path: Path):
+    builder = TierBuilder(LocalFolderStore(tmp_path), prefix=Place("c", "b").prefix)
+    builder.add([b"x"], queue=QUEUE)
+    store = open_message_store(None, f"file://{tmp_path}")
+    store.close()
+    for topic in (QUEUE.topic, "which the journal would have to be asked for"):
+        with pytest.raises(ClosedError):
+            store.get_message("g", topic, 0, 0)
+    (error,) = store.query(KeyQuery(topic=QUEUE.topic, key="k")).errors
+    assert isinstance(error, ClosedError)
 
 
 def test_disabled_means_local_only(keyed: BothSides):

@@ -26,7 +26,7 @@ from tiered.api.broker_place import choose_place, require_same_store, store_docu
 from tiered.api.open_tier import OpenTier
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
-from tiered.errors import StoreUnavailableError, TieredStoreError
+from tiered.errors import ClosedError, StoreUnavailableError, TieredStoreError
 from tiered.format.block import distinct
 from tiered.format.message_forms import split_batch
 from tiered.format.record import decode_record
@@ -270,6 +270,7 @@ class TierKeys:
         Raises:
             StoreUnavailableError: Not before the deadline; what was begun ends by itself.
             BackendError: The tier cannot be read.
+            ClosedError: After ``close``.
         """
         del tier_end
         wish = Wish(
@@ -280,7 +281,10 @@ class TierKeys:
             count=wanted.count,
         )
         # In a thread: a store has deadlines of its own, which are longer, and a call to it cannot be broken off.
-        future = self._threads.submit(self._lookup, wish)
+        try:
+            future = self._threads.submit(self._lookup, wish)
+        except RuntimeError as error:  # they were shut down
+            raise ClosedError("the tier has been closed", where=self._where) from error
         try:
             return _answer(future.result(max(deadline_s - self._clock.monotonic_s(), 0)))
         except (TimeoutError, CancelledError):
