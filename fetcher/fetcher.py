@@ -162,6 +162,7 @@ class TieredMessageFetcher:
         timeout_s: float | None = None,
         cursor: QueueCursor | None = None,
         until: QueueOffset | None = None,
+        refresh: Callable[[], object] | None = None,
     ) -> TierBatch | Gap | None:
         """The next records of a queue from ``start`` on, at least one however large it is.
 
@@ -176,6 +177,8 @@ class TieredMessageFetcher:
             until: The reader will read everything before this queue offset and nothing behind: the one is read ahead at
                 once, as far as memory allows, and the other not at all. Default: nobody knows, so that read-ahead begins
                 small and grows with what is read.
+            refresh: Has the journal replayed when an object is gone, and keeps to the deadline. Default: it is replayed
+                whatever time that takes.
 
         Returns:
             A batch; the gap that ``start`` lies in; or None at the end.
@@ -199,7 +202,8 @@ class TieredMessageFetcher:
         def work(place: HistoryPlace) -> TierBatch | Gap | None:
             return self._read(name, place, start, bytes_max, count_max, deadline_s, sure)
 
-        return (self.tier.cursor(queue) if cursor is None else cursor).again(start, work)
+        cursor = self.tier.cursor(queue) if cursor is None else cursor
+        return cursor.again(start, work, refresh=refresh)
 
     def at_hand(
         self, group: str, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -570,7 +571,13 @@ class TierSide:
     ) -> TierBatch | Gap | None:
         timeout_s = max(deadline_s - self._clock.monotonic_s(), 1e-3)
         return self._fetcher.read(
-            group, queue, start, bytes_max=bytes_max, count_max=count_max, timeout_s=timeout_s
+            group,
+            queue,
+            start,
+            bytes_max=bytes_max,
+            count_max=count_max,
+            timeout_s=timeout_s,
+            refresh=partial(self.refresh, deadline_s),
         )
 
     def offset_by_time(
@@ -599,7 +606,8 @@ class TierSide:
             view, where = place.view, self._prefix
             return find_by_time(view, ranges, time_ms, boundary, low=low, high=end, where=where)
 
-        found = self._reader.cursor(queue).by_time(find, boundary)
+        refresh = partial(self.refresh, deadline_s)
+        found = self._reader.cursor(queue).by_time(find, boundary, refresh=refresh)
         return QueueOffset(min(found, high))
 
     def first_time_ms(self, queue: MessageQueue, high: int) -> int | None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.both_sides import QUEUE, BothSides
 from support.journals import PREFIX
+from support.merging import delete_unnamed, gather, named_bundles
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
@@ -311,6 +312,44 @@ def test_a_gap_of_the_tier_is_not_passed_over_where_the_disk_fails(policy: Polic
     found = both.get(15)
     assert (found.status, found.next_begin) == (Is.TRY_AGAIN, 15)
     assert isinstance(found.error, InvalidError)
+
+
+class SlowJournal(Gate):
+    """Data comes at once, the journal when the test says so."""
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        return (
+            super().get(key, byte_range) if "/journal/" in key else self.inner.get(key, byte_range)
+        )
+
+
+@pytest.mark.parametrize("has_local", [False, True])
+def test_where_an_object_is_gone_the_journal_is_looked_at_within_the_deadline(has_local: bool):
+    gate = SlowJournal()
+    with ThreadPoolExecutor(1) as journal:
+        both = BothSides(
+            Policy.FORCE, has_local=has_local, seen_store=gate, clock=SystemClock(), timeout_s=0.4
+        )
+        both.append(40)
+        for end in (10, 20, 30, 40):
+            both.commit(end, roll=True)
+        both.tier_side.refresh(time.monotonic() + 9)
+        both.tier_side._executor = journal
+        before = named_bundles(both.builder)
+        gather(both.builder)
+        delete_unnamed(both.builder, before)
+        gate.open.clear()
+        try:
+            began_s = time.monotonic()
+            found = both.get(5)
+            if not has_local:
+                with pytest.raises(StoreUnavailableError):
+                    both.store.offset_by_time("t", 0, 1_700_000_000_005)
+            assert time.monotonic() - began_s < 5
+        finally:
+            gate.open.set()
+        assert found.status is (Is.FOUND if has_local else Is.TRY_AGAIN)
+        assert both.get(5, timeout_s=9).status is Is.FOUND
 
 
 # -- limits and filters ---------------------------------------------------------------------------

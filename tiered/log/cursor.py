@@ -260,7 +260,12 @@ class QueueCursor:
         return place
 
     def again(
-        self, offset: int, work: Callable[[HistoryPlace], T], *, or_behind: bool = False
+        self,
+        offset: int,
+        work: Callable[[HistoryPlace], T],
+        *,
+        or_behind: bool = False,
+        refresh: Callable[[], object] | None = None,
     ) -> T:
         """Work where a queue offset lies, as last seen; when an object is gone, where it lies now.
 
@@ -268,6 +273,7 @@ class QueueCursor:
             offset: Queue offset.
             work: Does it; called again when an object is gone.
             or_behind: What has expired is passed over.
+            refresh: Has the journal replayed; for who has a deadline. Default: in this thread, whatever time that takes.
 
         Raises:
             ExpiredError: The offset has expired since the cursor was made.
@@ -282,7 +288,7 @@ class QueueCursor:
                 if self._journal is None:
                     raise
                 if tries_left:
-                    self._journal.refresh()
+                    (refresh or self._journal.refresh)()
                 now = self._find(self._within(offset)) if tries_left else place
                 if now.view.life == place.view.life:
                     raise DataError(
@@ -295,20 +301,27 @@ class QueueCursor:
         raise AssertionError("the last try ends by itself")
 
     def by_time(
-        self, find: Callable[[HistoryPlace], QueueOffset | None], boundary: Boundary
+        self,
+        find: Callable[[HistoryPlace], QueueOffset | None],
+        boundary: Boundary,
+        *,
+        refresh: Callable[[], object] | None = None,
     ) -> QueueOffset:
         """A queue offset of the history by store time: what ``Boundary`` says of all that is left of it.
 
         Args:
             find: The message that is meant, among those of one place.
             boundary: The first of what is found is meant, or the last.
+            refresh: As of ``again``.
 
         Raises:
             DataError: An object that the journal names is gone.
         """
         offset, last = self.start, None
         while offset < self.end:
-            place, found = self.again(offset, lambda at: (at, find(at)), or_behind=True)
+            place, found = self.again(
+                offset, lambda at: (at, find(at)), or_behind=True, refresh=refresh
+            )
             last = last if found is None else found
             if last is not None and boundary is Boundary.LOWER:
                 break
