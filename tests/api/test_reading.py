@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -365,6 +366,30 @@ def test_sources_take_turns_and_the_first_error_ends_all():
     begun.close()
     names = [t.name for t in threading.enumerate() if t.name.startswith("tiered-read")]
     assert not names
+
+
+def test_an_error_does_not_wait_for_what_the_others_are_amid_of():
+    go_on, is_amid = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        yield 2
+        is_amid.set()
+        go_on.wait(20)
+
+    def broken() -> Iterator[int]:
+        yield 1
+        is_amid.wait(20)
+        raise DataError("made so")
+
+    both = interleave([broken(), slow()], at_once=2)
+    assert [next(both), next(both)] == [1, 2]
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(DataError):
+            next(both)
+        assert time.monotonic() - began_s < 10
+    finally:
+        go_on.set()
 
 
 def test_what_is_at_hand_is_made_without_a_thread_and_errors_wait_for_their_turn():

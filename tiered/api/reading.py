@@ -298,8 +298,9 @@ def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
                 begin(following)
             if element is not end:
                 yield element  # type: ignore[misc]
-    except GeneratorExit:
-        # Maybe in the collector, which runs in any thread: in one for whose locks ours wait.
+    except BaseException:
+        # Maybe in the collector, which runs in any thread: in one for whose locks ours wait. And neither an error nor
+        # Ctrl-C is to be told only when the other reads have ended, which may be at their deadline.
         will_end = not wait([future for _, future in turns], LEAVE_SECONDS).not_done
         raise
     finally:
