@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
+from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import QUEUE, TIME_MS, TierBuilder
 
@@ -104,6 +105,21 @@ def test_row_groups_are_left_out_by_statistics_and_filters() -> None:
     assert left(ALL.among("uniq_key", ["c"])) == ["bloom filter of uniq_key"]
     assert left(ALL.among("uniq_key", ["c", "m"])) == []
     assert left(Selection(key="c")) == [], "a file without the column of keys may hold it"
+
+
+def test_times_that_no_calendar_of_python_has() -> None:
+    """A broker's clock was far off; files tell its times all the same."""
+    tier, far_ms = KeyedTier(), 300_000_000_000_000
+    for number in range(2):
+        mails = [Mail(("k",), time_ms=far_ms + 10 * number), Mail((), time_ms=TIME_MS)]
+        tier.post(QUEUE, mails, roll=bool(number))
+    tier.post(QUEUE, [Mail()], roll=True)
+    at = workshop(tier.store)
+    archive(at)
+    found = explain(at.archive, selection_of({"from": str(far_ms + 1)}))
+    assert (found.files_left, found.rows, found.rows_all) == ({"store_ts": 3}, 1, 4)
+    found = explain(at.archive, selection_of({"until": str(far_ms)}))
+    assert (found.files_left, found.rows, found.groups) == ({"store_ts": 2}, 2, 2)
 
 
 def test_options_narrow() -> None:

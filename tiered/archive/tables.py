@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange
@@ -14,7 +13,7 @@ from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
 from tiered.archive.parquet import can_hold
-from tiered.archive.selection import micros, shown
+from tiered.archive.selection import shown
 from tiered.errors import InvalidError
 from tiered.journal.replay import JournalReader
 
@@ -209,8 +208,9 @@ def choose_groups(
 
 def _left_by_statistics(columns: dict[str, Any], wanted: Selection) -> str:
     for name in wanted.bounds:
-        found = _least_and_most(columns.get(name))
-        if found is not None and not wanted.meets(name, *map(_number, found)):
+        found = _statistics(columns.get(name))
+        # As they are stored: a broker's clock may say a time that no ``datetime`` can.
+        if found is not None and not wanted.meets(name, found.min_raw, found.max_raw):
             return f"statistics of {name}"
     for name, values in wanted.texts.items():
         if not _may_hold(columns.get(name), values):
@@ -242,18 +242,15 @@ def _passes(chunk: Any, values: Iterable[str], read: Callable[[int, int], bytes]
 
 
 def _may_hold(chunk: Any, values: Iterable[str]) -> bool:  # noqa: ANN401
-    found = _least_and_most(chunk)
-    return found is None or any(found[0] <= value <= found[1] for value in values)
+    found = _statistics(chunk)
+    return found is None or any(found.min <= value <= found.max for value in values)
 
 
-def _least_and_most(chunk: Any) -> tuple[Any, Any] | None:  # noqa: ANN401
+def _statistics(chunk: Any) -> Any:  # noqa: ANN401
+    """Of a column with a least and a greatest value; None: it tells neither."""
     if chunk is None or not chunk.is_stats_set or not chunk.statistics.has_min_max:
         return None
-    return chunk.statistics.min, chunk.statistics.max
-
-
-def _number(value: Any) -> int:  # noqa: ANN401
-    return micros(value) if isinstance(value, datetime) else int(value)
+    return chunk.statistics
 
 
 def open_parquet(raw: ObjectFile) -> Any:  # noqa: ANN401
