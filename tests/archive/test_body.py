@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import pickle
+import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +231,27 @@ def test_text_avro_and_protobuf() -> None:
     assert found["avro"]["value_at"].timestamp() == 1_700_000_000.123
     assert (found["protobuf"]["value_id"], found["protobuf"]["value_note"]) == (7, "n")
     assert check(at).compared == 3
+
+
+def test_no_row_is_left_out_because_its_number_is_none(tmp_path: Path) -> None:
+    """What is told of a column's least and greatest value does not tell of NaN, which is greater than all."""
+    fields = [{"name": "x", "type": "double"}, {"name": "n", "type": "long"}]
+    inner = {"type": "record", "name": "Inner", "fields": fields}
+    every = {"name": "all", "type": {"type": "array", "items": "double"}}
+    whole = {"type": "record", "name": "Whole", "fields": [{"name": "o", "type": inner}, every]}
+    schema = json.dumps({**whole, "fields": [fields[0], *whole["fields"]]}).encode()
+    bodies = [struct.pack("<ddBBdB", x, x, 2, 2, x, 0) for x in (1.0, math.nan, 2.0)]
+    tier = tier_of(bodies)
+    at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
+    assert archive(replace(at, wishes=wishes("avro", schema=schema))).misfits == 0
+    for where in ("value_x > 5", "isnan(value_x)", "value_o.x > 5", "NOT (value_x < 5)"):
+        question = f'SELECT queue_offset FROM "{QUEUE.topic}" WHERE {where}'
+        assert duck.ask(at.archive, question).rows.to_pylist() == [{"queue_offset": 1}], where
+    (key,) = keys(at)
+    group = pq.read_metadata(io.BytesIO(at.archive.get(key))).row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    bare = {one.path_in_schema for one in columns if not one.is_stats_set}
+    assert bare == {"value_x", "value_o.x", "value_all.list.element"}
 
 
 def test_bodies_that_tell_nothing_stay_bytes() -> None:

@@ -28,7 +28,7 @@ from tiered.archive.model import SCHEMA_VERSION, ArchiveLane
 from tiered.errors import DataError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -379,11 +379,35 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
         compression_level=1,
         use_dictionary=_DICTIONARIES,
         column_encoding=dict.fromkeys(_DIFFERENCES, "DELTA_BINARY_PACKED"),
+        write_statistics=[path for path, kind in _leaves(columns) if not _may_be_nan(kind)],
         write_page_index=True,
         write_page_checksum=True,
         bloom_filter_options={key: {"ndv": group_rows, "fpp": _FALSE_HITS} for key in _KEYS},
         sorting_columns=[parquet.SortingColumn(columns.get_field_index(name)) for name in _ORDER],
     )
+
+
+def _may_be_nan(kind: Any) -> bool:  # noqa: ANN401 (pyarrow has no types)
+    """Whether the least and the greatest value say nothing of what else is there.
+
+    NaN is in neither, and Spark and DuckDB, to which it is the greatest of all, leave out its rows by them.
+    """
+    return bool(load_pyarrow().types.is_floating(kind))
+
+
+def _leaves(columns: Any, folder: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """What Parquet has of columns: path and type of each that has values itself."""
+    kinds = load_pyarrow().types
+    for column in columns:
+        path, kind = folder + column.name, column.type
+        if kinds.is_struct(kind):
+            yield from _leaves(kind, f"{path}.")
+        elif kinds.is_map(kind):
+            yield from _leaves((kind.key_field, kind.item_field), f"{path}.key_value.")
+        elif kinds.is_list(kind):
+            yield from _leaves((kind.value_field.with_name("element"),), f"{path}.list.")
+        else:
+            yield path, kind
 
 
 def require_equal(made: Any, given: Digest, data: tuple[memoryview, bytes], step: int) -> None:  # noqa: ANN401 (a buffer)
