@@ -349,6 +349,25 @@ def test_what_another_process_may_have_left_out_is_in_doubt(
         assert again.latestOffset(after, ALL) is after, "what is settled stays so"
 
 
+def test_what_expires_after_the_start_was_read_by_the_process_before(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    for body in (b"a", b"b", b"c"):
+        place.tier.add([body], roll=body != b"a")
+    with place.stream(on_gap="skip") as reader:
+        last = reader.latestOffset(reader.initialOffset(), ALL)
+        assert bodies(reader, {}, last) == [b"a", b"b", b"c"]
+    with place.stream(on_gap="skip") as reader:
+        assert reader.latestOffset(last, ALL) is last, "all of it is there, so it was read"
+        place.tier.expire(2)
+        assert reader.latestOffset(last, ALL) is last
+        place.tier.add([b"d"])
+        later = reader.latestOffset(last, ALL)
+        assert [at.in_doubt for at in positions_of(later).values()] == [0]
+        assert bodies(reader, last, later) == [b"d"]
+    assert not caplog.records
+
+
 def test_a_batch_is_not_done_again_without_a_queue_that_it_has(place: Place) -> None:
     """Its position would go on, and the queue's messages would be nowhere."""
     place.tier.add([b"a"])

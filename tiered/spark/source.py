@@ -468,6 +468,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: Positions = {}
         self._until: Positions | None = None
         self._planned: _Planned | None = None
+        self._was_whole: Positions | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the stream begins when there is no checkpoint."""
@@ -542,13 +543,15 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Positions with what was left out of their batch beyond what they say, as far as that is known."""
         if self._planned is not None and self._planned.end == before:
             return charged(before, lost=self._planned.short, in_doubt={})
-        if self._rules.on_gap != SKIP:
+        if self._rules.on_gap != SKIP or self._was_whole == before:
             return before
         mine = {key: at for key, at in before.items() if self._takes(key)}
         short = batch_of(states, mine, self._wanted, self._rules, archive=self._archive).short
         for key, count in short.items():
             text = "messages of the batch before, done by a process that is no more, have expired: if they had gone when it"
             _say(key, count, f"{text} came to them, its log says that they were left out")
+        if not short:  # what is there at our start was there for it: what expires later was read
+            self._was_whole = before
         return charged(before, lost={}, in_doubt=short)
 
     def _ends(self, states: dict[Place, TierState]) -> Positions:
