@@ -39,6 +39,8 @@ from tiered.spark.options import (
     kind_of,
     open_place,
     require_known,
+    s3_options,
+    source_options,
     whole,
 )
 from tiered.spark.source import ArchiveSource
@@ -340,6 +342,17 @@ def test_options_that_nobody_looks_at_are_refused(tmp_path: Path) -> None:
     assert kind_of({**place, "source": "archive"}, None) == "archive"
     with pytest.raises(InvalidError, match="source is 'tier'"):
         kind_of({**place, "source": "tier"}, "archive")
+
+
+def test_how_s3_is_reached_is_taken_as_it_is_said() -> None:
+    for style in (None, True, False):
+        given = S3Options(endpoint_url="http://s3", path_style=style)
+        assert s3_options(source_options(given)) == given
+    assert s3_options({"path-style": "True"}).path_style is True
+    assert s3_options({"path-style": "FALSE"}).path_style is False
+    for wrong in ("1", "yes", ""):
+        with pytest.raises(InvalidError, match="path-style is"):
+            s3_options({"path-style": wrong})
 
 
 def test_lanes_that_nothing_is_wanted_of() -> None:

@@ -115,13 +115,19 @@ def source_options(options: S3Options) -> dict[str, str]:
 
 
 def s3_options(options: Mapping[str, str]) -> S3Options:
-    """Undo ``source_options``."""
-    style = options.get("path-style")
+    """Undo ``source_options``.
+
+    Raises:
+        InvalidError: ``path-style`` is neither true nor false.
+    """
+    style = options.get("path-style", "true").lower()
+    if style not in {"true", "false"}:  # taken for false it would send requests to other hosts
+        raise InvalidError(f"the option path-style is {style!r:.40}", do="say true or false")
     return S3Options(
         endpoint_url=options.get("endpoint-url"),
         region=options.get("region"),
         profile=options.get("profile"),
-        path_style=None if style is None else style == "true",
+        path_style=style == "true" if "path-style" in options else None,
         ca_bundle=options.get("ca-bundle"),
     )
 
