@@ -31,7 +31,7 @@ from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of
 from tiered.archive.tables import choose_groups, explain, plan_files
 from tiered.errors import DataError, ExpiredError, InvalidError
 from tiered.model import MessageQueue
-from tiered.spark.frames import file_list, file_uris, report, uri_of
+from tiered.spark.frames import _named, file_list, file_uris, report, uri_of
 from tiered.spark.options import (
     OF_TIER,
     READ,
@@ -138,6 +138,16 @@ def test_options_narrow() -> None:
     assert not nothing.meets("queue_id", 0, 99)
     with pytest.raises(InvalidError, match="from is no number"):
         selection_of({"from": "yesterday"})
+    for nobody in ("", " , "):
+        with pytest.raises(InvalidError, match="topic names no topic"):
+            selection_of({"topic": nobody})
+
+
+def test_several_values_are_not_taken_for_one() -> None:
+    with pytest.raises(InvalidError, match="key has one value, and 2 are given"):
+        _named("file:///tier", {"key": ["a", "b"]})
+    named = _named("file:///tier", {"uniq_key": ["u", "v"]}, ["orders", "payments"])
+    assert (named["uniq-key"], named["topic"]) == ("u,v", "orders,payments")
 
 
 def test_rows_are_chosen_exactly() -> None:

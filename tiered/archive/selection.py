@@ -133,11 +133,18 @@ def selection_of(options: Mapping[str, str]) -> Selection:
     """What the options of a source ask for: ``topic queue from until from-offset until-offset key uniq-key broker-name``.
 
     Raises:
-        InvalidError: A value is no number.
+        InvalidError: A value is no number, or ``topic`` names none.
     """
     found = Selection()
     if "topic" in options:
-        found = found.among("topic", _divided(options["topic"]))
+        topics = _divided(options["topic"])
+        if (
+            not topics
+        ):  # as of a variable that is not set: there would be no row, and a stream wait for ever
+            raise InvalidError(
+                "the option topic names no topic", do="name some, or leave the option out for all"
+            )
+        found = found.among("topic", topics)
     if "uniq-key" in options:
         found = found.among("uniq_key", _divided(options["uniq-key"]))
     if "queue" in options:

@@ -91,6 +91,8 @@ Value = str | int | bool | datetime | list[str] | tuple[str, ...]
 """Of an option. A time is milliseconds since 1970, UTC, or a ``datetime``; without a zone it is UTC."""
 
 
+_SEVERAL = frozenset(["topic", "uniq-key"])
+"""Options that may have several values."""
 OF_FRAME = (READ | OF_TIER) - {"pinned"}
 """Options of a frame that a tier has a share in: which messages are its own is not for callers to say."""
 
@@ -659,10 +661,18 @@ def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
 def _named(
     url: str, options: Mapping[str, Value], topic: str | list[str] | None = None
 ) -> dict[str, str]:
-    """Options as a source has them."""
+    """Options as a source has them.
+
+    Raises:
+        InvalidError: Several values are given for what has one.
+    """
     every = options if topic is None else {**options, "topic": topic}
-    names = {name.rstrip("_").replace("_", "-").lower(): _text(v) for name, v in every.items()}
-    return {**names, "path": url}
+    named = {name.rstrip("_").replace("_", "-").lower(): value for name, value in every.items()}
+    for name, value in named.items():
+        if isinstance(value, list | tuple) and name not in _SEVERAL:
+            # Put together they would be one that no message has.
+            raise InvalidError(f"the option {name} has one value, and {len(value)} are given")
+    return {**{name: _text(value) for name, value in named.items()}, "path": url}
 
 
 def _text(value: Value) -> str:
