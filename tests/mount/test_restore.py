@@ -175,6 +175,29 @@ def test_a_decommissioned_broker_has_its_tables_again(tmp_path: Path):
     }
 
 
+def test_of_a_part_no_group_is_beyond_what_is_there(tmp_path: Path):
+    """It would pass over as many messages that are produced later; also of a topic that comes again only then."""
+    original, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    here("attach", original, "--to", url, "--decommission").good()
+    times = sorted(one["store_timestamp_ms"] for one in captured("s10-consumers").messages["work"])
+    store = restored(url, tmp_path / "of", "--topics", "work", "--until", str(times[20]))
+    was, now = (
+        json.loads(_strict((path / "config" / "consumerOffset.json").read_text()))["offsetTable"]
+        for path in (original, store)
+    )
+    found = here("attach", store, "--to", f"file://{tmp_path}/again", "--once", "--json").good()
+    assert found.document["messages"] == 20
+    ends = {
+        str(queue.queue_id): end for queue, (_, end) in bounds(f"file://{tmp_path}/again").items()
+    }
+    assert was["work@careful"] == {"0": 30, "1": 30, "2": 30, "3": 30}
+    assert now == {
+        name: {queue: min(offset, ends[queue]) for queue, offset in row.items()}
+        for name, row in was.items()
+        if name.startswith("work@")
+    }
+
+
 TABLES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
 
 
@@ -553,17 +576,18 @@ def test_damage_of_what_was_put_is_an_error_and_cuts_off_nothing(
     captured_tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As of a disk that gives back other bytes than it was given."""
-    to, real = tmp_path / "restored", Restore._write_tables
+    to, real = tmp_path / "restored", Restore._write_topics
     left: list[bytes] = []
 
-    def write(self: Restore, *given: Any) -> None:
-        real(self, *given)
+    def write(self: Restore, *given: Any) -> set[str]:
+        topics = real(self, *given)
         with (to / "commitlog" / f"{1 << 18:020d}").open("r+b") as file:
             file.seek(1000)
             file.write(bytes(200))
         left.append(log_of(to))
+        return topics
 
-    monkeypatch.setattr(Restore, "_write_tables", write)
+    monkeypatch.setattr(Restore, "_write_topics", write)
     with open_tier(captured_tier("s01-basic")[1]) as tier:
         plan = plan_restore(tier, RestoreSelection())
         restore = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20)

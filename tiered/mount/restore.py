@@ -9,8 +9,9 @@ What stays: every byte of a record but its physical offset, and so queue offsets
 times and hosts. What changes: physical offsets, and with them message ids that are made of host and offset.
 
 Ordering: ``restore.json`` in the directory says what is restored and how far that is. It is there before anything else, and
-written again after the log was synced, so that a record is in the log before it counts as restored. The tables come next,
-then the lists, then ``abort`` and ``restore.json`` go.
+written again after the log was synced, so that a record is in the log before it counts as restored. The table of topics
+comes next, then the lists, whose end takes ``abort`` away, then the tables of groups and offsets; ``restore.json`` goes
+last.
 
 After a crash, or when it was stopped: the same command goes on from ``restore.json``, to where each queue ended when it
 began. What has come into the tier since, queues included, is left out, so that the store is what the tier was at one
@@ -571,7 +572,6 @@ class Restore:
             offsets = self._offsets(handover)
         topics = self._write_topics(handover, now_ms)
         groups = dict(handover.groups) if handover is not None else {}
-        self._write_tables(groups, offsets, now_ms)
         store = MessageStore.open(
             self._root,
             cluster=tier.place.cluster,
@@ -583,9 +583,11 @@ class Restore:
         )
         filled = 0
         with store:
-            ends = store.queues() if self._has_holes else {}
-        if ends:
+            ends = store.queues()
+        if self._has_holes:
             filled = fill_holes(str(self._root), ends, self._options.commitlog_file_bytes)
+        offsets = _kept_offsets(offsets, topics, ends)
+        self._write_tables(groups, offsets, now_ms)
         (self._root / STATE_FILE).unlink()
         count = sum(map(len, offsets.values()))
         return Restored(
@@ -594,13 +596,13 @@ class Restore:
             result.record_bytes,
             result.log_end,
             filled,
-            topics,
+            len(topics),
             len(groups),
             count,
         )
 
-    def _write_topics(self, handover: Handover | None, now_ms: int) -> int:
-        """The table of topics: as the broker had them, else with as many queues as have messages."""
+    def _write_topics(self, handover: Handover | None, now_ms: int) -> set[str]:
+        """The table of topics: as the broker had them, else with as many queues as have messages; which these are."""
         place = self._tier.place
         table = TopicTable.make(str(self._root), cluster=place.cluster, broker=place.broker)
         restored: dict[str, int] = {}
@@ -619,7 +621,7 @@ class Restore:
             if name in self._batch_topics:
                 table.set_batch(name)
         table.save(now_ms)
-        return len(written)
+        return written
 
     def _offsets(self, handover: Handover | None) -> Mapping[tuple[str, str], Mapping[int, int]]:
         """Where groups are: with a mount, where one has served the tier, else as the broker had it."""
@@ -653,3 +655,19 @@ class Restore:
         make_folder(path.parent)
         text = json.dumps(document, indent="\t", separators=(",", ":"), ensure_ascii=False)
         replace_file(path, text.encode("utf-8", "surrogateescape"))
+
+
+def _kept_offsets(
+    offsets: Mapping[tuple[str, str], Mapping[int, int]],
+    topics: set[str],
+    ends: Mapping[MessageQueue, QueueOffset],
+) -> Mapping[tuple[str, str], Mapping[int, int]]:
+    """Offsets of the topics that are there, none beyond its queue: a group would pass over what is produced up to it."""
+    return {
+        (group, topic): {
+            queue_id: min(offset, int(ends.get(MessageQueue(topic, queue_id), 0)))
+            for queue_id, offset in row.items()
+        }
+        for (group, topic), row in offsets.items()
+        if topic in topics
+    }
