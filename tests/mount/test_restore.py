@@ -198,6 +198,26 @@ def test_of_a_part_no_group_is_beyond_what_is_there(tmp_path: Path):
     }
 
 
+def test_topics_without_messages_are_there_also_where_a_queue_has_expired_as_a_whole(
+    tmp_path: Path,
+):
+    """Of the tier everything is restored, so all that the broker had is in the table."""
+    original, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    here("store", "topic", original, "never", "--queues", "3").good()
+    here("attach", original, "--to", url, "--decommission").good()
+    here("expire", url, "--topics", "other", "--ttl", "1s", "--apply", "-").good()
+    made = topics_of(restored(url, tmp_path / "whole"))
+    assert {"work", "other", "never", "%RETRY%careful"} <= set(made)
+    assert made["never"]["readQueueNums"] == 3
+    of_a_part = topics_of(restored(url, tmp_path / "part", "--topics", "work"))
+    assert not {"other", "never", "%RETRY%careful"} & set(of_a_part)
+
+
+def topics_of(store: Path) -> dict[str, Any]:
+    table = json.loads((store / "config" / "topics.json").read_text())
+    return dict(table["topicConfigTable"])
+
+
 TABLES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
 
 

@@ -104,7 +104,7 @@ class RestorePlan:
         list_bytes: Of the consume queues.
         requests: To the tier's store, about.
         dollars: For these, by list prices.
-        skipped: Queues that have messages, of which none is selected.
+        skipped: Queues of topics that are not selected, and those that have messages, of which none is.
         has_holes: There are queue offsets without a message among these.
         wish: That of the selection.
     """
@@ -132,7 +132,8 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
     for queue in tier.queues():
         span = _span(tier, queue, selection) if selection.selects(queue.topic) else None
         if span is None or span.start >= span.stop:
-            skipped += 1
+            # One of which everything has expired is as whole as it can be, and leaves out nothing.
+            skipped += span is None or span.cursor.low < span.cursor.end
             continue
         spans.append(span)
         messages += span.stop - span.start
