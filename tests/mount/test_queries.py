@@ -319,12 +319,16 @@ def test_a_group_is_put_to_a_time_and_who_consumes_is_told_with_its_next_pull(cl
     assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": str(first)}
     # what a consumer says that does not know it yet does not count
     client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=40, **PLACE)
+    # nor would it if the mount ended now, or its consumer
+    assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": str(first)}
     told = client.pull("orders", 1, 40, sysFlag=4 | 1, commitOffset=41)
     assert (told.code, told.remark) == (Code.PULL_OFFSET_MOVED, "OFFSET_RESET")
     assert told.fields["nextBeginOffset"] == str(first)
     assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": str(first)}
     assert client.pull("orders", 1, first).code == Code.SUCCESS
     assert client.pull("orders", 1, 40, consumerGroup="other").code == Code.SUCCESS
+    client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=first + 1, **PLACE)
+    assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": str(first + 1)}
 
 
 def test_a_group_is_put_to_the_end_or_in_one_queue_to_an_offset(client: Client):

@@ -64,13 +64,16 @@ class ConsumerOffsets:
         return self._table.get((group, topic), {}).get(queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """A group says where it is.
+        """A group says where it is; where a person has put it elsewhere, only after it was told.
 
         Raises:
             RefusalError: There are too many, or it is no offset.
         """
         if not 0 <= offset < _END or not 0 <= queue_id < _END:
             raise RefusalError(Code.SYSTEM_ERROR, f"{offset} is no offset of queue {queue_id}")
+        # As a broker does. What is known here is kept, and who is to be told is not.
+        if self._resets and (group, topic, queue_id) in self._resets:
+            return
         row = self._table.get((group, topic), {})
         if row.get(queue_id) == offset:
             return
@@ -88,21 +91,15 @@ class ConsumerOffsets:
         Raises:
             RefusalError: As ``commit``.
         """
+        self._resets.pop((group, topic, queue_id), None)
         self.commit(group, topic, queue_id, offset)
         self._resets[group, topic, queue_id] = offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where a consumer of the queue has to go that asks next; None: on. Told once, and it counts from here on.
-
-        Raises:
-            RefusalError: As ``commit``.
-        """
+        """Where a consumer of the queue has to go that asks next; None: on. Told once; then it says where it is again."""
         if not self._resets:  # nearly always: pulls ask
             return None
-        offset = self._resets.pop((group, topic, queue_id), None)
-        if offset is not None:
-            self.commit(group, topic, queue_id, offset)
-        return offset
+        return self._resets.pop((group, topic, queue_id), None)
 
     def adopt(self, known: Mapping[Name, Mapping[int, int]], *, is_newer: bool = False) -> int:
         """Take over offsets of elsewhere where there are none, or in place of what there is; of how many queues."""
