@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -283,6 +284,31 @@ def test_a_slow_reader_takes_its_own_share_and_is_disconnected_at_last():
             await until(lambda: len(server.connections) == 1)
             slow.close()
             writer.close()
+
+    run(work())
+
+
+def test_who_takes_an_answer_slowly_but_steadily_gets_it():
+    """As over a thin line: it takes longer than who takes nothing is waited for."""
+    size = 12 << 20
+
+    async def large(asked: Exchange) -> Command:
+        await asked.make_room(size)
+        return Command(0, body=(bytes(size),))
+
+    async def work() -> None:
+        async with serving({LARGE: large}, send_s=0.5) as (server, port):
+            loop, client = asyncio.get_running_loop(), socket.create_connection(("127.0.0.1", port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            client.setblocking(False)
+            client.send(frame(LARGE))
+            left = size
+            while left > 0 and (piece := await loop.sock_recv(client, 1 << 18)):
+                left -= len(piece)
+                await asyncio.sleep(0.02)
+            assert left <= 0
+            assert not server.counters.dropped
+            client.close()
 
     run(work())
 

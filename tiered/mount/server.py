@@ -182,6 +182,7 @@ class Connection(asyncio.Protocol):
         self._reserved_bytes = 0
         self._making_room: asyncio.Task[None] | None = None
         self._is_paused = False
+        self._written_bytes = self._taken_bytes = 0
         self._drains: set[asyncio.Future[None]] = set()
         self._asked: dict[int, asyncio.Future[Command]] = {}
         self._opaque = count(1)
@@ -311,7 +312,17 @@ class Connection(asyncio.Protocol):
         if self.is_closed or self._transport is None:
             raise ConnectionError("the client is gone")
         self._transport.writelines(pieces)  # type: ignore[arg-type] # any buffer will do
-        return sum(map(len, pieces))  # type: ignore[arg-type] # of bytes
+        size = sum(map(len, pieces))  # type: ignore[arg-type] # of bytes
+        self._written_bytes += size
+        return size
+
+    def note_taken(self, now_s: float) -> None:
+        """Who is slow, as over a thin line, and takes something is not stuck."""
+        assert self._transport is not None
+        taken_bytes = self._written_bytes - self._transport.get_write_buffer_size()
+        if self.stuck_s is not None and taken_bytes > self._taken_bytes:
+            self.stuck_s = now_s
+        self._taken_bytes = taken_bytes
 
     async def drained(self) -> None:
         """Wait until most of what was written has gone.
@@ -559,6 +570,7 @@ class RemotingServer:
             await asyncio.sleep(pause_s)
             now_s = self.clock.monotonic_s()
             for connection in list(self.connections):
+                connection.note_taken(now_s)
                 if connection.stuck_s is not None:
                     if now_s - connection.stuck_s > limits.send_s:
                         connection.drop("slow", f"it took nothing for {limits.send_s:.0f} s")
