@@ -160,6 +160,25 @@ def test_a_name_server_that_comes_back_is_registered_with_again(caplog: pytest.L
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
 
 
+def test_a_name_server_that_was_restarted_takes_the_very_next_registration():
+    """Of which there is one in 30 s; for as long nobody finds the mount there."""
+
+    async def work() -> None:
+        name_server, again = Names(), Names()
+        names = NameServers([("127.0.0.1", await name_server.listen())], ME, topics())
+        await names.begin()
+        await name_server.server.close(0)
+        again.port = name_server.port
+        await again.listen()
+        await names.register()
+        assert not names.servers[0].error
+        assert "b" in again.brokers
+        await names.unregister()
+        await again.server.close(1)
+
+    run(work)
+
+
 def test_beside_a_live_broker_of_the_same_name_it_is_refused_before_anything_is_said():
     async def work() -> None:
         name_server = Names()

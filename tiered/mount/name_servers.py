@@ -248,6 +248,8 @@ class NameServer:
         return answer
 
     async def _ask(self, request: Command) -> Command:
+        if self._streams is not None and has_ended(self._streams[0]):
+            self.close()  # it was started again, and is asked over a new one at once
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port)
         reader, writer = self._streams
@@ -264,6 +266,11 @@ class NameServer:
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
+
+
+def has_ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the other side has ended a connection, over which nothing was said since."""
+    return reader.at_eof() or reader.exception() is not None
 
 
 class NameServers:
