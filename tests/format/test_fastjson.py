@@ -111,6 +111,12 @@ def test_depth_is_bounded(depth):
         loads("{1:" + "[" * depth)
 
 
+@pytest.mark.parametrize("text", ['{"a":%s}', "{1:%s}", "%s"])
+def test_digits_of_a_number_are_bounded(text):
+    with pytest.raises(JsonError):
+        loads(text % ("9" * 5000))
+
+
 @pytest.mark.parametrize("name", captures.NAMES)
 def test_captured_configs(name):
     seen = 0

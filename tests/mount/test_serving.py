@@ -255,10 +255,16 @@ def test_requests_that_lack_something_are_answered(client: Client, fields: dict[
     assert answer.remark
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"clientID":5}', b'{"clientID":""}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'{"clientID":5}', b'{"clientID":""}', b'{"clientID":%b}' % (b"5" * 5000)],
+    ids=range(6),
+)
 def test_bodies_that_are_none_are_answered(client: Client, body: bytes):
     for code in (protocol.HEART_BEAT, protocol.LOCK_BATCH_MQ):
-        assert client.ask(code, body).code in {Code.SYSTEM_ERROR, Code.INVALID_PARAMETER}
+        answer = client.ask(code, body)
+        assert answer.code in {Code.SYSTEM_ERROR, Code.INVALID_PARAMETER}
+        assert "a defect of the mount" not in answer.remark
 
 
 def document(answer: Command) -> Any:

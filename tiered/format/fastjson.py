@@ -15,6 +15,7 @@ DEPTH_MAX: Final = 100
 _SPACE: Final = " \t\r\n"
 _BARE_END: Final = frozenset(_SPACE + ',:{}[]"')
 _DECODER: Final = json.JSONDecoder(strict=False)
+_TOO_MANY_DIGITS: Final = "a number of more digits than Python reads"
 
 
 class JsonError(ValueError):
@@ -48,6 +49,8 @@ def loads(text: str | bytes) -> Any:  # noqa: ANN401 (JSON is of any type)
         return _Tolerant(document).document()
     except RecursionError as error:
         raise JsonError("too deeply nested", 0) from error
+    except ValueError as error:
+        raise JsonError(_TOO_MANY_DIGITS, 0) from error
 
 
 def canonical(value: Any) -> str:  # noqa: ANN401 (JSON is of any type)
@@ -100,6 +103,8 @@ class _Tolerant:
             value, self._at = _DECODER.raw_decode(self._text, self._at)
         except json.JSONDecodeError as error:
             raise JsonError(error.msg, error.pos) from error
+        except ValueError as error:
+            raise JsonError(_TOO_MANY_DIGITS, self._at) from error
         return value
 
     def _object(self) -> dict[str, Any]:
