@@ -97,6 +97,38 @@ def test_members_see_each_other_until_one_is_silent_or_leaves(monkeypatch: pytes
     assert [info.key for info in store.list(MEMBERS)] == [f"{MEMBERS}h~3a0/lease"]
 
 
+def test_a_member_lives_while_it_waits_for_a_mount_that_drains(monkeypatch: pytest.MonkeyPatch):
+    """Which may take as long as the lease; the others would begin to share out all that it mounts."""
+    monkeypatch.setattr(Holder, "is_gone", lambda _self: False)
+    store, drained, seconds = MemoryStore(), threading.Event(), 0.6
+    mine, other = (
+        Members(store, name, seconds=seconds, clock=SystemClock(), rng=random.Random(name))
+        for name in ("h:0", "h:1")
+    )
+    member = fleet.Fleet(
+        "memory",
+        MountSettings(("h", 0), lease_s=seconds),
+        options=S3Options(),
+        clock=SystemClock(),
+        rng=random.Random(1),
+        tell=lambda _text: None,
+    )
+    goes = fleet._Running(thread=threading.Thread(target=lambda: drained.wait(3 * seconds)))
+    member._running[Place("c", "b")] = goes
+    assert goes.thread is not None
+    goes.thread.start()
+    mine.join()
+    other.join()
+    looking = threading.Thread(target=member._look, args=(store, mine))
+    looking.start()
+    seen = []
+    while looking.is_alive():
+        seen.append(other.alive())
+        looking.join(0.05)
+    assert not member._running
+    assert all("h:0" in alive for alive in seen)
+
+
 # -- processes ------------------------------------------------------------------------------------
 
 

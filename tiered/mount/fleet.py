@@ -18,6 +18,7 @@ Threads: ``run`` in one, each mount in one of its own. Retries: what failed to b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import socket
@@ -143,6 +144,14 @@ class Members:
             BackendError: The store does not answer.
         """
         self._lease.renew()
+
+    def wait_for(self, thread: threading.Thread) -> None:
+        """Wait until a thread ends, which may take longer than a sign lasts. What fails meanwhile the next sign tells."""
+        while thread.is_alive():
+            thread.join(self._lease.renewal_seconds)
+            if thread.is_alive():
+                with contextlib.suppress(BackendError, FencedError):
+                    self.renew()
 
     def leave(self) -> None:
         """Have the others see at once that we go."""
@@ -324,7 +333,7 @@ class Fleet:
         finally:
             # Mounts first: another member takes a broker when we have left, and would wait for the lease of a mount that
             # drains.
-            self._end_all()
+            self._end_all(members)
             members.leave()
             opened.close()
 
@@ -349,18 +358,18 @@ class Fleet:
         # What goes is ended before what comes is begun: threads and ports of the old make room for the new.
         for place in [place for place in self._running if place not in mine]:
             self._tell(f"{place.cluster}/{place.broker} goes to {chosen.get(place, 'nobody')}")
-            self._end(place)
+            self._end(place, members)
         for place in sorted(mine):
-            self._see_to(place)
+            self._see_to(place, members)
 
-    def _see_to(self, place: Place) -> None:
+    def _see_to(self, place: Place, members: Members) -> None:
         """Have a broker mounted, or mounted again."""
         now_s = self._clock.monotonic_s()
         running = self._running.get(place)
         if running is not None and running.thread is not None and not running.thread.is_alive():
             self._note(place, running)
             self._not_before_s[place] = now_s + RETRY_S
-            self._end(place)
+            self._end(place, members)
             running = None
         if running is None and now_s >= self._not_before_s.get(place, now_s):
             running = self._running[place] = _Running()
@@ -381,7 +390,7 @@ class Fleet:
             self.living.discard(place)
             self.failed[place] = running.error
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: Place, members: Members) -> None:
         running = self._running.pop(place)
         # The event ends an opening that waits for a lease; ``stop`` one that serves. Which of the two it is may change
         # meanwhile, so both.
@@ -389,19 +398,19 @@ class Fleet:
         if running.mount is not None:
             running.mount.stop()
         if running.thread is not None:
-            running.thread.join()
+            members.wait_for(running.thread)
         if running.mount is not None:
             self.is_drained = self.is_drained and running.mount.is_drained
             self.ended.append(running.mount)
 
-    def _end_all(self) -> None:
+    def _end_all(self, members: Members) -> None:
         # All are asked before one is waited for: they drain side by side.
         for running in self._running.values():
             running.stop.set()
             if running.mount is not None:
                 running.mount.stop()
         for place in list(self._running):
-            self._end(place)
+            self._end(place, members)
 
     def _serving(self, place: Place, mount: Mount) -> None:
         self._tell(f"{place.cluster}/{place.broker} at {mount.address}")
