@@ -109,6 +109,12 @@ def test_other_clients_write_values_that_are_no_texts():
     assert (found.language, found.version, found.flag) == ("OTHER", 0, 0)
 
 
+def test_whole_characters_may_be_escaped_and_bytes_of_a_topic_that_are_none():
+    fields = b'{"a":"\\ud83d\\ude00\\u00e9","b":"\\udcff"}'
+    command = decode(framed(b'{"code":1,"opaque":1,"extFields":%b}' % fields))
+    assert command.fields == {"a": "\U0001f600\u00e9", "b": "\udcff"}
+
+
 def test_a_language_that_nobody_knows_is_another():
     data = bytearray(BINARY[4:])
     data[6] = 99
@@ -123,6 +129,9 @@ BAD = {
     "header too long": framed(b" " * (HEADER_BYTES_MAX + 1)),
     "no JSON": framed(b"{"),
     "no UTF-8": framed(b'{"code":1,"opaque":1,"remark":"\xff"}'),
+    "half a character": framed(b'{"code":1,"opaque":1,"extFields":{"a":"\\ud800"}}'),
+    "half a character in a name": framed(b'{"code":1,"opaque":1,"extFields":{"\\uDC00":"b"}}'),
+    "half a character in the remark": framed(b'{"code":1,"opaque":1,"remark":"\\udbff"}'),
     "no object": framed(b"[]"),
     "no code": framed(b'{"opaque":1}'),
     "code as text": framed(b'{"code":"1","opaque":1}'),

@@ -212,12 +212,15 @@ def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
         raise FrameError(f"extFields is no object of {FIELDS_MAX} values at most")
     if not set(map(type, fields.values())) <= {str}:  # Java writes nothing but texts
         fields = {name: _text(value) for name, value in fields.items() if value is not None}
-    language, remark = document.get("language"), document.get("remark")
+    language, said = document.get("language"), document.get("remark")
+    remark = said if isinstance(said, str) else ""
+    if b"\\u" in header:  # seldom
+        _require_characters(remark, *fields, *fields.values())
     return Command(
         _whole(document, "code"),
         _whole(document, "opaque", 0),
         _whole(document, "flag", 0),
-        remark if isinstance(remark, str) else "",
+        remark,
         fields,
         body,
         language if language in LANGUAGES else "OTHER",
@@ -231,6 +234,17 @@ def _whole(document: dict[str, Any], name: str, otherwise: int | None = None) ->
     if not isinstance(value, int) or not _INT_MIN <= value <= _INT_MAX:
         raise FrameError(f"a header whose {name} is no number of 32 bits")
     return int(value)
+
+
+def _require_characters(*texts: str) -> None:
+    """Refuse half a character (a surrogate by itself), which nothing could write as UTF-8 later.
+
+    Those that stand for bytes of a topic that are no UTF-8 (``surrogateescape``) can be written, and may come.
+    """
+    try:
+        "".join(texts).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise FrameError("a header with a text that is no UTF-8") from error
 
 
 def _text(value: object) -> str:
