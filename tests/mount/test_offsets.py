@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import random
 import threading
@@ -16,10 +18,12 @@ from tests.mount.harness import STORES, mounted, tier_of
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, FencedError, InvalidError
 from tiered.format.fastjson import loads
+from tiered.format.remoting import Command
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.replay import JournalReader
 from tiered.local.layout import parse_offsets
 from tiered.mount import protocol
+from tiered.mount.mount import Mount, MountSettings
 from tiered.mount.offsets import ConsumerOffsets, MountMachine, MountState, OffsetsKeeper
 from tiered.mount.protocol import Code, RefusalError
 
@@ -251,6 +255,41 @@ def test_offsets_are_kept_while_it_serves_and_a_mount_that_was_taken_over_ends(t
         served.thread.join(30)
         assert isinstance(served.errors[0], FencedError)
         assert client.is_ended()
+
+
+def test_a_mount_that_drains_longer_than_its_lease_lasts_keeps_its_place_until_then(tmp_path: Path):
+    """Another waits for it. Else that one would go on without the last offsets, which come with the end of draining."""
+    _, url = tier_of("s01-basic", tmp_path)
+    settings = {"lease_s": 1.0, "snapshot_s": 3600.0}
+    following: list[Mount] = []
+
+    async def slow(_asked: object) -> Command:
+        await asyncio.sleep(4.0)
+        return Command(Code.SUCCESS)
+
+    def follow() -> None:
+        following.append(Mount.open(url, MountSettings(("127.0.0.1", 0), lease_s=1.0)))
+
+    with mounted(url, **settings) as served, served.client() as client:
+        assert served.mount.server is not None
+        served.mount.server.handlers = {
+            **served.mount.server.handlers,
+            protocol.GET_BROKER_CONFIG: slow,
+        }
+        waiting = threading.Thread(target=follow)
+        waiting.start()
+        client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+        opaque = client.send(protocol.GET_BROKER_CONFIG)
+        client.send(protocol.GET_MIN_OFFSET, topic="orders", queueId=0)
+        assert client.receive().fields == {"offset": "0"}  # so what was sent before has come
+        served.mount.stop()
+        assert client.answer(opaque).code == Code.SUCCESS
+        served.stop()
+        assert served.mount.is_drained
+        assert not served.errors
+    waiting.join(60)
+    with contextlib.closing(following[0]) as next_one:
+        assert next_one.offsets.get("g", "orders", 1) == 17
 
 
 def test_without_state_nothing_is_written(tmp_path: Path):

@@ -332,10 +332,18 @@ class Mount:
             ready(self)
             duties = [self._stop_now.wait(), names.run(), self._look(), self._tidy()]
             if self.keeper is not None:
-                duties += [self._save_now_and_then(saver), self._renew(leaser, self.keeper)]
+                duties += [self._save_now_and_then(saver), self._renew(leaser)]
             await _until_first(duties)
         finally:
-            await self._drain(saver)
+            # The lease is renewed until all is kept: draining may take longer than it lasts, and another mount may wait.
+            renewing = asyncio.ensure_future(self._renew(leaser))
+            try:
+                await self._drain(saver)
+            finally:
+                renewing.cancel()
+                await asyncio.gather(
+                    renewing, return_exceptions=True
+                )  # the last save tells who has it
 
     async def _begin(self, readers: ThreadPoolExecutor) -> NameServers:
         """Listen, and tell name servers."""
@@ -429,9 +437,9 @@ class Mount:
         if self.topics.add_retry(group) and self.names is not None:
             self.names.change()
 
-    async def _renew(self, leaser: ThreadPoolExecutor, keeper: OffsetsKeeper) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    async def _renew(self, leaser: ThreadPoolExecutor) -> None:
+        loop, keeper = asyncio.get_running_loop(), self.keeper
+        while keeper is not None:
             await asyncio.sleep(keeper.renewal_s)
             await loop.run_in_executor(leaser, keeper.renew)
 
