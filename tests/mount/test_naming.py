@@ -211,6 +211,24 @@ def test_a_broker_of_the_same_name_that_comes_later_has_its_place():
     run(work)
 
 
+def test_who_was_taken_over_does_not_unregister_who_took_over():
+    """A mount that was suspended hears of it from its lease; older name servers unregister by name."""
+
+    async def work() -> None:
+        taken, kept = Names(), Names()
+        addresses = [("127.0.0.1", await one.listen()) for one in (taken, kept)]
+        names = NameServers(addresses, ME, topics())
+        await names.begin()
+        taken.brokers["b"] = {"at": "10.0.0.1:10911", "over": None}
+        await names.unregister()
+        assert taken.brokers["b"]["at"] == "10.0.0.1:10911"
+        assert not kept.brokers
+        for one in (taken, kept):
+            await one.server.close(1)
+
+    run(work)
+
+
 def test_one_of_several_name_servers_is_enough_at_the_start_and_none_is_not():
     async def work() -> None:
         refusing, good = Names(), Names()
@@ -294,6 +312,6 @@ def test_who_leaves_asks_for_no_route_any_more():
         await names.unregister()
         with pytest.raises(RefusalError):
             await names.queues("t")
-        assert server.count == 1  # to unregister
+        assert server.count == 2  # to unregister, and before that who is registered
 
     asyncio.run(ask())

@@ -457,8 +457,10 @@ class NameServers:
         self._is_leaving = True
 
         async def leave(server: NameServer) -> None:
-            with contextlib.suppress(NameServerError):
+            with contextlib.suppress(NameServerError, FencedError):
                 if not server.error:
+                    # Who took over from us has the name now, and older name servers unregister by name.
+                    await self._require_free(server)
                     await server.ask(protocol.UNREGISTER_BROKER, self._identity.fields())
             server.close()
             server.error = "unregistered"
