@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -38,6 +38,7 @@ from tiered.mount.pulling import (
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
 
 RECORD = bytes(100)
 Is = GetStatus
@@ -376,3 +377,27 @@ def test_filters_of_long_expressions_are_not_kept():
 def test_every_status_is_answered():
     for status in set(GetStatus) - {Is.TRY_AGAIN, Is.OFFSET_FOUND_NULL}:
         answer(GetResult(status, QueueOffset(0), QueueOffset(0), QueueOffset(0)), 0)
+
+
+def test_pulls_that_wait_for_a_thread_are_answered_by_their_deadline(
+    captured_tier: Callable[[str], tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
+):
+    """While the tier does not answer, each read takes its whole time, and clients wait for 10 s."""
+    _, url = captured_tier("s01-basic")
+    limits = PullLimits(read_s=1.0)
+    with mounted(url, keeps_offsets=False, readers=1, pulls=limits) as served:
+        real = served.mount.store.get_message
+
+        def slow(*asked: Any, timeout_s: float, **more: Any) -> Any:
+            time.sleep(timeout_s)
+            return real(*asked, timeout_s=0.0, **more)
+
+        monkeypatch.setattr(served.mount.store, "get_message", slow)
+        with served.client() as client:
+            began_s = time.monotonic()
+            for queue_id in range(4):
+                for group in ("g", "h"):
+                    client.send_pull("orders", queue_id, 0, consumerGroup=group)
+            for _ in range(8):
+                client.receive()
+            assert time.monotonic() - began_s < 4.0

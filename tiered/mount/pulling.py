@@ -426,10 +426,14 @@ class Puller:
         if known is not None:
             return known
         await asked.make_room(wanted.size_bytes)
-        read = partial(self._get, wanted, timeout_s=self.limits.read_s)
+        # From now on, though all threads may be busy for a while: who asked would be gone when one begins.
+        read = partial(self._get_until, wanted, self._clock.monotonic_s() + self.limits.read_s)
         result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
         asked.resize(result.size_bytes)
         return result
+
+    def _get_until(self, wanted: Pull, until_s: float) -> GetResult:
+        return self._get(wanted, timeout_s=max(until_s - self._clock.monotonic_s(), 0.0))
 
     def _get(self, wanted: Pull, *, timeout_s: float) -> GetResult:
         return self._store.get_message(
