@@ -1,7 +1,7 @@
 """Filters by an SQL92 expression on the properties of a message, as RocketMQ's broker decides.
 
-``sql_parse`` makes a tree and refuses what RocketMQ refuses, functions are made of it here,
-``sql_values`` knows how Java reads and orders values. The broker's own answers are the test data.
+``sql_parse`` makes a tree and refuses what RocketMQ refuses; functions are made of it here; ``sql_tree`` knows the nodes,
+and how Java reads and orders values. The broker's own answers are the test data.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from fetcher.filters.batch import (
     select_items,
 )
 from fetcher.filters.sql_tree import (
+    INT_MAX,
+    LONG_MAX,
     Cast,
     Constant,
     Equal,
@@ -34,13 +36,9 @@ from fetcher.filters.sql_tree import (
     OrderOp,
     Property,
     Text,
+    Unanswerable,
     Value,
     operands_of,
-)
-from fetcher.filters.sql_values import (
-    INT_MAX,
-    LONG_MAX,
-    Unanswerable,
     order_doubles,
     order_values,
     read_double,

@@ -19,6 +19,8 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
 from fetcher.filters.batch import FilterError
 from fetcher.filters.sql_tree import (
+    INT_MAX,
+    LONG_MAX,
     Cast,
     Constant,
     Equal,
@@ -35,11 +37,12 @@ from fetcher.filters.sql_tree import (
     Property,
     Text,
     TextOp,
+    Unanswerable,
     Value,
     is_boolean,
+    order_values,
     render,
 )
-from fetcher.filters.sql_values import INT_MAX, LONG_MAX, Unanswerable, order_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from filters.records import batch_of_properties
 from fetcher.filters import FilterError, TagFilter, compile_filter
 from fetcher.filters.batch import find_value, mark_of
 from fetcher.filters.sql92 import SqlFilter
-from fetcher.filters.sql_values import Unanswerable
+from fetcher.filters.sql_tree import Unanswerable
 from tiered.format.properties import java_text, parse_properties
 
 if TYPE_CHECKING:

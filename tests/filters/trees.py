@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from fetcher.filters.sql92 import compile_node
 from fetcher.filters.sql_tree import (
+    INT_MAX,
+    LONG_MAX,
     Cast,
     Constant,
     Equal,
@@ -22,10 +24,10 @@ from fetcher.filters.sql_tree import (
     Order,
     Property,
     Text,
+    Unanswerable,
     is_boolean,
     operands_of,
 )
-from fetcher.filters.sql_values import INT_MAX, LONG_MAX, Unanswerable
 
 if TYPE_CHECKING:
     from fetcher.filters.batch import Row

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.examples import HOST_V4, HOST_V6, make, records
 
 from tiered.format import sysflag
-from tiered.format.hosts import offset_msg_id, parse_offset_msg_id
 from tiered.format.properties import join_properties
 from tiered.format.record import (
     RECORD_BYTES_MIN,
@@ -19,6 +18,8 @@ from tiered.format.record import (
     body_crc,
     decode_record,
     encode_record,
+    offset_msg_id,
+    parse_offset_msg_id,
 )
 
 VECTOR = bytes.fromhex(

@@ -15,7 +15,6 @@ from tiered.format.broker_checkpoint import (
     decode_checkpoint,
     encode_checkpoint,
 )
-from tiered.format.hosts import format_host, offset_msg_id, pack_host, parse_offset_msg_id
 from tiered.format.items import (
     BATCH_ITEM,
     BATCH_ITEM_BYTES,
@@ -37,6 +36,7 @@ from tiered.format.properties import (
     split_keys,
     tag_hash,
 )
+from tiered.format.record import format_host, offset_msg_id, pack_host, parse_offset_msg_id
 
 
 @settings(deadline=None)

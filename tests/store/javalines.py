@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from store.reading import read_all
 from support.oracle import dump
 
-from tiered.format.hosts import offset_msg_id
 from tiered.format.message_forms import decompress_body
 from tiered.format.properties import tag_hash
+from tiered.format.record import offset_msg_id
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from tiered.clock import Clock, ManualClock, SystemClock
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.format.broker_checkpoint import decode_checkpoint
 from tiered.format.fastjson import loads
-from tiered.format.hosts import parse_offset_msg_id
+from tiered.format.record import parse_offset_msg_id
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
 from tiered.store import disk

@@ -9,9 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tiered.format import sysflag
-from tiered.format.hosts import format_host
 from tiered.format.properties import join_properties
-from tiered.format.record import Record, body_crc, encode_record, record_bytes
+from tiered.format.record import Record, body_crc, encode_record, format_host, record_bytes
 
 HOST_V4 = "10.0.0.1:40000"
 HOST_V6 = format_host(IPv6Address("2001:db8::7:1").packed + (10911).to_bytes(4, "big"))

@@ -24,9 +24,9 @@ from tiered.model import MessageQueue, QueueOffset
 from timer.dequeue import DueMessage, TimerReader
 from timer.enqueue import ChosenTimers, Counts
 from timer.handover import HandOver, Target
+from timer.hour_files import TimerWriter
 from timer.local_target import TimingWheel
 from timer.records import read_rows
-from timer.rounds import TimerWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,8 +16,8 @@ import numpy as np
 from tiered.api.message import messages_of
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import RecordBlock, bytes_at, parse_records
-from tiered.format.hosts import format_host
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
+from tiered.format.record import format_host
 from tiered.format.sysflag import BORN_HOST_V6, COMPRESSED, INNER_BATCH, STORE_HOST_V6
 from tiered.log.messages import bodies
 

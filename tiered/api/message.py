@@ -10,10 +10,9 @@ import numpy as np
 
 from tiered.errors import DataError
 from tiered.format.block import bytes_at
-from tiered.format.hosts import offset_msg_id
 from tiered.format.message_forms import decompress_body, message_json
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
-from tiered.format.record import SYS_FLAG_AT, Record, RecordError, decode_record
+from tiered.format.record import SYS_FLAG_AT, Record, RecordError, decode_record, offset_msg_id
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
 from tiered.log.messages import items
 from tiered.model import MessageQueue, QueueOffset

@@ -39,8 +39,8 @@ from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of,
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.errors import DataError, InvalidError
-from tiered.format.hosts import offset_msg_id
 from tiered.format.properties import tag_hash
+from tiered.format.record import offset_msg_id
 from tiered.format.sysflag import INNER_BATCH
 
 if TYPE_CHECKING:

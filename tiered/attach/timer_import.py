@@ -2,8 +2,8 @@
 
 Overview: the store is opened (read-only, live or dead) with its timer topics; lease and reign of the timers' place are
 taken; each source is read from its beginning and what is to be taken is made durable round by round
-(``timer.enqueue``, ``timer.rounds``). What was taken is in the journal, so a run that was cut short, or is repeated, goes
-on where it ended, and a smaller ``near`` takes only what is new by that.
+(``timer.enqueue``, ``timer.hour_files``). What was taken is in the journal, so a run that was cut short, or is repeated,
+goes on where it ended, and a smaller ``near`` takes only what is new by that.
 
 ``TimerFollower`` does the same beside a running dispatcher, on its store: of each source it reads what has come since the
 last look. A message that was near when it was looked at stays with the broker. Whatever goes wrong there is tried again
@@ -47,8 +47,8 @@ from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, FactsCopy, TimerSource, TimersTaken
 from tiered.model import QueueBounds, QueueOffset
 from timer.enqueue import Counts, Enqueue, Given
+from timer.hour_files import TimerWriter
 from timer.progress import delivered_since, delivered_so_far, noted, opened
-from timer.rounds import TimerWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -322,9 +322,8 @@ def message_row(message: DueMessage) -> Row:
     Raises:
         DataError: It is damaged.
     """
-    from tiered.format.hosts import offset_msg_id
     from tiered.format.message_forms import decompress_body
-    from tiered.format.record import decode_record
+    from tiered.format.record import decode_record, offset_msg_id
     from tiered.format.sysflag import COMPRESSED
     from tiered.log.timers import HOUR_MS
 

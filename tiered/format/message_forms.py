@@ -18,8 +18,8 @@ import zstandard
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError
-from tiered.format.hosts import offset_msg_id
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
+from tiered.format.record import offset_msg_id
 from tiered.format.sysflag import (
     COMPRESSED,
     COMPRESSION_LZ4,

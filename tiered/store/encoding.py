@@ -22,13 +22,15 @@ from zlib_ng import zlib_ng
 from tiered.errors import InvalidError
 from tiered.format import properties as names
 from tiered.format import sysflag
-from tiered.format.hosts import is_v6, offset_msg_id, pack_host
 from tiered.format.properties import join_properties
 from tiered.format.record import (
     BODY_AT,
     CRC_MASK,
     MAGIC_V1,
     MAGIC_V2,
+    is_v6,
+    offset_msg_id,
+    pack_host,
     record_bytes,
 )
 from tiered.local.catalog import TOPIC_BYTES_MAX, check_topic

@@ -31,10 +31,15 @@ import numpy as np
 
 from tiered.errors import InvalidError
 from tiered.format.block import parse_records
-from tiered.format.hosts import parse_offset_msg_id
 from tiered.format.items import is_message
 from tiered.format.properties import KEYS, UNIQ_KEY, inner_count, split_keys
-from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
+from tiered.format.record import (
+    RECORD_BYTES_MIN,
+    Record,
+    RecordError,
+    decode_record,
+    parse_offset_msg_id,
+)
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY

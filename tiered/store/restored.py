@@ -26,7 +26,6 @@ from zlib_ng import zlib_ng
 from tiered.errors import InvalidError
 from tiered.format import sysflag
 from tiered.format.block import bytes_at
-from tiered.format.hosts import is_v6
 from tiered.format.items import FILLER_SIZE, ITEM_BYTES, encode_items
 from tiered.format.record import (
     BLANK_BYTES_MIN,
@@ -39,6 +38,7 @@ from tiered.format.record import (
     SIZE_AND_MAGIC,
     STORE_TIME_AT,
     SYS_FLAG_AT,
+    is_v6,
 )
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.layout import LOG_DIRECTORY, inspect, queue_file_bytes

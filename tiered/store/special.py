@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Final
 from tiered.errors import DataError, InvalidError
 from tiered.format import properties as names
 from tiered.format import sysflag
-from tiered.format.hosts import is_v6, offset_msg_id
 from tiered.format.message_forms import InnerMessage, decode_inner_messages, encode_inner_messages
 from tiered.format.properties import join_properties
-from tiered.format.record import Record, body_crc, encode_record, record_bytes
+from tiered.format.record import Record, body_crc, encode_record, is_v6, offset_msg_id, record_bytes
 from tiered.local.catalog import TOPIC_BYTES_MAX, check_topic
 from tiered.model import PhysicalOffset, QueueOffset
 from tiered.store.encoding import QUEUE_ID_MAX, check_host
