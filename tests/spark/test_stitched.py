@@ -203,6 +203,24 @@ def test_what_the_archive_alone_knows(both: Both) -> None:
     assert sorted(rows) == sorted([*archived, ("third", 0, 0, b"of another queue")])
 
 
+def test_an_archive_of_another_tier_does_not_stand_for_this_one(both: Both) -> None:
+    """The tier was wiped and begun anew: at the same offsets are other messages, which the archive's would hide."""
+    both.add(2)
+    both.add(1)
+    archive(both.job)
+    both.place.tier = later = KeyedBroker(MemoryStore(), writer="0badbeef")
+    for body in (b"new", b"newer", b"open"):
+        mails = [Mail(body=body, time_ms=1_800_000_000_000)] * 2
+        later.post(QUEUE, mails, roll=body != b"new")
+    with pytest.raises(InvalidError, match=r"other messages of c/b .* from offset 0 on"):
+        both.rows()
+    with (
+        both.place.stream() as reader,
+        pytest.raises(InvalidError, match=r"other messages of c/b .* from offset 0 on"),
+    ):
+        reader.initialOffset()
+
+
 def test_a_frame_reads_what_was_pinned_wherever_it_lies(both: Both) -> None:
     for _ in range(3):
         both.add(4)

@@ -95,6 +95,7 @@ from tiered.spark.stretches import (
     plan_tier,
     queues_of,
     read_stretch,
+    require_own,
     require_topics,
 )
 
@@ -572,6 +573,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return states
 
     def _look_for_topics(self, states: dict[Place, TierState]) -> None:
+        require_own(states, self._archive, self._wanted, self._takes)
         try:
             require_topics(queues_of(states, self._archive), self._wanted)
         except InvalidError as error:

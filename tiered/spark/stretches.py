@@ -32,10 +32,10 @@ from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadErr
 from backends.wrapping import WrappingStore
 from tiered.archive.columns import Columns
 from tiered.archive.model import ArchiveLane
-from tiered.archive.plan import Task, ends_dealt_with, overtaken_by
+from tiered.archive.plan import Task, ends_dealt_with, overtaken_by, plan_archive
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TablePiece, refuses_file
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.log.cursor import LifeView, QueueCursor, life_at
 from tiered.log.parts import Gap, Parts, QueueLife
 from tiered.log.reader import QueueReader, TierReader
@@ -269,11 +269,12 @@ def plan_tier(
         takes: Whether a queue is read.
 
     Raises:
-        InvalidError: A topic is asked for that the tier has not.
+        InvalidError: A topic is asked for that the tier has not; or the archive is of another tier.
     """
     plan = TierPlan([], {})
     queues = list(queues_of(states, archive))
     require_topics(queues, wanted)
+    require_own(states, archive, wanted, takes)
     prefixes = prefixes_of(states)
     for queue in queues:
         for number in sorted(queue.lives) if takes(queue.key) else ():
@@ -289,6 +290,31 @@ def require_topics(queues: Iterable[QueueLives], wanted: Selection) -> None:
     """
     known = {shown(queue.key.topic) for queue in queues}
     wanted.require_topics(known, "tier", "`tiered ls URL` lists the topics")
+
+
+def require_own(
+    states: Mapping[Place, TierState],
+    archive: ArchiveState | None,
+    wanted: Selection,
+    takes: Callable[[Key], bool],
+) -> None:
+    """See that an archive is of this tier, so far as store times tell: else its rows would stand for other messages.
+
+    Raises:
+        InvalidError: It has other messages at the same offsets, as of a tier that was wiped and begun anew.
+    """
+    if archive is None:
+        return
+    for place, state in sorted(states.items()):
+        plan = plan_archive(
+            state, place, archive, takes=lambda topic: wanted.takes("topic", shown(topic))
+        )
+        for lane, start in plan.strange:
+            if takes(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id)):
+                raise InvalidError(
+                    f"the archive has other messages of {lane} from offset {start} on than the tier",
+                    do="give each tier an archive of its own: this one is most likely of one whose broker has the same name",
+                )
 
 
 def prefixes_of(states: Iterable[Place]) -> dict[tuple[str, str], str]:
