@@ -21,6 +21,7 @@ from tests.spark.test_stream_plan import OTHER, Broker
 from tiered.archive.columns import schema
 from tiered.archive.selection import Selection, selection_of
 from tiered.errors import DataError, InvalidError
+from tiered.spark import messages, tier
 from tiered.spark import options as tier_states
 from tiered.spark import source as readers
 from tiered.spark.positions import positions_of
@@ -542,6 +543,23 @@ def test_options(place: Place) -> None:
     ):
         with pytest.raises(InvalidError):
             place.reader(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"on-bad": "Skip"}, {"partition-bytes": "64m"}])
+def test_values_are_looked_at_before_a_worker_has_them(wrong: dict[str, str]) -> None:
+    """Of files of an archive beside a tier no worker would look at them at all."""
+    (name, value), said = *wrong.items(), f"option {next(iter(wrong))} is"
+    source = TierSource({"path": "file:///nowhere", **wrong})
+    columns = StructType().add("queue_offset", "long")
+    for read in (source.reader, source.streamReader):
+        with pytest.raises(InvalidError, match=said):
+            read(columns)
+    options = {name.replace("-", "_"): value}
+    for is_stream in (True, False):
+        with pytest.raises(InvalidError, match=said):
+            tier(None, "file:///nowhere", is_stream=is_stream, **options)
+        with pytest.raises(InvalidError, match=said):
+            messages(None, "file:///nowhere", archive="file:///no", is_stream=is_stream, **options)
 
 
 def test_files_that_queues_share(sealed: Callable[[str], Sealed], archive_url: str) -> None:

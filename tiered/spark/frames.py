@@ -71,6 +71,7 @@ from tiered.spark.options import (
     plain_names,
     require_columns,
     require_known,
+    require_values,
     source_options,
     takes,
 )
@@ -175,6 +176,7 @@ def tier(
     """
     named = plain_names(_named(url, options, topic))
     require_known(named, OF_STREAM | OF_FRAME if is_stream else OF_FRAME - {"archive"})
+    require_values(named)
     chosen = _chosen(columns)
     if is_stream:
         return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)
@@ -223,6 +225,7 @@ def messages(
     """
     named = {**plain_names(_named(url, options, topic)), "archive": archive}
     require_known(named, OF_STREAM | OF_FRAME if is_stream else OF_FRAME)
+    require_values(named)
     chosen, wanted = _chosen(columns), selection_of(named)
     if is_stream:
         return _of_source(spark, named, "rmq_tier", chosen, is_stream=True)

@@ -18,7 +18,7 @@ from tiered.clock import SystemClock
 from tiered.errors import InvalidError, nearest
 from tiered.journal.replay import JournalReader
 from tiered.log.reader import TierReader
-from tiered.spark.stretches import is_ahead
+from tiered.spark.stretches import FAIL, SKIP, is_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -244,6 +244,16 @@ def whole(options: Mapping[str, str], name: str, default: int | None) -> int | N
     if not said.isascii() or not said.isdigit() or not int(said):
         raise InvalidError(f"the option {name} is no number above 0: {said!r:.40}")
     return int(said)
+
+
+def require_values(options: Mapping[str, str]) -> None:
+    """See that options of a tier have values that readers take, who look at them on workers only, and for files not at all.
+
+    Raises:
+        InvalidError: One has not.
+    """
+    choice(options, "on-bad", (FAIL, SKIP))
+    partition_bytes(options)
 
 
 def partition_bytes(options: Mapping[str, str]) -> int:

@@ -67,6 +67,7 @@ from tiered.spark.options import (
     plain_names,
     require_columns,
     require_known,
+    require_values,
     takes,
     unpacked,
     whole,
@@ -146,6 +147,7 @@ class TieredSource(DataSource):
         options = plain_names(self.options)
         is_archive = kind_of(options, self.kind) == ARCHIVE
         require_known(options, READ if is_archive else READ | OF_TIER)
+        require_values(options)
         wanted, columns = selection_of(options), _arrow_schema(schema)
         bodies = _columns_of_bodies(options, wanted) if is_archive else None
         require_columns(columns.names, bodies)
@@ -160,6 +162,7 @@ class TieredSource(DataSource):
                 "an archive is no stream", do="read it as a batch, or give the tier's URL"
             )
         require_known(options, (READ | OF_TIER | OF_STREAM) - {"pinned"})
+        require_values(options)
         columns = _arrow_schema(schema)
         require_columns(columns.names)
         return TierStreamReader(options, columns, selection_of(options))
