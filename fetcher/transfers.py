@@ -401,6 +401,7 @@ class AskingStore(WrappingStore):
 
         Raises:
             StoreUnavailableError: Not before the deadline.
+            ClosedError: The transfers are closed, or were closed meanwhile.
         """
         asked = [
             self._transfers.ask(self._stream, key, one, urgent=True, deadline_s=self._deadline_s)
@@ -418,7 +419,9 @@ class AskingStore(WrappingStore):
     def _await(self, future: Future[Data], key: str) -> Data:
         try:
             return future.result(max(self._deadline_s - self._clock.monotonic_s(), 0))
-        except (TimeoutError, CancelledError):
+        except CancelledError:  # while we wait only ``Transfers.close`` does that
+            raise ClosedError("reads of the tier have been closed", where=key) from None
+        except TimeoutError:
             if future.done() and not future.cancelled():
                 return future.result()  # it came at that very moment
             raise StoreUnavailableError(

@@ -10,14 +10,18 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import pytest
+from support.transfers import AskedStore, HeldExecutor
+
 from backends.base import ByteRange
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from fetcher.limits import TransferLimits
 from fetcher.requests import BusyError, DeadlineError
-from fetcher.transfers import Transfers
+from fetcher.transfers import AskingStore, Transfers
 from tiered.clock import SystemClock
+from tiered.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,6 +132,23 @@ def test_many_threads_at_once():
     stats = transfers.stats
     assert (stats.pending, stats.running, stats.running_bytes) == (0, 0, 0)
     assert stats.joined > 0
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_who_waits_while_it_is_closed_is_told_so(is_sent: bool):
+    store, clock, held = AskedStore(), SystemClock(), HeldExecutor()
+    transfers = Transfers(store, held, clock, TransferLimits(requests_in_flight_max=1))
+    if not is_sent:
+        transfers.ask("other", "a", ByteRange(0, 5), urgent=True)
+    asking = AskingStore(transfers, store, "s", clock, clock.monotonic_s() + 60)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(asking.get, "b", ByteRange(0, 10))
+        until_s = time.monotonic() + 20
+        while transfers.stats.asked < 2 - is_sent and time.monotonic() < until_s:
+            time.sleep(0.01)
+        transfers.close(0.1)
+        with pytest.raises(ClosedError):
+            future.result(20)
 
 
 def test_asking_costs_little():
