@@ -182,6 +182,26 @@ def test_how_far_a_group_is(client: Client):
     ]
 
 
+def test_a_group_that_is_behind_in_its_retry_topic_is_told_to_be(
+    captured_tier: Callable[[str], tuple[Path, str]],
+):
+    """As a broker tells it: who looks whether all has been consumed would miss what is to be tried again."""
+    _, url = captured_tier("s10-consumers")
+    retries = "%RETRY%failing"
+    known = {("failing", retries): {0: 70}, ("failing", "work"): {0: 33}}
+    with (
+        mounted(url, keeps_offsets=False, known_offsets=known) as served,
+        served.client() as client,
+    ):
+        group = {"consumerGroup": "failing"}
+        for code in (protocol.GET_CONSUME_STATS, protocol.GET_BROKER_CONSUME_STATS):
+            told = client.ask(code, isOrder="false", **group).text()
+            (row,) = re.findall(rb'"topic":"%RETRY%failing"}:({[^}]*})', told)
+            assert json.loads(row)["brokerOffset"] - json.loads(row)["consumerOffset"] == 2
+        topics = document(client.ask(protocol.QUERY_TOPICS_BY_CONSUMER, group="failing"))
+        assert topics["topicList"] == [retries, "work"]
+
+
 def test_who_consumes(client: Client):
     offline = client.ask(protocol.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
     assert offline.code == Code.CONSUMER_NOT_ONLINE

@@ -22,7 +22,7 @@ from tiered.format.remoting import VERSION, Command
 from tiered.model import Boundary, MessageQueue
 from tiered.mount import name_servers, protocol
 from tiered.mount.consumers import share_of
-from tiered.mount.name_servers import READ, RETRY
+from tiered.mount.name_servers import READ
 from tiered.mount.protocol import Code, RefusalError, as_json
 from tiered.mount.pulling import make_filter
 
@@ -702,7 +702,7 @@ class Queries:
     def _topics_of(self, group: str) -> list[str]:
         online = self.consumers.groups.get(group)
         subscribed = online.subscriptions if online is not None else {}
-        return sorted({*subscribed, *self.offsets.topics(group)} - {RETRY + group})
+        return sorted({*subscribed, *self.offsets.topics(group)})
 
     def _by_queue(self, rows: Iterable[tuple[MessageQueue, object]]) -> bytes:
         """A map whose keys are queues."""
