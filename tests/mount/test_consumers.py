@@ -228,3 +228,11 @@ def test_locks_over_the_wire(served: Mounted):
         assert client.ask(protocol.UNLOCK_BATCH_MQ, {**said, "clientId": "c1"}).code == Code.SUCCESS
         found = client.ask(protocol.LOCK_BATCH_MQ, {**said, "clientId": "c2"})
         assert json.loads(found.text()) == {"lockOKMQSet": [queue]}
+
+
+def test_what_a_lock_names_is_bounded(served: Mounted):
+    """It is kept for a minute."""
+    queue = {"brokerName": "b" * 100_000, "topic": "orders", "queueId": 0}
+    with served.client() as client:
+        said = {"consumerGroup": "g", "clientId": "c1", "mqSet": [queue]}
+        assert client.ask(protocol.LOCK_BATCH_MQ, said).code == Code.INVALID_PARAMETER

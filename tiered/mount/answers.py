@@ -291,7 +291,9 @@ def _locking(request: Command) -> tuple[str, str, list[Queue]]:
     said = protocol.document(request)
     queues: list[Queue] = []
     for one in protocol.objects(said.get("mqSet")):
-        broker, queue_id = str(one.get("brokerName") or ""), one.get("queueId")
+        broker, queue_id = one.get("brokerName") or "", one.get("queueId")
+        if broker:
+            broker = protocol.checked_name(broker, "brokerName")
         if not isinstance(queue_id, int):
             raise RefusalError(Code.INVALID_PARAMETER, "a queue without a queueId")
         queues.append((broker, protocol.checked_name(one.get("topic"), "topic"), queue_id))
