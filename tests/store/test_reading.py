@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from store.harness import SMALL, create, reopen
 
@@ -13,7 +14,7 @@ from tiered.errors import InvalidError
 from tiered.format.properties import java_hash
 from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.store.facts import key_hash
-from tiered.store.keyindex import index_paths
+from tiered.store.keyindex import KeyIndex, index_paths
 from tiered.store.live_reading import Status
 from tiered.store.new_message import Appended, NewMessage
 
@@ -100,6 +101,30 @@ def test_by_key_in_many_files(filled: Filled):
             ]
             found = store.reader.by_key("t", f"k{number}", begin_ms=begin_ms, end_ms=end_ms)
             assert [record.physical_offset for record in found] == wanted[:64]
+
+
+def test_by_key_and_a_time_within_a_second(tmp_path: Path):
+    clock = ManualClock()
+    clock.advance(0.999)
+    begin_ms = int(clock.now_ms())
+    with create(tmp_path / "s", SMALL, clock) as store:
+        store.append(NewMessage("t", 0, b"first", keys="other"))
+        clock.advance(1.5)
+        put = store.append(NewMessage("t", 0, b"x", keys="k"))
+        assert store.wait_listed(timeout_s=1e6)
+        for since_ms in (begin_ms, begin_ms + 1001, begin_ms + 1400, begin_ms + 1500):
+            found = store.reader.by_key("t", "k", begin_ms=since_ms)
+            assert [record.physical_offset for record in found] == [put.physical_offset]
+        assert store.reader.by_key("t", "k", begin_ms=begin_ms + 1501) == []
+
+
+def test_the_end_of_an_index_file_that_was_cut_is_known_to_the_second_only(tmp_path: Path):
+    index = KeyIndex(str(tmp_path), 10, 100, ManualClock())
+    index.put(np.array([5, 7]), np.array([100, 200]), np.array([1000, 3500]))
+    index.cut(300)
+    assert list(index.find(7, 3200, 4000)) == [200]
+    assert list(index.find(7, 4000, 5000)) == []
+    index.close()
 
 
 def test_by_ids(filled: Filled):

@@ -37,6 +37,7 @@ ITEM: Final = np.dtype(
 _HEADER: Final = Struct(">qqqqii")
 _ROOM_BYTES: Final = 4 << 20
 _INT_MAX: Final = 2**31 - 1
+_SECOND_MS: Final = 1000
 
 
 class KeyFile:
@@ -152,7 +153,9 @@ class KeyFile:
         while 0 < number < count:
             item = self._item_table[number]
             time_ms = self.begin_ms + int(item["seconds"]) * 1000
-            if time_ms // 1000 < begin_ms // 1000:
+            if (
+                time_ms + _SECOND_MS <= begin_ms
+            ):  # the time is cut to seconds since the first item's
                 return
             if int(item["hash"]) == hash_value and time_ms <= end_ms:
                 yield int(item["physical_offset"])
@@ -327,7 +330,9 @@ class KeyIndex:
         with self._lock:
             files = list(self._files)
         for file in reversed(files):
-            if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms:
+            # After a cut the end is known to the second only.
+            is_near = file.begin_ms <= end_ms and file.end_ms + _SECOND_MS > begin_ms
+            if file.count > 1 and is_near:
                 yield from file.find(hash_value, begin_ms, end_ms)
             if file.count > 1 and file.begin_ms < begin_ms:
                 break
