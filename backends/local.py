@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 # Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
-# ruff: noqa: PTH106, PTH108, PTH112, PTH113
+# ruff: noqa: PTH106, PTH108, PTH112, PTH116
 
 
 HIDDEN = ".tiered-tmp"
@@ -175,7 +175,12 @@ class LocalFolderStore:
         folder, _ = self._place(key)
         path = self._path(key)
         with mapped(self._where(key)):
-            if not os.path.isfile(path):
+            # Not `isfile`: to it what may not be looked at, or a sick disk, is the same as nothing there.
+            try:
+                is_file = stat.S_ISREG(os.stat(path).st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            if not is_file:
                 return
             # Under the lock: else one between a compare-and-set's look and its replacing would be undone by that.
             with self._locked(), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):

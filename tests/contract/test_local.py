@@ -370,6 +370,28 @@ def test_read_only_folder():
             folder.chmod(0o755)
 
 
+def test_what_may_not_be_looked_at_is_not_told_to_be_deleted():
+    def refused() -> None:
+        store = LocalFolderStore(folder)
+        with pytest.raises(PermissionDeniedError):
+            store.delete("closed/there")
+        store.delete("open/not there")
+        store.delete("open/there/below")
+        store.close()
+
+    with reachable_folder() as folder:
+        owner = LocalFolderStore(folder)
+        owner.put_if_absent("closed/there", b"")
+        owner.put_if_absent("open/there", b"")
+        (folder / "closed").chmod(0o444)
+        try:
+            run_unprivileged(refused)
+        finally:
+            (folder / "closed").chmod(0o755)
+        assert owner.get("closed/there") == b""
+        owner.close()
+
+
 def test_waiting_for_the_lock_has_a_deadline(store: LocalFolderStore, tmp_path: Path):
     other = LocalFolderStore(tmp_path / "not" / "yet", timeout_s=0.05)
     with store._locked(), pytest.raises(UnavailableError):
