@@ -226,8 +226,8 @@ class RetryingStore(WrappingStore):
                     self._has_answered = True
                     # Behind the last key that was given: no key comes twice, however often it is tried.
                     last = found.key
-                    tries = _Tries(self)
                     yield found
+                    tries = _Tries(self)  # only now: what the caller does meanwhile is no trying
             except BackendError as error:
                 if not tries.wait_after(error):
                     raise

@@ -201,6 +201,19 @@ def test_listing_goes_on_where_it_broke_off():
     assert bench.tries > 3
 
 
+def test_what_is_done_between_two_keys_of_a_listing_does_not_count_as_trying():
+    bench = Bench(Rule(Fault.CUT, READS, times=5), deadline_s=60)
+    keys = [f"{number:03d}" for number in range(100)]
+    for key in keys:
+        bench.memory.put_if_absent(key, b"")
+    found = []
+    for info in bench.store.list(""):
+        found.append(info.key)
+        bench.clock.advance(61)
+    assert found == keys
+    assert bench.tries > 3
+
+
 def test_gives_up_after_so_many_tries():
     bench = Bench(Rule(Fault.UNAVAILABLE, READS, times=None), tries_max=3)
     for call in (bench.store.get, bench.store.head, lambda key: list(bench.store.list(key))):
