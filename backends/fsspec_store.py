@@ -14,6 +14,7 @@ Contract
 
 from __future__ import annotations
 
+import errno
 import math
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -223,7 +224,9 @@ class FsspecStore:
         except PermissionError:
             raise
         except OSError as error:  # s3fs says EINVAL where S3 says 412
-            if self._fs.exists(self._path(key)):
+            # Nothing else is a refusal: what is there after a lost answer may be ours (I7).
+            is_refusal = isinstance(error, FileExistsError) or error.errno == errno.EINVAL
+            if is_refusal and self._fs.exists(self._path(key)):
                 raise AlreadyExistsError(f"object exists: {self._where(key)}") from error
             raise
 

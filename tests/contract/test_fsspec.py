@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,13 @@ import fsspec
 import pytest
 
 from backends.base import foreign_below
-from backends.errors import ConfigurationError, ObjectNotFoundError, UnsupportedError
+from backends.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    ObjectNotFoundError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
 from backends.fsspec_store import FsspecStore, open_fsspec
 from backends.registry import open_store
 from backends.testing.contract import ObjectStoreContract
@@ -64,6 +71,38 @@ def test_what_is_not_atomic_is_refused(tmp_path: Path):
         store.compare_and_set("b", b"", None)
     assert store.get("a") == b"1"
     assert [found.key for found in store.list("")] == ["a"]
+
+
+class _LosesAnswers:
+    """What FsspecStore takes for s3fs; each answer to a PUT is lost, or says 412."""
+
+    protocol = "s3"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def pipe_file(self, path: str, body: bytes, mode: str) -> None:
+        assert mode == "create"
+        if path in self.objects:
+            raise OSError(errno.EINVAL, "At least one of the pre-conditions did not hold")
+        self.objects[path] = body
+        raise TimeoutError("the answer did not come")
+
+    def exists(self, path: str) -> bool:
+        return path in self.objects
+
+
+def test_a_create_whose_answer_was_lost_is_unknown_and_not_another_s(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(
+        "backends.fsspec_store.CREATES_ATOMICALLY", {f"{__name__}.{_LosesAnswers.__qualname__}"}
+    )
+    store = FsspecStore(_LosesAnswers(), "bucket/p")
+    with pytest.raises(UnknownOutcomeError):
+        store.put_if_absent("a", b"ours")
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("a", b"ours")
 
 
 def test_names_that_are_no_keys_are_left_out_and_noted(tmp_path: Path):
