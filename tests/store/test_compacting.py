@@ -121,6 +121,24 @@ def test_the_newest_of_each_key_stays_where_it_is_and_gaps_are_passed_over(tmp_p
         assert store.reader.offset_by_time(QUEUE, 0, Boundary.UPPER) == found[0][0]
 
 
+def test_by_time_what_is_gone_is_no_answer(tmp_path: Path):
+    clock, times = ManualClock(), list[int]()
+    with create(tmp_path / "s", OPTIONS, clock) as store:
+        store.create_topic("prices", queues=2, is_compacted=True)
+        for number in range(200):
+            times.append(int(clock.now_ms()))
+            send(store, f"once {number}" if number % 40 == 3 else f"k{number % 7}")
+            clock.advance(1)
+        store.compact()
+        offsets = [at for at, _ in read(store)]
+        assert len(offsets) < 60
+        for at, time_ms in enumerate(times):
+            lower = next(one for one in offsets if one >= at)
+            upper = max((one for one in offsets if one <= at), default=offsets[0])
+            assert store.reader.offset_by_time(QUEUE, time_ms) == lower
+            assert store.reader.offset_by_time(QUEUE, time_ms, Boundary.UPPER) == upper
+
+
 def test_its_thread_goes_on_after_an_error_of_any_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -88,6 +88,30 @@ def test_by_time(filled: Filled):
         assert store.reader.offset_by_time(QUEUE, time_ms, Boundary.UPPER) == FIRST + upper
 
 
+def test_by_time_past_what_cannot_be_read(tmp_path: Path):
+    clock = ManualClock()
+    with create(tmp_path / "s", SMALL, clock) as store:
+        put: list[tuple[Appended, int]] = []
+        for _ in range(20):
+            put.append((store.append(NewMessage("t", 1, b"x")), int(clock.now_ms())))
+            clock.advance(1)
+        assert store.wait_listed(timeout_s=1e6)
+        bad = {5, 10, 11, 19}
+        for at in bad:
+            place = put[at][0].physical_offset
+            names = sorted((tmp_path / "s" / "commitlog").iterdir())
+            file = max(path for path in names if int(path.name) <= place)
+            with file.open("r+b") as log:
+                log.seek(place - int(file.name) + 4)
+                log.write(b"\xff\xff\xff\xff")
+        sound = [at for at in range(20) if at not in bad]
+        for at, (_, time_ms) in enumerate(put):
+            lower = next((one for one in sound if one >= at), 20)
+            upper = max(one for one in sound if one <= at)
+            assert store.reader.offset_by_time(QUEUE, time_ms) == lower
+            assert store.reader.offset_by_time(QUEUE, time_ms, Boundary.UPPER) == upper
+
+
 def test_by_key_in_many_files(filled: Filled):
     store, put = filled
     assert len(index_paths(store.root)) > 2

@@ -325,6 +325,16 @@ class CompactionLog:
             return int(file.units(at, at + 1)["base_offset"][0])
         return None
 
+    def last_before(self, offset: int) -> int | None:
+        """The last queue offset below one; None: there is none."""
+        at = bisect_left(self._lasts, offset)
+        if at < len(self._full):
+            file = self._full[at]
+            number = file.first_at("base_offset", offset)
+            if number:
+                return int(file.units(number - 1, number)["base_offset"][0])
+        return self._lasts[at - 1] if at else None
+
     def read(self, start: int, end: int, *, bytes_max: int, count_max: int) -> RecordBatch:
         """Queue offsets from ``start`` on, not beyond ``end``: messages, and holes where there is none any more.
 

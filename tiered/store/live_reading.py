@@ -59,6 +59,8 @@ COUNT_MAX: Final = 32
 BYTES_MAX: Final = 1 << 20
 KEYS_MAX: Final = 64
 _FAR_MS: Final = 2**63 - 1
+_AHEAD: Final = 4096
+"""Queue offsets that are looked at together for one behind a hole."""
 
 
 class Status(Enum):
@@ -179,17 +181,39 @@ class StoreReader:
         if (log := self._compacted(queue)) is not None and log.end:
             at = log.offset_by_time(limit_ms)
             if at is not None:
-                return at if boundary is Boundary.LOWER else max(first, at - 1)
+                before = at if boundary is Boundary.LOWER else log.last_before(at)
+                return first if before is None else before
+            first = log.end - 1
             low = max(self._listed_bounds(queue, end)[0], log.end)
-        high = end
+        at = self._first_since(queue, limit_ms, low, end)
+        if boundary is Boundary.UPPER:
+            return at - 1 if at > low else first
+        found = self._first_record(queue, at, end)
+        return end if found is None else max(at, found.queue_offset)
+
+    def _first_since(self, queue: MessageQueue, time_ms: int, low: int, high: int) -> int:
+        """One past the last message of ``[low, high)`` that is older than a time; ``low`` without one."""
         while low < high:
             middle = (low + high) // 2
-            found = self._records(queue, middle, middle + 1, 0)
-            if found and found[0].store_timestamp_ms < limit_ms:
-                low = middle + 1
+            # What cannot be read says nothing of its time; what comes behind it does.
+            found = self._first_record(queue, middle, high)
+            if found is not None and found.store_timestamp_ms < time_ms:
+                low = max(middle, found.queue_offset) + 1
             else:
                 high = middle
-        return low if boundary is Boundary.LOWER else max(first, low - 1)
+        return low
+
+    def _first_record(self, queue: MessageQueue, start: int, end: int) -> Record | None:
+        """The first record of queue offsets ``[start, end)`` that can be read."""
+        count = 1
+        while start < end:
+            entries = self._queue(queue).entries(start, min(end, start + count))
+            for place in dict.fromkeys(entries.physical_offsets[entries.is_written].tolist()):
+                record = self._record(place)
+                if record is not None:
+                    return record
+            start, count = start + count, _AHEAD
+        return None
 
     def by_key(
         self,
