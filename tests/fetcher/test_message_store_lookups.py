@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from support.both_sides import QUEUE, BothSides
@@ -16,8 +17,8 @@ from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
 from fetcher.statuses import KeyQuery, Policy
 from tiered.api.broker_place import Place
-from tiered.api.local_and_tier import LocalKeys, TierKeys, open_message_store
-from tiered.clock import ManualClock
+from tiered.api.local_and_tier import LocalKeys, TierKeys, _Upkeep, open_message_store
+from tiered.clock import ManualClock, SystemClock
 from tiered.errors import ClosedError, InvalidError
 from tiered.index.lookup import Wish
 from tiered.model import Boundary, QueueOffset
@@ -296,3 +297,47 @@ def test_a_local_disk_that_fails_speaks_not_against_the_tier(keyed: BothSides, p
     keyed.local.before = fail
     found = keyed.get(25, policy=policy)
     assert [offset for offset, _ in found.messages()] == list(range(25, 40))
+
+
+class _Looked:
+    """A side that counts how often it is looked at, and fails so many times."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.stop, self.looks, self.fails = threading.Event(), 0, fails
+        self.enough = threading.Event()
+
+    def refresh(self) -> bool:
+        self.looks += 1
+        if self.looks > 2:
+            self.enough.set()
+        if self.looks <= self.fails:
+            raise InvalidError("it may not be read")
+        return True
+
+
+@pytest.mark.parametrize("fails", [(9**9, 0), (0, 9**9)])
+def test_a_side_that_cannot_be_looked_at_does_not_hide_what_is_new_of_the_other(
+    fails: tuple[int, int], caplog: pytest.LogCaptureFixture
+):
+    local, tier = map(_Looked, fails)
+    upkeep = _Upkeep(cast("Any", tier), cast("Any", local), SystemClock(), 0.001)
+    try:
+        assert local.enough.wait(10)
+        assert tier.enough.wait(10)
+        assert "may not be read" in upkeep.trouble
+    finally:
+        upkeep.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_what_could_not_be_looked_for_is_told_until_it_can():
+    local, tier = _Looked(2), _Looked()
+    upkeep = _Upkeep(cast("Any", tier), cast("Any", local), SystemClock(), 0.001)
+    try:
+        assert tier.enough.wait(10)
+        until = SystemClock().monotonic_s() + 10
+        while upkeep.trouble and SystemClock().monotonic_s() < until:
+            SystemClock().wait(threading.Event(), 0.001)
+        assert not upkeep.trouble
+    finally:
+        upkeep.close()

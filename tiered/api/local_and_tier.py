@@ -213,17 +213,20 @@ class _Upkeep:
 
     def _run(self) -> None:
         while not self._clock.wait(self._stop, self._seconds):
-            try:
-                if self._local is not None:
-                    self._local.refresh()
-                self._tier.refresh()
-            except TieredStoreError as error:
-                # Once for each trouble, not for each look; and what `close` has cut short is none.
-                if not self.trouble and not self._stop.is_set():
-                    _LOG.warning("could not look for what is new, trying again: %s", error)
-                self.trouble = str(error)
-            else:
-                self.trouble = ""
+            # Each for itself: where one side is ill, what is new on the other is wanted all the more.
+            local = "" if self._local is None else self._look(self._local.refresh)
+            self.trouble = self._look(self._tier.refresh) or local
+
+    def _look(self, refresh: Callable[[], object]) -> str:
+        """Look at one side; why it could not be done, or nothing."""
+        try:
+            refresh()
+        except TieredStoreError as error:
+            # Once for each trouble, not for each look; and what `close` has cut short is none.
+            if not self.trouble and not self._stop.is_set():
+                _LOG.warning("could not look for what is new, trying again: %s", error)
+            return str(error)
+        return ""
 
     def close(self) -> None:
         self._stop.set()
