@@ -652,12 +652,12 @@ def write_regular(path: str | os.PathLike[str], data: bytes) -> None:
         if not stat.S_ISREG(found.st_mode):
             raise _not_regular(path)
         mode = stat.S_IMODE(found.st_mode)
-    draft = f"{real}.{os.getpid()}.tmp"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    # A name that no other writer has, nor what a crash has left: in a container each run may have the same number.
+    folder, name = os.path.split(real)
+    fd, draft = tempfile.mkstemp(".tmp", f"{name}.", folder)
     try:
         with os.fdopen(fd, "wb") as file:
-            if mode is not None:
-                os.fchmod(fd, mode)
+            os.fchmod(fd, 0o666 & ~_umask() if mode is None else mode)
             file.write(data)
             file.flush()
             os.fsync(fd)

@@ -101,3 +101,17 @@ def test_what_is_written_takes_the_place_of_a_file_and_keeps_its_mode_and_its_li
 def test_what_is_a_regular_file_is_read(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"abc")
     assert read_regular(tmp_path / "a") == b"abc"
+
+
+def test_what_a_crash_left_of_a_writer_of_the_same_number_is_in_nobody_s_way(tmp_path: Path):
+    # In a container each run may have the same number.
+    path = tmp_path / "plan"
+    (tmp_path / f"plan.{os.getpid()}.tmp").write_bytes(b"ha")
+    umask = os.umask(0o027)
+    try:
+        write_regular(path, b"whole")
+    finally:
+        os.umask(umask)
+    assert path.read_bytes() == b"whole"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert len(list(tmp_path.iterdir())) == 2
