@@ -13,6 +13,7 @@ from support.keyed import KeyedTier, Mail, places
 from backends.errors import UnavailableError, UnknownOutcomeError
 from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
+from backends.wrapping import MeteredStore
 from tiered.errors import DataError
 from tiered.format.index_object import ITEM
 from tiered.index.indexer import IndexBuilder, Indexer, WorkFile
@@ -79,6 +80,28 @@ def test_a_lost_message_is_told_and_the_rest_is_found(tier: KeyedTier):
     found = lookup(tier, "a")
     assert len(found.damaged) == 1
     assert [(hit.queue, hit.queue_offset) for hit in found.hits] == [(B, 0), (A, 0)]
+
+
+def test_a_damaged_block_of_what_is_not_indexed_costs_only_itself(tier: KeyedTier):
+    part = tier.post(B, [Mail(keys=("many", f"n{at}"), body=b"x" * 900) for at in range(1000)])
+    start, end = part.queue_offset, part.queue_end
+    key = PREFIX + part.bundle.key
+    whole = bytearray(tier.store.get(key))
+    whole[len(whole) // 2] ^= 1
+    tier.store.delete(key)
+    tier.store.put_if_absent(key, [whole])
+    store = MeteredStore(tier.store)
+    wish = Wish(topic="orders", key="many", count=10_000)
+    found = IndexReader(store, PREFIX).lookup(tier.journal.state, wish)
+    offsets = {hit.queue_offset for hit in found.hits}
+    lost = sorted(set(range(start, end)) - offsets)
+    assert 0 < len(lost) < 100
+    assert lost == list(range(lost[0], lost[-1] + 1))
+    assert len(found.damaged) == 1
+    assert not found.unscanned
+    assert store.snapshot().requests < 150
+    (hit,) = lookup(tier, "n999").hits
+    assert hit.queue_offset == end - 1
 
 
 def test_a_reader_with_an_old_state_sees_what_has_come(tier: KeyedTier):

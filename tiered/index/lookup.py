@@ -45,7 +45,7 @@ from tiered.format.index_object import (
 from tiered.format.message_forms import split_batch
 from tiered.format.object import Trailer, parse_trailer
 from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
-from tiered.format.record import Record, RecordError, decode_record
+from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
 from tiered.index.extract import extract_keys, key_hash, topic_seed
 from tiered.log.indexed import uncovered
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
@@ -312,6 +312,8 @@ def _holds(stored: Record, offset: int) -> bool:
 # -- search ------------------------------------------------------------------------------------------
 
 
+_SMALLER: Final = 16
+"""Near damage each read is so much smaller than the last."""
 RUN_ITEMS: Final = 2048
 """Items read at once of a key that has more (64 KiB)."""
 Spread = Callable[
@@ -499,19 +501,29 @@ class Search:
 
     def scan(self, view: IndexedLife, start: int, end: int) -> None:
         """Look at every message in ``[start, end)``, as far as the limit goes."""
-        at = start
+        at, size_bytes = start, self._read_bytes
         with self._noting():
             while at < end:
                 if self._scan_left <= 0:
                     self._found.unscanned += end - at
                     return
-                batch = view.reader.read(
-                    QueueOffset(at), bytes_max=self._read_bytes, count_max=end - at
-                )
+                count = min(end - at, size_bytes // RECORD_BYTES_MIN + 1)
+                try:
+                    batch = view.reader.read(QueueOffset(at), bytes_max=size_bytes, count_max=count)
+                except DataError as error:
+                    # Somewhere in there: what lies before it is found with ever smaller reads.
+                    self._scan_left -= size_bytes
+                    if size_bytes > 1:
+                        size_bytes = max(size_bytes // _SMALLER, 1)
+                        continue
+                    self._found.damaged.append(error)
+                    at, size_bytes = _behind_damage(view.reader, at, end), self._read_bytes
+                    continue
                 if batch is None or isinstance(batch, Gap):
                     return
                 self._look_at(view, batch)
                 at = batch.records.end_offset
+                size_bytes = min(size_bytes * _SMALLER, self._read_bytes)
 
     def _look_at(self, view: IndexedLife, batch: TierBatch) -> None:
         data = batch.records.data
@@ -524,6 +536,29 @@ class Search:
                 hit = view.hit(stored, batch.log_offset + position, offset, self._wish.key)
                 if hit:
                     self._keep(hit)
+
+
+def _behind_damage(reader: QueueReader, start: int, end: int) -> int:
+    """The first queue offset behind a damaged message at which one can be read; ``end``: none.
+
+    By bisection: a block that is damaged has many messages, each of which would cost a request.
+    """
+    low, step = start, 1
+    while low + step < end and _is_damaged(reader, low + step):
+        low, step = low + step, step * 2
+    high = min(low + step, end)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _is_damaged(reader, middle) else (low, middle)
+    return high
+
+
+def _is_damaged(reader: QueueReader, offset: int) -> bool:
+    try:
+        reader.read(QueueOffset(offset), bytes_max=1, count_max=1)
+    except DataError:
+        return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
