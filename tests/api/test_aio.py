@@ -16,6 +16,7 @@ from backends.wrapping import WrappingStore
 from tiered import open_async
 from tiered.api.aio import AsyncTier
 from tiered.api.message import Message
+from tiered.api.reading import QueueFollower
 from tiered.api.tier import Tier
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError
@@ -223,6 +224,30 @@ def test_one_listing_serves_all_that_wait():
             assert store.lists - before < FOLLOWERS / 2
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_news_that_come_while_a_follower_ends_its_step_wake_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tiered.api.aio.FOLLOW_S_MIN", 30.0)
+    tier, is_first = made(2), [True]
+
+    async def main() -> None:
+        loop, real = asyncio.get_running_loop(), QueueFollower.step
+        async with AsyncTier(tier.open()) as opened:
+
+            def step(follower: QueueFollower) -> TierBatch | None:
+                found = real(follower)
+                if found is None and is_first:  # it has seen nothing, and has not said so yet
+                    is_first.clear()
+                    tier.add(b"new")
+                    asyncio.run_coroutine_threadsafe(opened.refresh(), loop).result(10)
+                return found
+
+            monkeypatch.setattr(QueueFollower, "step", step)
+            messages = opened.follow("orders", 0, 0, pause_s_max=60)
+            found = [(await asyncio.wait_for(anext(messages), 5)).body for _ in range(3)]
+            assert found == [b"body 0", b"body 1", b"new"]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_closing_ends_followers_that_wait():

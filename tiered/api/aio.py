@@ -197,18 +197,20 @@ class AsyncTier:
 
     def _pauses(self, pause_s_max: float) -> _Pause:
         """How a follower waits, in the loop."""
-        seen, pause_s = self._looks, FOLLOW_S_MIN
+        seen, known, pause_s = self._looks, self._news, FOLLOW_S_MIN
 
         async def pause(is_found: bool) -> None:
             """Wait for news if there was nothing; look at the journal first, unless another has since."""
-            nonlocal seen, pause_s
+            nonlocal seen, known, pause_s
+            # News since the last pause may have come when the step that found nothing was nearly over.
+            is_found = is_found or self._news is not known
             if is_found or (self._looks == seen and await self._look()):
-                pause_s = FOLLOW_S_MIN
+                known, pause_s = self._news, FOLLOW_S_MIN
                 return
             seen, news = self._looks, self._news
             with suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), min(pause_s, pause_s_max))
-            pause_s = longer(pause_s, pause_s_max)
+            known, pause_s = self._news, longer(pause_s, pause_s_max)
 
         return pause
 
