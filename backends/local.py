@@ -329,17 +329,23 @@ class LocalFolderStore:
         if not self._change.acquire(timeout=self._timeout_s):
             raise UnavailableError(f"another thread holds the lock: {self._url}")
         try:
-            with self._folders.lease(_HIDDEN) as hidden_fd:
-                fd = os.open(
-                    b"lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666, dir_fd=hidden_fd
-                )
-                try:
-                    self._await_lock(fd)
-                    yield
-                finally:
-                    os.close(fd)  # gives up the lock as well
+            fd = self._open_lock()
+            try:
+                self._await_lock(fd)
+                yield
+            finally:
+                os.close(fd)  # gives up the lock as well
         finally:
             self._change.release()
+
+    def _open_lock(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        for _ in range(_FOLDER_TRIES_MAX):
+            with self._folders.lease(_HIDDEN) as hidden_fd, suppress(FileNotFoundError):
+                return os.open(b"lock", flags, 0o666, dir_fd=hidden_fd)
+            # Somebody has cleaned up; the folder that we hold open is no place any more.
+            self._folders.forget(_HIDDEN)
+        raise UnavailableError(f"{HIDDEN} is removed again and again: {self._url}")
 
     def _await_lock(self, fd: int) -> None:
         never = threading.Event()
@@ -347,6 +353,8 @@ class LocalFolderStore:
             # Polled: a flock that waits cannot be given a deadline.
             with suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.fstat(fd).st_nlink:  # others lock another file now
+                    raise UnavailableError(f"the lock was removed: {self._url}")
                 return
             never.wait(_LOCK_POLL_S)
         raise UnavailableError(f"another process holds the lock: {self._url}")

@@ -514,8 +514,12 @@ class ExclusiveWriter:
         return Draft(fd, folder_fd)
 
     def _named_draft(self, folder_fd: int) -> Draft:
-        with self._folders.lease(self._hidden):
-            fd, path = tempfile.mkstemp(dir=self._path, prefix=_PREFIX)
+        try:
+            with self._folders.lease(self._hidden):
+                fd, path = tempfile.mkstemp(dir=self._path, prefix=_PREFIX)
+        except FileNotFoundError:  # somebody has cleaned up; the next try makes it anew
+            self._folders.forget(self._hidden)
+            raise
         draft = Draft(fd, folder_fd, path)
         try:
             if not self._swept:

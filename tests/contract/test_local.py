@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -390,6 +391,22 @@ def test_what_may_not_be_looked_at_is_not_told_to_be_deleted():
             (folder / "closed").chmod(0o755)
         assert owner.get("closed/there") == b""
         owner.close()
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_the_hidden_folder_may_be_removed_by_who_cleans_up(tmp_path: Path, unnamed: bool):
+    store = LocalFolderStore(tmp_path)
+    store._writer._unnamed &= unnamed
+    version = store.compare_and_set("lease", b"1", None)
+    for turn in range(2):
+        shutil.rmtree(tmp_path / HIDDEN)
+        version = store.compare_and_set("lease", b"%d" % turn, version)
+        shutil.rmtree(tmp_path / HIDDEN)
+        store.put_if_absent(f"a{turn}/b", b"x")
+        shutil.rmtree(tmp_path / HIDDEN, ignore_errors=True)
+        store.delete(f"a{turn}/b")
+    assert [found.key for found in store.list("")] == ["lease"]
+    store.close()
 
 
 def test_waiting_for_the_lock_has_a_deadline(store: LocalFolderStore, tmp_path: Path):
