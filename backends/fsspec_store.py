@@ -151,10 +151,14 @@ class FsspecStore:
         with self._mapped(key):
             if byte_range is None:
                 return self._file(key, bytes(self._fs.cat_file(path)))
-            with suppress(OSError, ValueError):  # behind the end: each file system in its own way
+            try:
                 data = bytes(self._fs.cat_file(path, start=byte_range.start, end=byte_range.end))
                 if len(data) == byte_range.size_bytes:
                     return data
+            except PermissionError:
+                raise
+            except (OSError, ValueError):  # behind the end: each file system in its own way
+                pass
             check_range(key, byte_range, self.head(key).size_bytes)
             raise UnavailableError(f"answer was cut: {self._where(key)}")
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import fsspec
 import pytest
+from support.unprivileged import reachable_folder, run_unprivileged
 
-from backends.base import foreign_below
+from backends.base import ByteRange, foreign_below
 from backends.errors import (
     AlreadyExistsError,
     ConfigurationError,
     ObjectNotFoundError,
+    PermissionDeniedError,
     UnknownOutcomeError,
     UnsupportedError,
 )
@@ -103,6 +105,19 @@ def test_a_create_whose_answer_was_lost_is_unknown_and_not_another_s(
         store.put_if_absent("a", b"ours")
     with pytest.raises(AlreadyExistsError):
         store.put_if_absent("a", b"ours")
+
+
+def test_a_range_that_may_not_be_read_is_refused_and_not_cut():
+    def refused() -> None:
+        store = open_fsspec(f"file://{folder}")
+        for byte_range in (None, ByteRange(0, 2)):
+            with pytest.raises(PermissionDeniedError):
+                store.get("a", byte_range)
+
+    with reachable_folder() as folder:
+        (folder / "a").write_bytes(b"abc")
+        (folder / "a").chmod(0)
+        run_unprivileged(refused)
 
 
 def test_names_that_are_no_keys_are_left_out_and_noted(tmp_path: Path):
