@@ -16,11 +16,12 @@ from backends.wrapping import WrappingStore
 from tiered import open_async
 from tiered.api.aio import AsyncTier
 from tiered.api.message import Message
-from tiered.api.reading import QueueFollower
+from tiered.api.reading import LEAVE_SECONDS, QueueFollower
 from tiered.api.tier import Tier
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError
 from tiered.log.decode import TierBatch
+from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -361,6 +362,42 @@ def test_a_closed_iterator_is_over_whatever_was_under_way(kind: str):
         await opened.close()
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_to_close_what_reads_ahead_does_not_hold_the_loop():
+    source = Made()
+    for number in range(6):
+        source.add(*(b"x" * 1000 for _ in range(20)), queue=MessageQueue("orders", number))
+    opened = source.open()
+    part = opened.state.queues[MessageQueue("orders", 0)][-1].parts()[0]
+    first = opened.place.prefix + part.bundle.key
+
+    class HeldButOne(Held):
+        """Only the first queue's bundle is not held."""
+
+        def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+            if key == first:
+                return self.inner.get(key, byte_range)
+            return super().get(key, byte_range)
+
+        def get_ranges(self, key: str, byte_ranges: Any) -> Any:
+            return [self.get(key, one) for one in byte_ranges]
+
+    store = HeldButOne(opened.store)
+    slow = Tier(store, opened.meter, opened.place, clock=SystemClock())
+    slow.refresh()
+    store.is_on = True
+
+    async def main() -> None:
+        async with AsyncTier(slow) as tier:
+            reading = tier.read_topic_arrow("orders", batch_bytes=1000, queues_at_once=4)
+            await anext(reading)
+            began_s = time.monotonic()
+            await reading.aclose()
+            assert time.monotonic() - began_s < LEAVE_SECONDS / 2
+            store.go.set()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_one_anext_at_a_time():

@@ -369,6 +369,7 @@ class AsyncReading(Generic[T]):
         if found is not None:
             self._ready.extend(found)
         elif self._pause is None:
+            self._work = None  # it has come to its end
             self._end()
         if self._pause is not None:
             await self._pause(found is not None)
@@ -376,11 +377,21 @@ class AsyncReading(Generic[T]):
     def _end(self) -> None:
         self._is_over = True
         self._ready.clear()
-        step, self._step, self._work = self._step, None, None
+        step, self._step = self._step, None
+        work, self._work = [self._work], None
         if step is None or step.done():
+            if work[0] is not None:
+                self._drop(work)
             self._stack.close()
         else:
             step.add_done_callback(self._left)
+
+    def _drop(self, work: list[_Work[T] | None]) -> None:
+        """Let go of what has not come to its end, in a thread: it may wait for reads that it has begun."""
+        try:
+            self._submit(work.clear)
+        except (ClosedError, RuntimeError):  # no thread is to be had any more
+            work.clear()
 
     def _left(self, step: asyncio.Future[list[T] | None]) -> None:
         """The step that was under way at the end is done."""
