@@ -190,7 +190,7 @@ class RetryingStore(WrappingStore):
             except AlreadyExistsError:
                 self._has_answered = True
                 # Only after a lost answer: else whoever has the same bytes by chance would be taken for us.
-                if not unknown or not self._is_ours(key, data):
+                if not unknown or not self._is_ours(key, data, tries.began_s):
                     raise
             except BackendError as error:
                 # For good: a later refusal does not undo what the lost request may yet do (I7).
@@ -254,8 +254,8 @@ class RetryingStore(WrappingStore):
                 self._has_answered = True
                 return version
 
-    def _again(self, call: Callable[[], _T]) -> _T:
-        tries = _Tries(self)
+    def _again(self, call: Callable[[], _T], began_s: float | None = None) -> _T:
+        tries = _Tries(self, began_s)
         while True:
             try:
                 found = call()
@@ -267,14 +267,14 @@ class RetryingStore(WrappingStore):
                 self._has_answered = True
                 return found
 
-    def _is_ours(self, key: str, data: Sequence[Buffer] | Buffer) -> bool:
-        """Whether the object that stands in the way has our bytes.
+    def _is_ours(self, key: str, data: Sequence[Buffer] | Buffer, began_s: float) -> bool:
+        """Whether the object that stands in the way has our bytes; asked within the deadline of the put.
 
         Raises:
             UnknownOutcomeError: It cannot be read, so nobody knows.
         """
         try:
-            return self.get(key) == as_one(data)
+            return self._again(lambda: self._inner.get(key), began_s) == as_one(data)
         except ObjectNotFoundError:
             return False  # deleted meanwhile: that it existed remains true
         except BackendError as error:
@@ -301,11 +301,12 @@ class RetryingStore(WrappingStore):
 
 
 class _Tries:
-    """The tries of one call."""
+    """The tries of one call; what belongs to another call has its beginning."""
 
-    def __init__(self, owner: RetryingStore) -> None:
+    def __init__(self, owner: RetryingStore, began_s: float | None = None) -> None:
         self._owner = owner
-        self._began_s = owner._clock.monotonic_s()  # noqa: SLF001 (one class in two parts)
+        now_s = owner._clock.monotonic_s()  # noqa: SLF001 (one class in two parts)
+        self.began_s = now_s if began_s is None else began_s
         self._failed = 0
 
     def wait_after(self, error: BackendError) -> bool:
@@ -315,7 +316,7 @@ class _Tries:
         if not error.retriable:
             return False
         self._failed += 1
-        delay_s = self._owner._next_delay_s(self._failed, self._began_s)  # noqa: SLF001 (the same)
+        delay_s = self._owner._next_delay_s(self._failed, self.began_s)  # noqa: SLF001 (the same)
         return delay_s is not None and self._owner._wait(delay_s)  # noqa: SLF001 (the same)
 
 

@@ -192,6 +192,30 @@ def test_delete_is_tried_again():
     assert bench.tries == 3
 
 
+def test_to_ask_whether_it_was_us_begins_no_deadline_anew():
+    bench = Bench(Rule(Fault.UNAVAILABLE, READS, times=None), tries_max=10**6, deadline_s=60)
+    bench.memory.put_if_absent("k", b"ours")
+    began: list[float] = []
+
+    class Losing(WrappingStore):
+        """Answers are lost for most of the time that there is; reads fail for ever."""
+
+        def put_if_absent(self, key: str, data: object) -> None:
+            if bench.clock.monotonic_s() < 50:
+                raise UnknownOutcomeError("no answer")
+            raise AlreadyExistsError("there")
+
+        def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+            began.append(bench.clock.monotonic_s())
+            return super().get(key, byte_range)
+
+    bench.store._inner = Losing(bench.faulty)
+    with pytest.raises(UnknownOutcomeError):
+        bench.store.put_if_absent("k", b"ours")
+    assert began
+    assert max(began) <= 60
+
+
 def test_listing_goes_on_where_it_broke_off():
     bench = Bench(Rule(Fault.CUT, READS, times=5))
     keys = [f"{number:03d}" for number in range(100)]
