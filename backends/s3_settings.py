@@ -35,7 +35,6 @@ class S3Options:
         sse_kms_key_id: Key with which the server encrypts every object.
         ca_bundle: PEM file of authorities that are trusted beside the system's.
         timeout_s: Deadline of each request, seconds; one of many bytes has more (``S3Settings.deadline_s``).
-        connections_max: Most requests under way at once.
         sign_payload: Let the server check the bytes on arrival, by their hash in the signature.
     """
 
@@ -47,7 +46,6 @@ class S3Options:
     sse_kms_key_id: str | None = None
     ca_bundle: str | None = None
     timeout_s: float = TIMEOUT_S
-    connections_max: int = 64
     sign_payload: bool = True
 
 

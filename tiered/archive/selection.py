@@ -138,9 +138,8 @@ def selection_of(options: Mapping[str, str]) -> Selection:
     found = Selection()
     if "topic" in options:
         topics = _divided(options["topic"])
-        if (
-            not topics
-        ):  # as of a variable that is not set: there would be no row, and a stream wait for ever
+        # As of a variable that is not set: there would be no row, and a stream would wait for ever.
+        if not topics:
             raise InvalidError(
                 "the option topic names no topic", do="name some, or leave the option out for all"
             )

@@ -341,9 +341,8 @@ class Mount:
                 await self._drain(saver)
             finally:
                 renewing.cancel()
-                await asyncio.gather(
-                    renewing, return_exceptions=True
-                )  # the last save tells who has it
+                # Its error is of no use any more: the last save tells who has the lease.
+                await asyncio.gather(renewing, return_exceptions=True)
 
     async def _begin(self, readers: ThreadPoolExecutor) -> NameServers:
         """Listen, and tell name servers."""

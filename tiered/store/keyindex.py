@@ -153,9 +153,8 @@ class KeyFile:
         while 0 < number < count:
             item = self._item_table[number]
             time_ms = self.begin_ms + int(item["seconds"]) * 1000
-            if (
-                time_ms + _SECOND_MS <= begin_ms
-            ):  # the time is cut to seconds since the first item's
+            # The time is cut to seconds since the first item's.
+            if time_ms + _SECOND_MS <= begin_ms:
                 return
             if int(item["hash"]) == hash_value and time_ms <= end_ms:
                 yield int(item["physical_offset"])
