@@ -291,6 +291,11 @@ MOUNT_METRICS: tuple[Metric, ...] = (
         "Snapshots of consumers' offsets that are kept in the tier.",
     ),
     Metric(
+        "tiered_mount_keeps_offsets",
+        _G,
+        "0 while the store takes no offsets of consumers or does not renew the mount's lease: offsets are in memory alone.",
+    ),
+    Metric(
         "tiered_mount_name_servers",
         _G,
         "1 while registered with a name server, 0 while it does not answer or refuses.",

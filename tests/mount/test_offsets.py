@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.errors import PermissionDeniedError
 from backends.memory import MemoryStore
+from tests.e2e.harness import until
 from tests.mount.harness import STORES, mounted, tier_of
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, FencedError, InvalidError
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from backends.base import Version
     from tiered.clock import Clock
 
 PREFIX = "00000000_c/b/meta/mount/b/"
@@ -187,6 +190,72 @@ def test_told_to_stop_while_the_store_is_away_a_save_ends():
     timer.join()
 
 
+class Refusing(MemoryStore):
+    """Credentials expire, and come again."""
+
+    is_refusing = False
+
+    def _ask(self) -> None:
+        if self.is_refusing:
+            raise PermissionDeniedError("the token has expired")
+
+    def put_if_absent(self, key: str, data: Any) -> None:
+        self._ask()
+        super().put_if_absent(key, data)
+
+    def compare_and_set(self, key: str, data: Any, expected: Version | None) -> Version:
+        self._ask()
+        return super().compare_and_set(key, data, expected)
+
+
+def test_a_store_that_refuses_is_asked_again_until_it_takes_the_offsets(
+    caplog: pytest.LogCaptureFixture,
+):
+    store = Refusing()
+    kept = keeper(store)
+    begin(kept)
+    store.is_refusing = True
+    kept.renew()
+    saving = threading.Thread(target=kept.save, args=([["g", "t", [0], [9]]],))
+    saving.start()
+    until(lambda: "not kept" in kept.trouble, "trouble is told")
+    assert "not kept" in caplog.text
+    assert "the token has expired" in caplog.text
+    assert saving.is_alive()
+    store.is_refusing = False
+    saving.join(60)
+    kept.renew()
+    assert (kept.saved, kept.trouble) == (1, "")
+    kept.end()
+    assert begin(keeper(store, 2)) == {("g", "t"): {0: 9}}
+
+
+def test_a_store_that_refuses_does_not_hide_that_another_has_taken_over():
+    store = Refusing()
+    kept = keeper(store)
+    begin(kept)
+    store.is_refusing = True
+    errors: list[BaseException] = []
+
+    def save() -> None:
+        try:
+            kept.save([["g", "t", [0], [9]]])
+        except FencedError as error:
+            errors.append(error)
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    until(lambda: bool(kept.trouble), "trouble is told")
+    kept.end()
+    store.is_refusing = False
+    other = keeper(store, 3, ManualClock())
+    other._journal.take_reign({})
+    saving.join(60)
+    if not errors:  # which of both came first is open: then its offsets are history
+        with pytest.raises(FencedError):
+            kept.save([["g", "t", [0], [10]]])
+
+
 # -- what a broker left ---------------------------------------------------------------------------
 
 
@@ -255,6 +324,36 @@ def test_offsets_are_kept_while_it_serves_and_a_mount_that_was_taken_over_ends(t
         served.thread.join(30)
         assert isinstance(served.errors[0], FencedError)
         assert client.is_ended()
+
+
+def test_a_mount_goes_on_while_the_store_refuses_it(tmp_path: Path):
+    """Expired credentials, say: what clients read is there, or is not, as before; where they are stays in memory."""
+    _, url = tier_of("s01-basic", tmp_path)
+    with mounted(url, snapshot_s=0.05, lease_s=1.0) as served, served.client() as client:
+        mount, meter = served.mount, served.mount.store.opened.meter
+        assert mount.keeper is not None
+        with pytest.MonkeyPatch.context() as patch:
+
+            def refuse(*_: object) -> None:
+                raise PermissionDeniedError("the token has expired")
+
+            patch.setattr(meter, "put_if_absent", refuse)
+            patch.setattr(meter, "compare_and_set", refuse)
+            client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+            until(lambda: bool(mount.fault() or served.errors), "it says so")
+            assert not served.errors
+            assert "the token has expired" in mount.fault()
+            assert not mount.unready()
+            up = {sample.name: sample.value for sample in mount.samples()}
+            assert (up["tiered_mount_up"], up["tiered_mount_keeps_offsets"]) == (1, 0)
+            assert client.pull("orders", 3, 0).code == Code.SUCCESS
+            client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=18, **PLACE)
+            assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": "18"}
+        until(lambda: not mount.fault(), "all is well again")
+        served.stop()
+        assert mount.is_drained
+    with mounted(url) as served, served.client() as client:
+        assert client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields == {"offset": "18"}
 
 
 def test_a_mount_that_drains_longer_than_its_lease_lasts_keeps_its_place_until_then(tmp_path: Path):

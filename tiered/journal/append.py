@@ -13,7 +13,8 @@ Retries and errors:
     * *won*: list behind the number. All that lies there must follow from our entry: entries number by number, each naming
       the one before, and no checkpoint but of one of them. Else our number had been used and deleted long ago, or the
       journal was rebuilt behind it. That, or a newer reign among them: fenced.
-    Whatever can be tried again is tried again, with pauses, until ``stop`` is set or ``give_up_s`` have passed. No safety
+    Whatever can be tried again is tried again, with pauses, until ``stop`` is set or ``give_up_s`` have passed; with
+    ``on_failure`` also what waits for a person. No safety
     rests on a clock or on the lease.
 
 After an error, unless it came from the caller's check, this writer is done: every later ``append`` raises
@@ -78,6 +79,7 @@ class JournalWriter(Generic[S]):
         rng: random.Random,
         stop: threading.Event,
         give_up_s: float = math.inf,
+        on_failure: Callable[[BackendError], None] | None = None,
     ) -> None:
         """Prepare to write; nothing is read or written yet.
 
@@ -91,6 +93,8 @@ class JournalWriter(Generic[S]):
             rng: For the jitter of the pauses.
             stop: When set, tries end with ``StoreUnavailableError`` instead of going on.
             give_up_s: They end so, too, when the store has not taken an entry for so long.
+            on_failure: Told of each try that failed. Somebody hears of it, so what only a person can mend (credentials,
+                say) is waited for, too, and ends no tries.
         """
         reading = RetryingStore(store, clock=clock, rng=rng, stop=stop, policy=_READING)
         self._reader = JournalReader(reading, prefix, machine)
@@ -107,6 +111,7 @@ class JournalWriter(Generic[S]):
         self._checkpoint_not_before_s = 0.0
         self._give_up_s = give_up_s
         self._give_up_at_s = math.inf
+        self._on_failure = on_failure
 
     @property
     def state(self) -> S:
@@ -359,9 +364,13 @@ class JournalWriter(Generic[S]):
         Raises:
             StoreUnavailableError: There is to be no other try.
         """
+        may_help = error.retriable
+        if self._on_failure is not None:
+            self._on_failure(error)
+            may_help = True
         wait_s = pause_s * self._rng.uniform(0.5, 1.0)
         has_given_up = self._clock.monotonic_s() + wait_s > self._give_up_at_s
-        if not error.retriable or has_given_up or self._clock.wait(self._stop, wait_s):
+        if not may_help or has_given_up or self._clock.wait(self._stop, wait_s):
             raise StoreUnavailableError(
                 f"{what}: {error}",
                 where=self._store.url,

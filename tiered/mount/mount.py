@@ -272,7 +272,7 @@ class Mount:
     def samples(self) -> list[Sample]:
         """What it measures, as of now."""
         return [
-            Sample("tiered_mount_up", not self.fault()),
+            Sample("tiered_mount_up", not self._unseen()),
             *_client_samples(self),
             *_protocol_samples(self),
             *_state_samples(self),
@@ -282,6 +282,9 @@ class Mount:
 
     def fault(self) -> str:
         """What is wrong, in one clause; empty when nothing is."""
+        return self._unseen() or (self.keeper.trouble if self.keeper is not None else "")
+
+    def _unseen(self) -> str:
         trouble = self.store.trouble
         return f"the tier cannot be looked at: {trouble}" if trouble else ""
 
@@ -292,7 +295,8 @@ class Mount:
         servers = self.names.servers if self.names is not None else []
         if servers and all(server.error for server in servers):
             return f"registered with no name server: {servers[0].error}"
-        return self.fault()
+        # Offsets that are not kept are no reason: they are here, and nowhere else.
+        return self._unseen()
 
     # -- serving ----------------------------------------------------------------------------------
 
@@ -606,5 +610,6 @@ def _state_samples(mount: Mount) -> Iterator[Sample]:
     yield Sample("tiered_mount_topics", len(mount.topics.queues))
     if mount.keeper is not None:
         yield Sample("tiered_mount_snapshots_total", mount.keeper.saved)
+        yield Sample("tiered_mount_keeps_offsets", not mount.keeper.trouble)
     for server in mount.names.servers if mount.names is not None else []:
         yield Sample("tiered_mount_name_servers", not server.error, {"address": server.address})

@@ -14,7 +14,9 @@ Ordering and fencing
     The lease keeps a second mount of the same name waiting, or sends it away; the journal fences a mount that was taken
     over: it ends with ``FencedError``, and its later offsets are nobody's.
 
-Retries: an entry is tried until the store takes it or ``stop`` is set. Limit: ``QUEUES_MAX`` of all groups together.
+Retries: an entry is tried until the store takes it or ``stop`` is set, and so is the lease, whatever the store says:
+credentials that have expired come again, and meanwhile clients are served, and all offsets are in memory. ``trouble`` says
+so, and the log. Limit: ``QUEUES_MAX`` of all groups together.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ _LOG = logging.getLogger("tiered.mount")
 OFFSETS: Final = "offsets"
 HANDOVER: Final = "handover"
 QUEUES_MAX: Final = 1_000_000
+PATIENCE_S: Final = 5.0
+"""How long a store may fail that may help itself, before that is called trouble."""
 _END: Final = 1 << 62
 Name = tuple[str, str]
 """Group and topic."""
@@ -272,7 +276,11 @@ class OffsetsKeeper:
             clock=clock,
             rng=rng,
             stop=self._stop,
+            on_failure=self._note_failure,
         )
+        self._clock = clock
+        self._failing_since_s: float | None = None
+        self._unkept = self._unrenewed = ""
         self._lease = Lease(
             store,
             prefix,
@@ -336,9 +344,35 @@ class OffsetsKeeper:
             actions.append({"do": HANDOVER, "key": self.handover})
         # One entry for both: offsets without the name of the handover would be taken over from the broker again.
         self._journal.append(actions)
+        self._failing_since_s = None
+        if self._unkept:
+            _LOG.warning("offsets of consumers are kept again")
+            self._unkept = ""
         self.saved += 1
         if self._journal.write_checkpoint():
             self._trim()
+
+    def _note_failure(self, error: BackendError) -> None:
+        """An entry was not taken, and is tried again. Told once of each reason: a try comes every few seconds."""
+        now_s = self._clock.monotonic_s()
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        is_trouble = not error.retriable or now_s - self._failing_since_s >= PATIENCE_S
+        if is_trouble and self._unkept != str(error):
+            _LOG.error(
+                "offsets of consumers are not kept, trying again; until then they are in memory alone: %s",
+                error,
+            )
+            self._unkept = str(error)
+
+    @property
+    def trouble(self) -> str:
+        """Why offsets are not kept, or our place is not, in one clause; empty: they are. From any thread."""
+        if self._unkept:
+            return f"offsets of consumers are not kept: {self._unkept}"
+        if self._unrenewed:
+            return f"the mount's lease is not renewed: {self._unrenewed}"
+        return ""
 
     def renew(self) -> None:
         """Prolong the lease.
@@ -348,7 +382,9 @@ class OffsetsKeeper:
         """
         try:
             self._lease.renew()
+            self._unrenewed = ""
         except BackendError as error:
+            self._unrenewed = str(error)
             _LOG.warning("the mount's lease could not be renewed, trying again: %s", error)
 
     def abandon(self) -> None:
