@@ -14,7 +14,8 @@ from tiered.clock import ManualClock
 from tiered.format.remoting import Command
 from tiered.mount import protocol
 from tiered.mount.consumers import LOCK_S, SILENT_S, Consumers, Locks, share_of
-from tiered.mount.protocol import Code, RefusalError
+from tiered.mount.protocol import REMARK_CHARS_MAX, Code, RefusalError
+from tiered.mount.pulling import make_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -236,3 +237,12 @@ def test_what_a_lock_names_is_bounded(served: Mounted):
     with served.client() as client:
         said = {"consumerGroup": "g", "clientId": "c1", "mqSet": [queue]}
         assert client.ask(protocol.LOCK_BATCH_MQ, said).code == Code.INVALID_PARAMETER
+
+
+def test_what_a_client_says_comes_back_in_a_refusal_bounded():
+    with pytest.raises(RefusalError) as told:
+        share_of("c", ["c"], [], "x" * (9 << 20))
+    assert len(told.value.remark) <= REMARK_CHARS_MAX
+    with pytest.raises(RefusalError) as told:
+        make_filter("a", "x" * (9 << 20))
+    assert len(told.value.remark) <= REMARK_CHARS_MAX

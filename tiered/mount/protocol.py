@@ -175,6 +175,10 @@ REQUESTS: Final[tuple[Answered, ...]] = (
 BY_CODE: Final[Mapping[int, Answered]] = {request.code: request for request in REQUESTS}
 
 
+REMARK_CHARS_MAX: Final = 1000
+"""Of a refusal: it may repeat what a client said, and that may fill a frame."""
+
+
 class RefusalError(Exception):
     """A request that is answered with a code other than ``SUCCESS``.
 
@@ -186,6 +190,7 @@ class RefusalError(Exception):
 
     def __init__(self, code: Code, remark: str, fields: Mapping[str, str] | None = None) -> None:
         """Say why."""
+        remark = remark[:REMARK_CHARS_MAX]
         super().__init__(remark)
         self.code = code
         self.remark = remark
