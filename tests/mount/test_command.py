@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import signal
 import socket
 import ssl
@@ -10,12 +11,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.oracle import free_ports
 from support.tls import Authority
 
+from backends.local import HIDDEN
 from tests.e2e.harness import here, program, until
 from tests.mount.harness import Client, MountProcess, tier_of
 from tiered.format.remoting import FrameError
@@ -24,7 +27,7 @@ from tiered.mount import protocol
 from tiered.mount.protocol import Code
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import subprocess
 
 ANY = ("--listen", "127.0.0.1:0")
 PLACE = {"consumerGroup": "g", "topic": "orders", "queueId": 1}
@@ -212,6 +215,20 @@ class Load:
 
 
 @pytest.mark.slow
+def suspend(process: subprocess.Popen[str], url: str) -> None:
+    """SIGSTOP at a moment at which it does not hold the lock of its folder: nobody could write there while it sleeps."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        with (Path(url.removeprefix("file://")) / HIDDEN / "lock").open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                process.send_signal(signal.SIGCONT)
+                time.sleep(0.01)
+            else:
+                return
+
+
 def test_a_mount_that_hangs_is_taken_over_after_its_lease_and_its_later_offsets_are_nobodys(
     url: str, tmp_path: Path
 ):
@@ -222,7 +239,7 @@ def test_a_mount_that_hangs_is_taken_over_after_its_lease_and_its_later_offsets_
         load = Load(first.address, 0)
         time.sleep(4)  # of load
         stopped_s = time.monotonic()
-        first.process.send_signal(signal.SIGSTOP)
+        suspend(first.process, url)
         last = load.stop()
         second = held.enter_context(MountProcess(url, tmp_path / "second", *options))
         assert time.monotonic() - stopped_s > 1.5  # it waited for the lease
