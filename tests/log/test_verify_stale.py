@@ -27,11 +27,16 @@ def trimmed() -> TierBuilder:
 
 
 def put_stray(
-    builder: TierBuilder, number: int, previous: int = 99, *, generation: int = 1
+    builder: TierBuilder,
+    number: int,
+    previous: int = 99,
+    *,
+    generation: int = 1,
+    writer: str = "0badcafe",
 ) -> None:
     """What a writer that was fenced long ago had still in flight."""
     actions = [{"do": "meta", "store": {}}]
-    entry = Entry(number, generation, "0badcafe", 7, actions, previous)
+    entry = Entry(number, generation, writer, 7, actions, previous)
     builder.store.put_if_absent(entry_key(PREFIX, number), encode_entry(entry))
 
 
@@ -113,18 +118,18 @@ def test_one_that_follows_a_checkpoint_which_trimming_had_left_is_recorded(*, ha
     assert report.recorded.stale_entries == 1
 
 
-def reigned_twice() -> tuple[TierBuilder, int]:
+def reigned_twice(checkpoints: tuple[int, ...] = (2, 6, 10)) -> tuple[TierBuilder, int]:
     """The first reign ends at entry 4; the end of entry 4."""
     builder = TierBuilder()
     while builder.journal.number < 4:
         builder.add([b"a"])
-        if builder.journal.number == 2:
+        if builder.journal.number in checkpoints:
             builder.journal.write_checkpoint(force=True)
     last = checksum(builder.store.get(entry_key(PREFIX, 4)))
     builder.journal.take_reign({})
     while builder.journal.number < 12:
         builder.add([b"b"])
-        if builder.journal.number in {6, 10}:
+        if builder.journal.number in checkpoints:
             builder.journal.write_checkpoint(force=True)
     return builder, last
 
@@ -135,6 +140,20 @@ def test_one_of_an_older_reign_is_recorded_where_some_below_it_are_still_there()
     for number in (1, 2, 5):
         builder.store.delete(entry_key(PREFIX, number))
     put_stray(builder, 5, last)
+    report = verify_tier(builder.store, PREFIX, deep=True)
+    assert report.problems == []
+    assert report.recorded.stale_entries == 1
+
+
+@pytest.mark.parametrize("generation", [2, 3])
+def test_one_whose_reign_another_took_is_recorded_where_some_below_it_are_still_there(
+    generation: int,
+):
+    """Two wanted the same reign, or it came too late for that of a writer that went on. (Seed 1200585.)"""
+    builder, _ = reigned_twice((8, 10))
+    last = checksum(builder.store.get(entry_key(PREFIX, 5)))
+    builder.store.delete(entry_key(PREFIX, 6))
+    put_stray(builder, 6, last, generation=generation, writer="0000beef")
     report = verify_tier(builder.store, PREFIX, deep=True)
     assert report.problems == []
     assert report.recorded.stale_entries == 1

@@ -488,16 +488,21 @@ class _JournalCheck:
         """Whether the entry before this one landed late, under a number that had been used and deleted.
 
         Those below it are gone, then, and it is of no newer reign (a guest's entry, of 0, says nothing of reigns); or some
-        are still there, and it is of an older reign, though this entry does not begin one.
+        are still there, and it is of another writer, though this entry does not begin a reign.
         """
         if entry.previous == self._reader.last or not self._row:
             return False
-        before = self._row[-1].generation
-        is_alone = len(self._row) == 1 and (not entry.generation or before <= entry.generation)
+        before = self._row[-1]
+        is_alone = len(self._row) == 1 and (
+            not entry.generation or before.generation <= entry.generation
+        )
         begins = any(action["do"] == REIGN for action in entry.actions)
-        is_older = is_alone or (0 < before < entry.generation and not begins)
+        are_reigns = before.generation and entry.generation  # and not guests'
+        # Of two who took the same reign only one has won; a reign that was lost may be the newer one of the two.
+        own = entry.generation, entry.writer
+        is_anothers = are_reigns and not begins and (before.generation, before.writer) != own
         behind = [number for number in self._checkpoints if number >= entry.number]
-        return is_older and any(map(self._is_whole, behind))
+        return bool(is_alone or is_anothers) and any(map(self._is_whole, behind))
 
     def _is_vouched_for(self, number: int, last: int) -> bool:
         """Whether a checkpoint is what the next entry follows, so that the lone entry with its number landed late."""
