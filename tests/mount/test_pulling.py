@@ -106,13 +106,14 @@ def test_a_held_request_is_answered_when_its_time_is_over(growing: Growing):
 
 
 def test_no_more_are_held_than_may_be(growing: Growing):
+    """They are refused: a client to which nothing is found asks again at once."""
     limits = PullLimits(held_max=1)
     with mounted(growing.url, keeps_offsets=False, pulls=limits) as served:
         with served.client() as one, served.client() as other:
             one.send_pull("t", 0, 2, **HOLD)
             while not served.mount.puller.held:  # type: ignore[union-attr]
                 pass
-            assert other.pull("t", 0, 2, **HOLD).code == Code.PULL_NOT_FOUND
+            assert other.pull("t", 0, 2, **HOLD).code == Code.SYSTEM_BUSY
         while served.mount.puller.held:  # type: ignore[union-attr]
             pass  # it goes with its connection
         assert not served.mount.puller._held  # type: ignore[union-attr]
@@ -128,7 +129,7 @@ def test_a_held_request_with_a_large_filter_of_its_own_counts_as_many(growing: G
             one.send_pull("t", 0, 2, subscription=tags, **HOLD)
             while not puller.held:
                 pass
-            assert other.pull("t", 0, 2, **HOLD).code == Code.PULL_NOT_FOUND
+            assert other.pull("t", 0, 2, **HOLD).code == Code.SYSTEM_BUSY
             assert puller.held == 1
         while puller.held:
             pass

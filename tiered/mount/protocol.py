@@ -113,12 +113,15 @@ QUERY_ASSIGNMENT: Final = 400
 
 _S, _R, _U = Treatment.SERVED, Treatment.REFUSED, Treatment.UNSUPPORTED
 _TIMES = "Times that cannot be read within 8 s are 0, and the remark says of how many."
+_HELD = (
+    "Long polls are held, a bounded number of them; further ones are refused with `SYSTEM_BUSY`."
+)
 _POP = "Popping keeps its state as messages, and a mount writes none."
 _BACK = "The client sends the message to `%RETRY%<group>` of another broker, or tries again by itself after 5 s."
 
 REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(10, "SEND_MESSAGE", _R),
-    Answered(PULL_MESSAGE, "PULL_MESSAGE", _S, "Long polls are held, a bounded number of them."),
+    Answered(PULL_MESSAGE, "PULL_MESSAGE", _S, _HELD),
     Answered(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
     Answered(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
     Answered(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept in the mount's own place."),

@@ -92,7 +92,7 @@ class PullLimits:
     Attributes:
         count_max: Messages of one answer.
         bytes_max: Bytes of its records, but for the first one.
-        held_max: Requests held at the end of a queue; further ones are answered at once.
+        held_max: Requests held at the end of a queue; further ones are refused as too busy.
         hold_s_max: How long one is held at most.
         read_s: Deadline of a read; clients wait for 10 s.
     """
@@ -448,7 +448,11 @@ class Puller:
         )
 
     async def _hold(self, asked: Exchange, wanted: Pull, result: GetResult) -> GetResult:
-        """Wait at the end of a queue until there is more."""
+        """Wait at the end of a queue until there is more.
+
+        Raises:
+            RefusalError: As many are held as may be.
+        """
         until_s = self._clock.monotonic_s() + wanted.hold_s
         asked.slim()
         while is_at_end(result, wanted.offset) and self._may_hold(until_s):
@@ -458,8 +462,12 @@ class Puller:
         return result
 
     def _may_hold(self, until_s: float) -> bool:
-        is_time = self._clock.monotonic_s() < until_s
-        return is_time and not self._is_closing and self._held_room > 0
+        if self._is_closing or self._clock.monotonic_s() >= until_s:
+            return False
+        if self._held_room <= 0:
+            # Who is told that nothing was found asks again at once, for ever; who is refused waits a while.
+            raise RefusalError(Code.SYSTEM_BUSY, "no more pulls are held (--held-requests)")
+        return True
 
     async def _wait(self, wanted: Pull, end: int, until_s: float) -> None:
         loop, queue = asyncio.get_running_loop(), wanted.queue
