@@ -175,6 +175,33 @@ def test_a_decommissioned_broker_has_its_tables_again(tmp_path: Path):
     }
 
 
+def test_offsets_of_a_mount_of_another_name_are_taken_when_it_is_said_and_told_of_when_not(
+    tmp_path: Path,
+):
+    original, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    here("attach", original, "--to", url, "--decommission").good()
+    kept = {"": 7, "served-as": 8, "pair/127.0.0.1:0": 9}  # (shared, by its --listen)
+    for number, (mount, offset) in enumerate(kept.items()):
+        name, _, address = mount.partition("/")
+        with mounted(url, name=name or None, is_shared=bool(address)) as served:
+            with served.client() as client:
+                place = {"consumerGroup": "ordered", "topic": "other", "queueId": 1}
+                client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=offset, **place)
+            served.stop()
+        assert len(list((tmp_path / "tier").rglob("lease"))) == 2 + number
+    for number, (mount, offset) in enumerate(kept.items()):
+        store = tmp_path / f"of-{number}"
+        words = ("--offsets-of", mount) if mount else ()
+        ran = here("restore", url, "--to", store, *SMALL, *words, "--json").good()
+        left_out = ran.document["left_out_mounts"]
+        assert left_out == sorted({"broker-a", *kept} - {"", mount or "broker-a"})
+        assert all(one in ran.err for one in left_out), ran.err
+        table = json.loads(_strict((store / "config" / TABLES[2]).read_text()))["offsetTable"]
+        assert table["other@ordered"]["1"] == offset
+    ran = here("restore", url, "--to", tmp_path / "no", *SMALL, "--offsets-of", "nobody")
+    assert (ran.code, "served-as" in ran.err) == (2, True), ran.err
+
+
 def test_of_a_part_no_group_is_beyond_what_is_there(tmp_path: Path):
     """It would pass over as many messages that are produced later; also of a topic that comes again only then."""
     original, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"

@@ -70,6 +70,12 @@ class RestoreOptions:
         Moment,
         default_text="the last there is",
     )
+    offsets_of: str | None = option(
+        "mount of which consumer groups get the offsets: its --name, with /ADDRESS of one that was --shared",
+        "NAME",
+        str,
+        default_text="that of the broker's own name",
+    )
     dry_run: bool = flag(
         "say what would be done, what it costs and how long it takes; one sample is read"
     )
@@ -151,6 +157,7 @@ def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
         from_ms=call.ms(options.from_),
         until_ms=call.ms(options.until),
         wish=f"{','.join(sorted(options.topics)) or 'all topics'}{span_text(options.from_, options.until)}",
+        offsets_of=options.offsets_of or "",
     )
 
 
@@ -210,6 +217,7 @@ def planned(options: RestoreOptions, tier: Tier, plan: RestorePlan) -> dict[str,
         "requests": plan.requests,
         "request_dollars": round(plan.dollars, 6),
         "seconds": None,
+        "left_out_mounts": list(plan.left_out_mounts),
         **dict.fromkeys(_RESULTS),
     }
 
@@ -241,7 +249,15 @@ def plan_lines(document: dict[str, Any]) -> list[str]:
             f" {document['request_dollars']:.4f} dollars, and {document['seconds']:.1f} s of reading"
             " by the speed of a sample"
         ),
+        *mount_lines(document),
     ]
+
+
+def mount_lines(document: dict[str, Any]) -> list[str]:
+    """Which mounts' offsets are not taken, for people."""
+    others = document["left_out_mounts"]
+    what = f"tiered: consumer offsets of {counted(len(others), 'other mount')} are left out: {', '.join(others)}"
+    return [f"{what} (see --offsets-of)"] if others else []
 
 
 def result_lines(options: RestoreOptions, document: dict[str, Any]) -> list[str]:
@@ -263,6 +279,7 @@ def result_lines(options: RestoreOptions, document: dict[str, Any]) -> list[str]
             f"tiered: {counted(document['topics'], 'topic')}, {counted(document['groups'], 'group')}, offsets of"
             f" {counted(document['consumer_offsets'], 'queue')} in config/"
         ),
+        *mount_lines(document),
         (
             "tiered: queue offsets, unique ids and times are as they were; message ids made of host and offset are"
             " new, since records lie elsewhere in the log"

@@ -32,6 +32,7 @@ from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import REIGN, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
+from tiered.keys import JOURNAL, MOUNT, unescape_name
 from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
@@ -240,6 +241,21 @@ def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values
     except (TypeError, ValueError) as error:
         raise DataError(f"rows of consumer offsets that are none: {error}") from error
     return found
+
+
+def mounts_with_offsets(store: ObjectStore, prefix: str) -> list[str]:
+    """Names of the mounts that have kept offsets of a broker's tier; of one that is shared with ``/address``. Sorted.
+
+    Raises:
+        BackendError: The store failed.
+    """
+    found = set()
+    for info in store.list(prefix + MOUNT):
+        place, journal, _ = info.key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
+        if journal:
+            name, _, member = place.partition("/shared/")
+            found.add("/".join(map(unescape_name, (name, member) if member else (name,))))
+    return sorted(found)
 
 
 class OffsetsKeeper:

@@ -47,7 +47,7 @@ from tiered.local.catalog import reason_left_out
 from tiered.local.layout import GROUPS_FILE, OFFSETS_FILE, read_text
 from tiered.log.broker_tables import Handover, read_handover
 from tiered.model import Boundary, MessageQueue, QueueOffset
-from tiered.mount.offsets import MountMachine
+from tiered.mount.offsets import MountMachine, mounts_with_offsets
 from tiered.store.disk import NEW_SUFFIX, Disk, make_folder, make_new, replace_file
 from tiered.store.embedded import MessageStore
 from tiered.store.restored import RestoredLog, fill_holes
@@ -85,12 +85,15 @@ class RestoreSelection:
         from_ms: Messages stored at or after it, UTC; None: from the first.
         until_ms: Messages stored before it; None: up to the last.
         wish: All this as a person said it: what goes on later has to be the same.
+        offsets_of: The mount of which groups get the offsets: its name, with ``/address`` of one that is shared; empty: that
+            of the broker's own name.
     """
 
     selects: Callable[[str], bool] = field(default=lambda _topic: True)
     from_ms: int | None = None
     until_ms: int | None = None
     wish: str = ""
+    offsets_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ class RestorePlan:
         skipped: Queues of topics that are not selected, and those that have messages, of which none is.
         has_holes: There are queue offsets without a message among these.
         wish: That of the selection.
+        offsets_of: The mount of which groups get the offsets; it may be none that has ever served.
+        left_out_mounts: Others that have kept offsets of this tier.
     """
 
     spans: tuple[Span, ...]
@@ -118,15 +123,18 @@ class RestorePlan:
     skipped: int
     has_holes: bool
     wish: str = ""
+    offsets_of: str = ""
+    left_out_mounts: tuple[str, ...] = ()
 
 
 def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
     """Say what a restore would do.
 
     Raises:
-        InvalidError: There is nothing to restore.
+        InvalidError: There is nothing to restore, or no such mount has kept offsets.
         StoreUnavailableError: The tier does not answer.
     """
+    chosen, left_out_mounts = _choose_mount(tier, selection.offsets_of)
     spans, messages, sizes, skipped = [], 0, 0, 0
     read_bytes: dict[str, float] = {}
     for queue in tier.queues():
@@ -156,7 +164,27 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
         skipped,
         any(map(_has_holes, spans)),
         selection.wish,
+        chosen,
+        left_out_mounts,
     )
+
+
+def _choose_mount(tier: Tier, wanted: str) -> tuple[str, tuple[str, ...]]:
+    """The mount of which offsets are taken, and those of which none are.
+
+    Raises:
+        InvalidError: The one that is wanted has not kept any.
+    """
+    with backend_errors():
+        there = mounts_with_offsets(tier.store, tier.place.prefix)
+    if wanted and wanted not in there:
+        raise InvalidError(
+            f"no mount {wanted!r} has kept offsets of this tier, but {', '.join(there) or 'none at all'}",
+            where=tier.store.url,
+            do="say --offsets-of as one of these, or leave it out",
+        )
+    chosen = wanted or tier.place.broker
+    return chosen, tuple(name for name in there if name != chosen)
 
 
 def _span(tier: Tier, queue: MessageQueue, selection: RestoreSelection) -> Span:
@@ -628,7 +656,8 @@ class Restore:
         """Where groups are: with a mount, where one has served the tier, else as the broker had it."""
         tier = self._tier
         offsets = dict(handover.offsets) if handover is not None else {}
-        prefix = mount_prefix(tier.place.prefix, tier.place.broker)
+        mount, _, member = self._plan.offsets_of.partition("/")
+        prefix = mount_prefix(tier.place.prefix, mount, member)
         reader = JournalReader(tier.store, prefix, MountMachine())
         reader.catch_up()
         if reader.number and reader.state.handover == (
