@@ -137,6 +137,7 @@ class Segment:
         rows: Its parts.
         created_ms: Time of the entry that named its first part.
         sealed: It takes none any more.
+        had_ms: The newest store time in it before a merge, which may have been a compaction.
     """
 
     base: int
@@ -144,12 +145,21 @@ class Segment:
     rows: list[Row]
     created_ms: int
     sealed: bool = False
+    had_ms: int | None = None
+
+    @property
+    def times(self) -> list[int]:
+        """Store times of its messages."""
+        return [store_ms(raw) for row in self.rows for raw in row.records if not is_hole(raw)]
 
     @property
     def newest_ms(self) -> int:
-        """The newest store time in it; without messages, when it began."""
-        times = [store_ms(raw) for row in self.rows for raw in row.records if not is_hole(raw)]
-        return max(times, default=self.created_ms)
+        """The newest store time in it; without messages, when it began, or that of what was compacted away.
+
+        Who gives it up may have decided before the compaction, or after it.
+        """
+        without = self.created_ms if self.had_ms is None else min(self.created_ms, self.had_ms)
+        return max(self.times, default=without)
 
 
 @dataclass
@@ -286,7 +296,9 @@ class Life:
         low = rows.index(run[0])
         rows[low : low + len(run)] = [row]
         at = self.segments.index(group[0])
-        united = replace(group[0], rows=rows, sealed=group[-1].sealed)
+        times = [time for one in group for time in one.times]
+        had_ms = max(times, default=group[0].had_ms)
+        united = replace(group[0], rows=rows, sealed=group[-1].sealed, had_ms=had_ms)
         self.segments[at : at + len(group)] = [united]
 
     def _spanned(self, first: int, row: Row) -> list[Segment]:
