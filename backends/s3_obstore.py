@@ -181,7 +181,8 @@ class ObstoreWire:
                         after = page[-1].key
                         yield page
             except _OddKeysError:
-                page = next(iter(self._slow_wire().list(folder, after)), [])
+                # (A page may be empty and not the last: a server has looked at what it does not show.)
+                page = next(filter(None, self._slow_wire().list(folder, after)), [])
                 if not page:
                     return
                 after = page[-1].key

@@ -47,10 +47,12 @@ from backends.s3_settings import S3Options
 from backends.testing.contract import ObjectStoreContract
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from support.servers import S3Server
+
+    from backends.base import ObjectInfo
 
 BOTO = {"x-amz-meta-signed": "yes"}  # such a header goes through boto3, which signs it
 
@@ -489,6 +491,28 @@ def test_more_keys_of_others_than_a_page_has(s3_environment: S3Server):
     assert [found.key for found in store.list("")] == [f"{n:04d}a" for n in range(600)]
     assert [found.key for found in store.list("", start_after="0597a")] == ["0598a", "0599a"]
     assert len(foreign_below(store, "")) == 1200
+    store.close()
+
+
+def test_an_empty_page_is_not_the_end_of_a_listing(
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
+):
+    """A server may have looked at a thousand keys of which it shows none."""
+    bucket = s3_environment.bucket()
+    store, client = open_store(f"s3://{bucket}/p"), s3_environment.client()
+    for key in ("p/1", "p/2\x01", "p/3"):  # the odd one has boto list instead of obstore
+        client.put_object(Bucket=bucket, Key=key, Body=b"")
+    client.close()
+    pages = s3_control.BotoWire.list
+
+    def with_empty_ones(
+        wire: s3_control.BotoWire, folder: str, start_after: str
+    ) -> Iterator[Sequence[ObjectInfo]]:
+        for page in pages(wire, folder, start_after):
+            yield from ([], page)
+
+    monkeypatch.setattr(s3_control.BotoWire, "list", with_empty_ones)
+    assert [found.key for found in store.list("")] == ["1", "3"]
     store.close()
 
 
