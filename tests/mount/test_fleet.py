@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -274,7 +275,44 @@ def test_a_mount_is_opened_only_where_its_port_and_the_second_one_are_free(
 
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 20_000), ("127.0.0.1", 70_000)])
 def test_what_is_no_address_of_this_machine_is_not_free(host: str, port: int):
-    assert not fleet.is_free(host, port)
+    assert fleet.why_taken(host, port)
+
+
+@pytest.mark.parametrize(
+    ("error", "listen", "told"),
+    [
+        (None, ("192.0.2.1", 20_000), "no port from 20000 on is free: 192.0.2.1:20000: "),
+        (ZeroDivisionError("0"), ("127.0.0.1", 0), "ended by a defect: ZeroDivisionError('0')"),
+    ],
+)
+def test_it_is_told_why_a_broker_is_not_mounted(
+    error: Exception | None,
+    listen: tuple[str, int],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    store, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    here("attach", store, "--to", url, "--decommission").good()
+    if error is not None:
+        monkeypatch.setattr(Mount, "open", Mock(side_effect=error))
+    texts: list[str] = []
+    member = fleet.Fleet(
+        url,
+        MountSettings(listen),
+        options=S3Options(),
+        clock=SystemClock(),
+        rng=random.Random(1),
+        tell=texts.append,
+    )
+    running = threading.Thread(target=member.run)
+    running.start()
+    try:
+        until(lambda: any("is not mounted" in text for text in texts), "a word", 60)
+    finally:
+        member.stop()
+        running.join()
+    assert any(f"is not mounted: {told}" in text for text in texts), texts
 
 
 def test_options_that_mean_one_broker_are_refused(brokers: str):

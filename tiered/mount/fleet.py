@@ -422,20 +422,25 @@ class Fleet:
     def _mount(self, place: Place, running: _Running) -> None:
         try:
             host, port = self._settings.listen
+            why = ""
             for at in range(port, port + PORTS_TRIED):
-                may_listen = not port or self._may_listen(host, at)
-                if may_listen and self._mount_at(place, running, (host, port and at)):
+                why_not = self._why_not(host, at) if port else ""
+                if not why_not and self._mount_at(place, running, (host, port and at)):
                     return
-            running.error = f"no port from {port} on is free"
+                why = why or why_not
+            running.error = f"no port from {port} on is free: {why or 'taken meanwhile'}"
         except TieredStoreError as error:
             if not running.stop.is_set():
                 running.error = str(error)
                 running.is_living = isinstance(error, NotHandedOverError)
+        except Exception as error:  # noqa: BLE001 (told by `_note`; the others are served on)
+            _LOG.exception("the mount of %s/%s ended by a defect", place.cluster, place.broker)
+            running.error = f"ended by a defect: {error!r}"
 
-    def _may_listen(self, host: str, port: int) -> bool:
-        """Whether a mount is worth opening there, which costs requests, a lease and a reign."""
+    def _why_not(self, host: str, port: int) -> str:
+        """Why a mount is not worth opening there, which costs requests, a lease and a reign; empty: it is."""
         has_vip = self._settings.has_vip and port > VIP_BELOW
-        return is_free(host, port) and (not has_vip or is_free(host, port - VIP_BELOW))
+        return why_taken(host, port) or (why_taken(host, port - VIP_BELOW) if has_vip else "")
 
     def _mount_at(self, place: Place, running: _Running, listen: tuple[str, int]) -> bool:
         """Mount and serve; False when the port was not free.
@@ -468,8 +473,8 @@ class Fleet:
         return True
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether nobody listens at an address of this machine now: to choose one, since somebody may yet come."""
+def why_taken(host: str, port: int) -> str:
+    """Why nobody can listen at an address now; empty: it is free. To choose one, since somebody may yet come."""
     try:
         family, kind, _, _, at = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -477,6 +482,6 @@ def is_free(host: str, port: int) -> bool:
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(at)
-    except OSError:
-        return False
-    return port <= PORT_MAX  # else the system has taken the rest of it
+    except OSError as error:
+        return f"{host or '*'}:{port}: {error.strerror or error}"
+    return "" if port <= PORT_MAX else f"{port} is no port"  # the system has taken the rest of it
