@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.mount.harness import Client, Mounted, mounted
 from tiered.clock import ManualClock
 from tiered.format.remoting import Command
+from tiered.mount import consumers as module
 from tiered.mount import protocol
 from tiered.mount.consumers import LOCK_S, SILENT_S, Consumers, Locks, share_of
 from tiered.mount.protocol import REMARK_CHARS_MAX, Code, RefusalError
@@ -47,6 +48,25 @@ def beat(
 
 def gone(consumers: Consumers, wire: Wire) -> None:
     consumers.gone(cast("Connection", wire))
+
+
+def test_what_clients_say_of_themselves_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    """A heartbeat may be as long as a frame, and each may name groups that nobody has named before."""
+    monkeypatch.setattr(module, "SAID_MAX", 1000)
+    consumers, wire = Consumers(ManualClock()), Wire()
+    wanted = [{"topic": "t", "subString": "x" * 400, "subVersion": 1}]
+    beat(consumers, wire, "c", "g1", subscriptionDataSet=wanted, consumeType="y" * 1000)
+    beat(consumers, wire, "c", "g1", subscriptionDataSet=wanted)  # the same again
+    beat(consumers, wire, "c", "g2", subscriptionDataSet=wanted)
+    assert len(consumers.groups["g1"].consume_type) == 64
+    with pytest.raises(RefusalError, match="too long") as refused:
+        beat(consumers, wire, "c", "g3", subscriptionDataSet=wanted)
+    assert (refused.value.code, list(consumers.groups)) == (Code.SYSTEM_BUSY, ["g1", "g2"])
+    consumers.leave("c", "g1")
+    beat(consumers, wire, "c", "g3", subscriptionDataSet=wanted)
+    gone(consumers, wire)
+    assert not consumers.groups
+    beat(consumers, wire, "c", "g4", subscriptionDataSet=[{**wanted[0], "subString": "x" * 900}])
 
 
 def test_all_members_are_told_when_one_comes_or_goes():

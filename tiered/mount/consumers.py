@@ -4,7 +4,8 @@ Overview: a client heartbeats over the connection by which it can be told of cha
 when it says so, or after ``SILENT_S`` without a heartbeat. When the members or the subscriptions of a group change, all its
 members are told, and rebalance at once.
 
-Nothing of this is kept: clients tell it again within 30 s. Limits: ``MEMBERS_MAX`` in all groups together, ``LOCKS_MAX``.
+Nothing of this is kept: clients tell it again within 30 s. Limits: ``MEMBERS_MAX`` and ``SAID_MAX`` in all groups together,
+``LOCKS_MAX``.
 For one thread.
 """
 
@@ -30,6 +31,9 @@ LOCK_S: Final = 60.0
 MEMBERS_MAX: Final = 100_000
 LOCKS_MAX: Final = 1_000_000
 SUBSCRIPTIONS_MAX: Final = 10_000
+SAID_MAX: Final = 64 << 20
+"""Characters of all subscriptions, as clients said them; a heartbeat may be as long as a frame."""
+_WORD_CHARS: Final = 64
 CLUSTERING: Final = "CLUSTERING"
 Queue = tuple[str, str, int]
 """Broker's name, topic and queue id, as clients name a queue."""
@@ -94,6 +98,7 @@ class Group:
         consume_type: As the client that came last says.
         model: ``CLUSTERING`` or ``BROADCASTING``.
         from_where: Where it begins that has no offset.
+        said: Characters of its subscriptions.
     """
 
     name: str
@@ -102,6 +107,7 @@ class Group:
     consume_type: str = "CONSUME_PASSIVELY"
     model: str = CLUSTERING
     from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    said: int = 0
 
 
 class Consumers:
@@ -122,7 +128,7 @@ class Consumers:
         self._clock = clock
         self._on_group = on_group
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
-        self._count = 0
+        self._count = self._said = 0
 
     # -- clients ----------------------------------------------------------------------------------
 
@@ -146,6 +152,7 @@ class Consumers:
         known = group.members.get(client)
         if len(wanted) > SUBSCRIPTIONS_MAX or (known is None and self._count >= MEMBERS_MAX):
             raise RefusalError(Code.SYSTEM_BUSY, "too many consumers or subscriptions")
+        is_changed = self._subscribe(group, wanted)
         member = GroupMember(
             connection, request.language, request.version, self._clock.monotonic_s()
         )
@@ -155,24 +162,28 @@ class Consumers:
         self._count += known is None
         group.members[client] = member
         self._of_connection.setdefault(connection, set()).add((name, client))
-        group.consume_type = str(said.get("consumeType") or group.consume_type)
-        group.model = str(said.get("messageModel") or group.model)
-        group.from_where = str(said.get("consumeFromWhere") or group.from_where)
+        group.consume_type = str(said.get("consumeType") or group.consume_type)[:_WORD_CHARS]
+        group.model = str(said.get("messageModel") or group.model)[:_WORD_CHARS]
+        group.from_where = str(said.get("consumeFromWhere") or group.from_where)[:_WORD_CHARS]
         if name not in self.groups:
             self.groups[name] = group
             self._on_group(name)
-        if self._subscribe(group, wanted) or is_new:
+        if is_changed or is_new:
             self._tell(group)
 
-    @staticmethod
-    def _subscribe(group: Group, wanted: Iterable[Subscription]) -> bool:
+    def _subscribe(self, group: Group, wanted: Iterable[Subscription]) -> bool:
         """The newest that was said of each topic counts, of topics that were named last; whether anything changed."""
         found = {one.topic: one for one in wanted}
         for topic, known in group.subscriptions.items():
             if topic in found and known.version >= found[topic].version:
                 found[topic] = known
         is_changed = found != group.subscriptions
-        group.subscriptions = found
+        if is_changed:
+            said = sum(len(as_json(one.document)) for one in found.values())
+            if self._said - group.said + said > SAID_MAX:
+                raise RefusalError(Code.SYSTEM_BUSY, "the subscriptions of all groups are too long")
+            self._said += said - group.said
+            group.subscriptions, group.said = found, said
         return is_changed
 
     def leave(self, client: str, group: str) -> None:
@@ -208,6 +219,7 @@ class Consumers:
             self._tell(group)
         else:
             del self.groups[name]
+            self._said -= group.said
 
     @staticmethod
     def _tell(group: Group) -> None:
