@@ -239,6 +239,7 @@ class LocalFolderStore:
         Raises:
             FileNotFoundError: Its folder was removed meanwhile.
             FileExistsError: The name is taken, by what is on disk now as well: whoever is told so may rely on it.
+            NamingError: Nobody knows whether it has its name.
             OSError: Anything else. There is no such object then.
             UnknownOutcomeError: It has its name, but perhaps not on disk.
         """

@@ -30,6 +30,7 @@ from backends.errors import (
     ShortReadError,
     StoreFullError,
     UnavailableError,
+    UnknownOutcomeError,
     UnsupportedError,
 )
 
@@ -61,6 +62,19 @@ _CLASSES: dict[int, type[BackendError]] = {
 }
 
 _FULL = frozenset(number for number, kind in _CLASSES.items() if kind is StoreFullError)
+_ANSWER_LOST = frozenset(
+    {
+        errno.EIO,
+        errno.EINTR,
+        errno.ETIMEDOUT,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+    }
+)
+"""What a file system over a network may say of a name that its server has given nevertheless."""
 MAKE_ROOM = "make room"
 """What to do about anything that is full."""
 
@@ -77,8 +91,29 @@ def advice_for(error: BaseException, otherwise: str) -> str:
     return MAKE_ROOM if is_full(error) else otherwise
 
 
+class NamingError(OSError):
+    """Nobody knows whether a file was given its name."""
+
+
+@contextmanager
+def _naming() -> Iterator[None]:
+    """Of a call that gives a name.
+
+    Raises:
+        NamingError: The answer was lost, perhaps.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _ANSWER_LOST:
+            raise NamingError(error.errno, error.strerror) from error
+        raise
+
+
 def from_os(error: OSError, where: str) -> BackendError:
     """Our error for ``error``. What is not in the table may pass: a full fd table, a sick disk."""
+    if isinstance(error, NamingError):
+        return UnknownOutcomeError(f"{error.strerror}: perhaps written ({where})")
     kind = _CLASSES.get(error.errno or 0, UnavailableError)
     return kind(f"{error.strerror or error} ({where})")
 
@@ -443,15 +478,18 @@ class Draft:
         Raises:
             FileExistsError: The name is taken.
             FileNotFoundError: The folder has been removed.
-            OSError: Anything else. No name was made in any case.
+            NamingError: Nobody knows.
+            OSError: Anything else. As in the first two cases no name was made.
         """
         if self._path is None:
             # Python calls linkat, which alone follows the link in /proc, only when a folder is given.
             source, above = f"/proc/self/fd/{self.fd}", self.folder_fd
-            os.link(source, name, src_dir_fd=above, dst_dir_fd=above)
+            with _naming():
+                os.link(source, name, src_dir_fd=above, dst_dir_fd=above)
             return
         try:
-            os.link(self._path, name, dst_dir_fd=self.folder_fd)
+            with _naming():
+                os.link(self._path, name, dst_dir_fd=self.folder_fd)
         except FileExistsError:
             # NFS asks again when an answer is lost, and then meets its own link.
             if os.stat(self._path).st_nlink == 1:
@@ -460,14 +498,16 @@ class Draft:
     def move_to(self, name: bytes) -> None:
         """Give it a name that may be taken by another file, which is gone then. Only for a named one."""
         assert self._path is not None
-        os.rename(self._path, name, dst_dir_fd=self.folder_fd)
+        with _naming():
+            os.rename(self._path, name, dst_dir_fd=self.folder_fd)
         self._path = None
 
     def close(self) -> None:
         """Close it and remove what it was called for the time being."""
         os.close(self.fd)
         if self._path is not None:
-            os.unlink(self._path)
+            with suppress(FileNotFoundError):  # it was moved, and the answer was lost
+                os.unlink(self._path)
 
 
 class ExclusiveWriter:

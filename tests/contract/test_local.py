@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.unprivileged import reachable_folder, run_unprivileged
@@ -333,6 +333,35 @@ def test_unknown_when_the_name_may_not_be_on_disk(
         with pytest.raises(UnknownOutcomeError):
             store.put_if_absent("second", b"1")
     assert store.get("second") == b"1"
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_unknown_when_the_answer_to_a_name_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, unnamed: bool
+):
+    """A file system over a network says EIO when its server does not answer, which may have done it."""
+    if not unnamed:
+        monkeypatch.setattr(local_files, "_TMPFILE", 0)
+    store = LocalFolderStore(tmp_path)
+    version = store.compare_and_set("first", b"1", None)
+    link, rename = os.link, os.rename
+
+    def lost(call: Callable[..., None]) -> Callable[..., None]:
+        def calls(*args: Any, **more: Any) -> None:
+            call(*args, **more)
+            raise OSError(errno.EIO, "Input/output error")
+
+        return calls
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", lost(link))
+        patch.setattr(os, "rename", lost(rename))
+        with pytest.raises(UnknownOutcomeError):
+            store.put_if_absent("second", b"2")
+        with pytest.raises(UnknownOutcomeError):
+            store.compare_and_set("first", b"2", version)
+    assert (store.get("first"), store.get("second")) == (b"2", b"2")
+    store.close()
 
 
 def test_short_writes_are_continued(store: LocalFolderStore, monkeypatch: pytest.MonkeyPatch):
