@@ -11,11 +11,13 @@ from tiered.errors import DataError
 from tiered.format.index_object import (
     ITEM,
     KeyFilter,
+    Ties,
     bucket_bits,
     build_filter,
     check_payload,
     filter_bytes,
-    order_of,
+    order_keys,
+    places_of,
 )
 from tiered.index.extract import hash_bytes, hash_many, key_hash, topic_seed
 
@@ -47,7 +49,16 @@ def test_every_hash_is_found_with_its_run_newest_first(values: list[int], times:
     hashes = np.array(values, np.uint64)
     rng = np.random.default_rng(count)
     store_ms, offsets = rng.integers(0, times, count), rng.permutation(count)
-    order = order_of(hashes, store_ms, offsets)
+    items = np.zeros(count, ITEM)
+    items["store_ms"], items["queue_offset"], items["log_offset"] = store_ms, offsets, range(count)
+    half = count // 2
+    keys = np.append(order_keys(hashes[:half], count - half), order_keys(hashes[half:], 0))
+    keys.sort()
+    ties, places = Ties.of(keys), places_of(keys)
+    ordered_items = np.empty(count, ITEM)
+    ordered_items[places] = items
+    ties.order(ordered_items)
+    order = ordered_items["log_offset"].astype(np.int64)
     assert sorted(order.tolist()) == list(range(count))
     ordered = hashes[order]
     assert (np.diff(ordered >> np.uint64(32)).astype(np.int64) >= 0).all()

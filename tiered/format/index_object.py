@@ -55,6 +55,7 @@ BUCKET_ITEMS: Final = 16
 BUCKET_BITS_MAX: Final = 16
 FINGERPRINT_BITS: Final = 16
 _ORDER_BITS: Final = BUCKET_BITS_MAX + FINGERPRINT_BITS
+_UPPER: Final = np.uint64(0xFFFF_FFFF_0000_0000)
 
 Items = npt.NDArray[np.void]
 Hashes = npt.NDArray[np.uint64]
@@ -70,31 +71,63 @@ def filter_bytes(count: int, bits: int) -> int:
     return 4 * ((1 << bits) + 1) + 2 * count
 
 
-def order_of(
-    hashes: Hashes, store_ms: npt.NDArray[np.int64], queue_offsets: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """The order in which items lie: by the upper 32 bits of their hash, then newest first.
+def order_keys(hashes: Hashes, behind: int) -> Hashes:
+    """One number an item, by which items lie in order but for ties: the upper half of its hash, and what came last first.
 
-    Two stable sorts by 16 bits (radix sorts, in NumPy), and then only what is equal is looked at again.
+    Args:
+        hashes: Of items that come one behind the other.
+        behind: How many items come behind these; all together are fewer than 2^32.
     """
     count = len(hashes)
-    order = np.arange(count - 1, -1, -1)  # what came last is newest, as a rule
-    upper = (hashes >> np.uint64(64 - _ORDER_BITS)).astype(np.uint32)
-    for shift in (0, 16):
-        digit = (upper[order] >> np.uint32(shift)).astype(np.uint16)
-        order = order[np.argsort(digit, kind="stable")]
-    ordered = upper[order]
-    same = ordered[1:] == ordered[:-1]
-    if same.any():
-        in_run = np.flatnonzero(np.append(same, False) | np.append(False, same))
-        mine = order[in_run]
-        keys = (-queue_offsets[mine], -store_ms[mine], ordered[in_run])
-        order[in_run] = mine[np.lexsort(keys)]
-    return order
+    keys = hashes & _UPPER
+    keys |= np.arange(behind + count - 1, behind - 1, -1, dtype=np.int64).view(np.uint64)
+    return keys
+
+
+def places_of(keys: Hashes) -> npt.NDArray[np.int64]:
+    """Where each item lies, in the order in which they came.
+
+    Args:
+        keys: Of all items, sorted. Of no use afterwards: each array more is fresh memory, which costs more than to sort.
+    """
+    count = len(keys)
+    keys &= ~_UPPER
+    order = np.subtract(count - 1, keys.view(np.int64), out=keys.view(np.int64))
+    places = np.empty(count, np.int64)
+    places[order] = np.arange(count)
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Items with the same upper half of their hash, which only their times tell apart.
+
+    Attributes:
+        at: int64[n], where they lie, ascending.
+        upper: uint64[n], what is the same.
+    """
+
+    at: npt.NDArray[np.int64]
+    upper: Hashes
+
+    @classmethod
+    def of(cls, keys: Hashes) -> Ties:
+        """Those among sorted keys."""
+        upper = (keys >> np.uint64(64 - _ORDER_BITS)).astype(np.uint32)
+        same = upper[1:] == upper[:-1]
+        at = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        return cls(at, keys[at] & _UPPER)
+
+    def order(self, items: Items) -> None:
+        """Put the newest of each first; of the same time that with the largest queue offset, then what came last."""
+        if len(self.at):
+            mine = items[self.at]
+            newest_first = -mine["queue_offset"].astype(np.int64), -mine["store_ms"]
+            items[self.at] = mine[np.lexsort((*newest_first, self.upper))]
 
 
 def build_filter(ordered: Hashes, bits: int) -> bytes:
-    """Directory and fingerprints of hashes in order."""
+    """Directory and fingerprints of hashes in order, of which only the upper half counts."""
     buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
     upper = ordered >> np.uint64(64 - bits) if bits else np.zeros(len(ordered), np.uint64)
     directory = np.searchsorted(upper, buckets).astype(">u4")
