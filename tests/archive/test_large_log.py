@@ -34,6 +34,8 @@ from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.replay import JournalReader
 from tiered.keys import SHARD, checkpoint_key, entry_key
+from tiered.log.parts import Segment, Segments
+from tiered.log.state import TierMachine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +82,7 @@ def test_planning_where_ninety_nine_in_a_hundred_are_archived(
 def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The columns tell; a stretch is unpacked only where a segment is not plainly archived or plainly new."""
+    """The columns tell; a stretch is unpacked, and a segment made, only where it is not plainly archived or plainly new."""
     known = state(3, range(900))
     changed = next(iter(known.lanes))
     every = list(known.lanes[changed])
@@ -94,8 +96,13 @@ def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(
         return plain(self, number)
 
     monkeypatch.setattr(SavedRun, "row", row)
-    assert len(plan(tier(3, 1000), read).tasks) == 3 * 100 + 1
+    there = TierMachine().load(TierMachine().dump(tier(3, 1000)))
+    made: list[Segment] = []
+    of_row = Segments._segment
+    monkeypatch.setattr(Segments, "_segment", lambda *of: made.append(of_row(*of)) or made[-1])
+    assert len(plan(there, read).tasks) == 3 * 100 + 1
     assert looked == [400]
+    assert len(made) == 3 * (100 + 1) + 1, "those that are not archived, and the last of each queue"
 
 
 # -- runs ------------------------------------------------------------------------------------------

@@ -26,9 +26,18 @@ from tiered.log.bundles import (
     table_of,
 )
 from tiered.log.composite import CommitColumns
-from tiered.log.parts import NO_PARTS, PART, Parts, decode_columns, encode_columns
+from tiered.log.parts import (
+    NO_PARTS,
+    PART,
+    Parts,
+    QueueLife,
+    Segment,
+    Segments,
+    decode_columns,
+    encode_columns,
+)
 from tiered.log.sections import read_part
-from tiered.model import MessageQueue
+from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 OFFSETS = st.integers(0, 2**62 - 2**33)
 
@@ -81,6 +90,24 @@ def test_parts_are_a_sequence(some: list[Any], draw: st.DataObject):
 def test_no_parts():
     assert decode_columns(encode_columns([])) == NO_PARTS == Parts.of([]) == Parts.joined([])
     assert list(NO_PARTS) == []
+
+
+@given(ROWS, st.data())
+def test_segments_in_columns_are_as_those_of_a_tuple(rows: list[list[Any]], draw: st.DataObject):
+    plain = tuple(
+        Segment(LogOffset(at), QueueOffset(at), at, at % 2 == 0, Parts.of(row))
+        for at, row in enumerate(rows)
+    )
+    found = Segments.of(plain)
+    assert (found, plain, hash(found), repr(found)) == (plain, found, hash(plain), repr(plain))
+    low = draw.draw(st.integers(0, len(plain)))
+    assert [*found[:low], *found[low:]] == [*plain]
+    assert found[low:] == plain[low:]
+    assert [found[at - len(plain)] for at in range(len(plain))] == [*plain]
+    assert found.where(found.rows["sealed"]) == plain[::2]
+    life = QueueLife(0, QueueOffset(0), QueueOffset(9), segments=found[low:])
+    assert life.parts() == Parts.joined(Parts.of(row) for row in rows[low:])
+    assert (Segments.of(found), found == [*plain]) == (found, False)
 
 
 def test_a_part_takes_96_bytes():

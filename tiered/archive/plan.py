@@ -8,7 +8,7 @@ are no longer part of the archive), and what stays of their offsets is archived 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby, repeat
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +16,14 @@ import numpy as np
 from tiered.archive.bodies import PLAIN, BodyLayout
 from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, TakenBack, digest_of
 from tiered.archive.saved_runs import stretches_of
-from tiered.log.parts import Parts, QueueLife, Ranges, Segment, without
+from tiered.log.parts import Parts, QueueLife, Ranges, Segment, Segments, without
 from tiered.log.takeback import is_tail
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
 
     from tiered.api.broker_place import Place
     from tiered.archive.machine import ArchiveState
@@ -205,8 +207,11 @@ def plan_archive(
                 continue
             gone = {start for one in mine if one.lane == lane for start in one.starts}
             tails = len(archive.tails.get(lane, ())) + sum(one.lane == lane for one in mine)
-            found = list(_tasks(archive, lane, life, gone, tails))
-            archived += sum(not rest for rest, _ in found)
+            sealed = _sealed(life)
+            is_whole = _is_whole(archive, lane, sealed, int(life.min_offset)) & (not gone)
+            left = replace(life, segments=sealed.where(~is_whole))
+            found = list(_tasks(archive, lane, left, gone, tails))
+            archived += int(is_whole.sum()) + sum(not rest for rest, _ in found)
             strange += [(lane, start) for rest, start in found if start >= 0]
             tasks += [task for rest, _ in found for task in rest]
             opened += _open(lane, life)
@@ -217,13 +222,8 @@ def plan_archive(
 def _tasks(
     archive: ArchiveState, lane: ArchiveLane, life: QueueLife, gone: set[int], tails: int
 ) -> Iterator[tuple[list[Task], int]]:
-    """For each sealed segment what is left of it; and where it begins if what is archived of it has other times, else -1."""
-    sealed = [s for s in life.segments if (s.sealed or life.ended) and len(s.parts)]
-    known_whole = _whole(archive, lane, sealed, int(life.min_offset)) if not gone else repeat(False)
-    for segment, is_whole in zip(sealed, known_whole, strict=False):
-        if is_whole:
-            yield [], -1
-            continue
+    """For each segment what is left of it; and where it begins if what is archived of it has other times, else -1."""
+    for segment in life.segments:
         start = max(segment.parts[0].queue_offset, life.min_offset)
         end = segment.parts[-1].queue_end
         if start >= end:
@@ -238,29 +238,36 @@ def _tasks(
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
 
 
-def _whole(
-    archive: ArchiveState, lane: ArchiveLane, segments: Sequence[Segment], min_offset: int
-) -> Iterable[bool]:
+def _sealed(life: QueueLife) -> Segments:
+    """Segments that can be archived."""
+    every = Segments.of(life.segments)
+    has_parts = every.rows["first"] < every.rows["behind"]
+    return every.where(has_parts & (every.rows["sealed"] | bool(life.ended)))
+
+
+def _is_whole(
+    archive: ArchiveState, lane: ArchiveLane, segments: Segments, min_offset: int
+) -> npt.NDArray[np.bool_]:
     """Whether a segment is one stretch, with the times of that: what most are, found by columns, without a look at each."""
-    if not segments:
-        return ()
     low, high, first_ms, last_ms, bad = stretches_of(archive.lanes, lane).columns()
-    if not len(low):
-        return repeat(False)
-    rows = Parts.joined(segment.parts for segment in segments).rows
-    behind = np.cumsum([len(segment.parts) for segment in segments])
-    begins = np.concatenate([[0], behind[:-1]])
-    starts = np.maximum(rows["queue_offset"][begins], min_offset)
-    ends = rows["queue_offset"][behind - 1] + rows["count"][behind - 1].astype(np.int64)
+    if not len(segments) or not len(low):
+        return np.zeros(len(segments), bool)
+    rows, first, last = segments.parts.rows, segments.rows["first"], segments.rows["behind"] - 1
+    starts = np.maximum(rows["queue_offset"][first], min_offset)
+    ends = rows["queue_offset"][last] + rows["count"][last].astype(np.int64)
     has_time = rows["store_min_ms"] >= 0
     never_ms = np.iinfo(np.int64).max
-    mins = np.minimum.reduceat(np.where(has_time, rows["store_min_ms"], never_ms), begins)
-    maxs = np.maximum.reduceat(np.where(has_time, rows["store_max_ms"], -1), begins)
+    # Of each segment, and of what lies between it and the next; a value behind all is where the last may end.
+    bounds = np.stack([first, last + 1], axis=1).ravel()
+    min_ms = np.append(np.where(has_time, rows["store_min_ms"], never_ms), never_ms)
+    max_ms = np.append(np.where(has_time, rows["store_max_ms"], -1), -1)
+    mins = np.minimum.reduceat(min_ms, bounds)[::2]
+    maxs = np.maximum.reduceat(max_ms, bounds)[::2]
     at = np.minimum(np.searchsorted(low, starts), len(low) - 1)
     is_within = (mins <= first_ms[at]) & (last_ms[at] <= maxs)
     touches = (mins == first_ms[at]) | (maxs == last_ms[at]) | (bad[at] > 0)
     has_same_times = (first_ms[at] < 0) | (is_within & touches)  # see ``has_times``
-    found: list[bool] = ((low[at] == starts) & (high[at] == ends) & has_same_times).tolist()
+    found: npt.NDArray[np.bool_] = (low[at] == starts) & (high[at] == ends) & has_same_times
     return found
 
 

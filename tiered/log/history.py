@@ -63,9 +63,9 @@ class NamedPart:
 def named_bundles(state: TierState) -> dict[str, Bundle]:
     """Every bundle that parts lie in, by its key below the prefix."""
     known: dict[int, Bundle] = {}  # by identity first: parts share their bundle nearly always
-    for segment in _segments(state):
-        bundles = segment.parts.bundles
-        known.update(zip(map(id, bundles), bundles, strict=True))
+    every = (life for lives in state.queues.values() for life in lives)
+    for parts in (parts for life in every for parts in life.tables()):
+        known.update(zip(map(id, parts.bundles), parts.bundles, strict=True))
     return {bundle.key: bundle for bundle in known.values()}
 
 
@@ -136,12 +136,6 @@ def _columns(places: list[_Place], wanted: dict[str, int]) -> Columns:
     at = np.arange(len(of_bundle)) - np.repeat(np.cumsum(counts) - counts, counts)
     is_wanted = of_bundle >= 0
     return of_bundle[is_wanted], of_place[is_wanted], at[is_wanted]
-
-
-def _segments(state: TierState) -> Iterator[Segment]:
-    for lives in state.queues.values():
-        for life in lives:
-            yield from life.segments
 
 
 # -- history --------------------------------------------------------------------------------
@@ -324,8 +318,8 @@ def _accepted(action: Action, state: TierState) -> Iterator[str]:
             bundle.key == named.bundle.key
             for lives_of in lives.values()
             for life in lives_of
-            for segment in life.segments
-            for bundle in segment.parts.bundles
+            for parts in life.tables()
+            for bundle in parts.bundles
         ):
             yield named.bundle.key
 

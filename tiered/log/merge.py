@@ -34,7 +34,7 @@ from tiered.log.parts import PART, SPARSE_BYTES, Parts
 from tiered.log.takeback import is_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from tiered.log.parts import Bundle, Part, QueueLife, Segment, TierState
     from tiered.model import MessageQueue
@@ -219,8 +219,7 @@ def bundles_used(state: TierState, leave: Collection[str] = ()) -> list[BundleUs
     found: dict[str, BundleUse] = {}
     for lives in state.queues.values():
         for life in lives:
-            for segment in life.segments:
-                parts = segment.parts
+            for parts in life.tables():
                 for bundle, size in zip(parts.bundles, parts.stored_bytes().tolist(), strict=True):
                     use = found.get(bundle.key)
                     if use is None:
@@ -426,7 +425,7 @@ def replace_run(
     return None
 
 
-def _spanned(segments: tuple[Segment, ...], part: Part) -> tuple[Segment, ...] | None:
+def _spanned(segments: Sequence[Segment], part: Part) -> Sequence[Segment] | None:
     """The segments that a part spans, from the first on; None when they could not be one."""
     for count, segment in enumerate(segments, 1):
         if segment.parts.queue_end >= part.queue_end:
@@ -441,9 +440,7 @@ def _spanned(segments: tuple[Segment, ...], part: Part) -> tuple[Segment, ...] |
     return None
 
 
-def _with_part(
-    group: tuple[Segment, ...], part: Part, was: int, *, compacts: bool
-) -> Segment | None:
+def _with_part(group: Sequence[Segment], part: Part, was: int, *, compacts: bool) -> Segment | None:
     parts = Parts.joined(segment.parts for segment in group)
     starts = parts.column("queue_offset").tolist()
     ends = [*starts[1:], parts.queue_end]

@@ -1,7 +1,7 @@
 """The values of a tier's state: bundles, parts, segments, lives of queues; and their form in checkpoints.
 
-All are immutable. What changes them is ``tiered.log.state``. Parts are rows of columns (``Parts``): a tier of a million
-of them takes 100 MiB and no Python object each.
+All are immutable. What changes them is ``tiered.log.state``. Parts are rows of columns (``Parts``), and so are segments as
+a checkpoint had them (``Segments``): a tier of a million of each takes 140 MiB and no Python object each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
@@ -501,6 +501,87 @@ class Segment:
         return self.parts.log_bytes
 
 
+SEGMENT: Final = np.dtype(
+    [
+        ("base_offset", "<i8"),
+        ("base_queue_offset", "<i8"),
+        ("created_ms", "<i8"),
+        ("sealed", "?"),
+        ("first", "<u4"),  # of its parts
+        ("behind", "<u4"),  # one past the last of them
+    ]
+)
+_SEGMENT_VALUES: Final = 5
+"""In a checkpoint."""
+
+
+class Segments(Sequence[Segment]):
+    """Segments of a life in columns, in order; immutable. A ``Segment`` is made of a row when somebody looks at it.
+
+    Equal to a tuple of the same, which is what a life has as soon as one of them changes.
+
+    Attributes:
+        rows: ``SEGMENT``, one a segment; not to be written to.
+        parts: That the rows count; of other segments, too, where these are some of them.
+    """
+
+    __slots__ = ("parts", "rows")
+
+    def __init__(self, rows: npt.NDArray[np.void], parts: Parts) -> None:
+        self.rows = rows
+        self.parts = parts
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Segments:
+        """In columns."""
+        if isinstance(segments, Segments):
+            return segments
+        columns = _columns_of(_segment_rows(segments))
+        return cls.joined(columns, Parts.joined(s.parts for s in segments))
+
+    @classmethod
+    def joined(cls, columns: Sequence[list[Any]], parts: Parts) -> Segments:
+        """Of the first columns of ``SEGMENT``, and how many of the parts each has."""
+        *known, counts = columns
+        ends = list(accumulate(counts))
+        rows = zip(*known, [0, *ends[:-1]] if ends else [], ends, strict=True)
+        return cls(np.array(list(rows), SEGMENT), parts)
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Segments:
+        """Some of them: bool[n]."""
+        return Segments(self.rows[chosen], self.parts)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Segment: ...
+    @overload
+    def __getitem__(self, index: slice) -> Segments: ...
+    def __getitem__(self, index: int | slice) -> Segment | Segments:
+        if isinstance(index, slice):
+            return Segments(self.rows[index], self.parts)
+        return self._segment(self.rows[index].item())
+
+    def __iter__(self) -> Iterator[Segment]:
+        return map(self._segment, self.rows.tolist())
+
+    def _segment(self, row: tuple[Any, ...]) -> Segment:
+        base, queue, created_ms, sealed, first, behind = row
+        return Segment(base, queue, created_ms, sealed, self.parts[first:behind])
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            tuple(self) == tuple(other) if isinstance(other, Segments | tuple) else NotImplemented
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Queue offsets ``[start, end)`` that never came into the tier, and why."""
@@ -547,7 +628,7 @@ class QueueLife:
     min_offset: QueueOffset
     commit_offset: QueueOffset
     log_end: LogOffset = LogOffset(0)  # noqa: RUF009 (a NewType: the number itself)
-    segments: tuple[Segment, ...] = ()
+    segments: Sequence[Segment] = ()
     gaps: tuple[Gap, ...] = ()
     quarantined: int = 0
     ended: str = ""
@@ -556,13 +637,19 @@ class QueueLife:
     cut_by: int = 0
     passes: tuple[Pass, ...] = ()
 
+    def tables(self) -> Iterator[Parts]:
+        """All parts, in order, in the rows in which they are held: of a segment, or of many."""
+        mine = self.segments
+        if not isinstance(mine, Segments):
+            yield from (segment.parts for segment in mine)
+        elif mine:
+            yield mine.parts[mine.rows["first"][0] : mine.rows["behind"][-1]]
+
     def parts(self) -> Parts:
         """All parts, in order."""
-        return Parts.joined(segment.parts for segment in self.segments)
+        return Parts.joined(self.tables())
 
-    def grown(
-        self, segments: tuple[Segment, ...], end: QueueOffset, log_end: LogOffset
-    ) -> QueueLife:
+    def grown(self, segments: Sequence[Segment], end: QueueOffset, log_end: LogOffset) -> QueueLife:
         """With a part behind the others; there are so many that ``dataclasses.replace`` is felt."""
         return QueueLife(
             self.incarnation,
@@ -823,10 +910,7 @@ def life_json(life: QueueLife) -> list[Any]:
         life.min_offset,
         life.commit_offset,
         life.log_end,
-        [
-            [s.base_offset, s.base_queue_offset, s.created_ms, s.sealed, len(s.parts)]
-            for s in life.segments
-        ],
+        _segment_rows(life.segments),
         [[gap.start, gap.end, gap.reason] for gap in life.gaps],
         life.quarantined,
         life.ended,
@@ -834,6 +918,33 @@ def life_json(life: QueueLife) -> list[Any]:
         *([life.cut_at, life.cut_by] if is_tail else []),
         *([passes] if passes else []),
     ]
+
+
+def _segment_rows(segments: Sequence[Segment]) -> list[list[Any]]:
+    if isinstance(segments, Segments):
+        return [[*known, behind - at] for *known, at, behind in segments.rows.tolist()]
+    return [
+        [s.base_offset, s.base_queue_offset, s.created_ms, s.sealed, len(s.parts)] for s in segments
+    ]
+
+
+def _columns_of(rows: list[list[Any]]) -> list[list[Any]]:
+    values = list(chain.from_iterable(rows))
+    return [values[at::_SEGMENT_VALUES] for at in range(_SEGMENT_VALUES)]
+
+
+def _segments_of(rows: list[list[Any]], take: Callable[[int], Parts]) -> Sequence[Segment]:
+    """Undo ``_segment_rows``."""
+    if not rows:
+        return ()
+    if {*map(len, rows)} != {_SEGMENT_VALUES}:
+        raise ValueError("a segment has other values")
+    base, queue, created, sealed, counts = _columns_of(rows)
+    check_ints(chain(base, queue, created, counts), "a segment")
+    if min(counts) <= 0:
+        raise ValueError("a segment has no parts")
+    columns = base, queue, created, list(map(bool, sealed)), counts
+    return Segments.joined(columns, take(sum(counts)))
 
 
 def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
@@ -852,18 +963,12 @@ def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
     check_ints((number, low, commit, log_end, quarantined, *more[1:3]), "a life")
     check_texts((ended, *(gap[2] for gap in gaps)), "a reason")
     check_ints((value for gap in gaps for value in gap[:2]), "a gap")
-    check_ints((value for segment in segments for value in (*segment[:3], segment[4])), "a segment")
-    if not all(count > 0 for *_, count in segments):
-        raise ValueError("a segment has no parts")
     life = QueueLife(
         number,
         low,
         commit,
         log_end,
-        tuple(
-            Segment(base, queue, created, bool(sealed), take(count))
-            for base, queue, created, sealed, count in segments
-        ),
+        _segments_of(segments, take),
         tuple(Gap(*gap) for gap in gaps),
         quarantined,
         ended,

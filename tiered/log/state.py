@@ -142,7 +142,7 @@ class TierMachine:
             "store": dict(state.store),
             "refused_parts": state.refused_parts,
             "updated_ms": state.updated_ms,
-            "parts": encode_columns(s.parts for life in lives for s in life.segments),
+            "parts": encode_columns(parts for life in lives for parts in life.tables()),
             **({"indexes": [one.row() for one in state.indexes]} if state.indexes else {}),
             **({"timers": state.timers.row()} if state.timers != TimerFacts() else {}),
         }
