@@ -76,7 +76,7 @@ def test_planning_where_ninety_nine_in_a_hundred_are_archived(
     assert found["requests"] <= REQUESTS_MAX
     took_s = found["archive_cpu_s"] + found["tier_cpu_s"] + found["plan_cpu_s"]
     assert took_s <= CPU_SECONDS_MAX * max(share, SHARE_MIN)
-    assert found["archive_mib"] + found["plan_mib"] <= MIB_MAX
+    assert found["archive_mib"] + found["tier_mib"] + found["plan_mib"] <= MIB_MAX
 
 
 def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(

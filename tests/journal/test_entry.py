@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered.errors import DataError, InvalidError
-from tiered.journal.entry import Entry, checksum, decode_entry, encode_entry, open_text, seal_text
+from tiered.journal.entry import (
+    Entry,
+    checksum,
+    decode_entry,
+    encode_entry,
+    json_members,
+    json_text,
+    open_text,
+    seal_text,
+)
 
 ENTRY = Entry(
     17, 3, "0badcafe", 1_700_000_000_000, [{"do": "say", "topic": "\udcff", "value": 1}], 305419896
@@ -33,6 +44,25 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
+
+
+def members(text: str) -> dict[str, Any]:
+    return {
+        name: list(one) if isinstance(one, Iterator) else one
+        for name, one in json_members(text, "b")
+    }
+
+
+@given(st.dictionaries(st.sampled_from("abc"), VALUES, min_size=1), st.data())
+def test_members_of_an_object_come_one_by_one(value: dict[str, Any], draw: st.DataObject):
+    text = json_text(value).decode()
+    assert (members(text), [*members(text)]) == (value, sorted(value))
+    cut = text[: draw.draw(st.integers(0, len(text) - 1))]
+    for bad in (cut, text + "x", text + text, "[" + text[1:], " " + text):
+        with pytest.raises(ValueError, match=r"there is no|Expecting|Unterminated|Invalid"):
+            members(bad)
+
+
 ENTRIES = st.builds(
     Entry,
     st.integers(1, 10**12),

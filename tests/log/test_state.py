@@ -360,7 +360,11 @@ def test_i5_a_checkpoint_at_any_number_gives_the_same_state(steps: list[str], dr
     assert state.refused_parts == 0
     for one in states:
         assert MACHINE.load(json.loads(json.dumps(MACHINE.dump(one)))) == one
-        assert b"".join(MACHINE.dump_pieces(one)) == json_text(MACHINE.dump(one))
+        text = b"".join(MACHINE.dump_pieces(one))
+        assert text == json_text(MACHINE.dump(one))
+        assert (again := MACHINE.load_text(text.decode())) == one
+        assert hash(again.life(QUEUE)) == hash(one.life(QUEUE))
+        assert MACHINE.dump(again) == MACHINE.dump(one), "of columns"
 
 
 def test_a_state_of_real_parts_survives_its_checkpoint():
@@ -377,6 +381,7 @@ def test_a_state_in_pieces_is_the_same_text_whatever_a_stranger_wrote_into_it():
     pieces = [*MACHINE.dump_pieces(state)]
     assert b"".join(pieces) == json_text(MACHINE.dump(state))
     assert len(pieces) > len(MACHINE.dump(state))
+    assert MACHINE.load_text(b"".join(pieces).decode()) == state
 
 
 def test_a_history_is_that_of_its_first_reign():

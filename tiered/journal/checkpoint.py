@@ -138,6 +138,23 @@ class Sharded(Protocol):
         ...
 
 
+@runtime_checkable
+class Streamed(Protocol):
+    """A machine that makes a state of its text piece by piece, so that the values of the text are never all held."""
+
+    def load(self, document: Any) -> Any:  # noqa: ANN401 (JSON values, and the machine's)
+        """Undo ``dump``."""
+        ...
+
+    def load_text(self, text: str) -> Any:  # noqa: ANN401 (the machine's)
+        """Undo ``dump_pieces``.
+
+        Raises:
+            ValueError: It is no such; ``LookupError`` and ``TypeError`` mean the same.
+        """
+        ...
+
+
 def digest_of(data: bytes) -> str:
     """By which bytes are known."""
     return hashlib.sha256(data).hexdigest()[:_DIGEST_DIGITS]
@@ -177,7 +194,7 @@ class CheckpointText:
     Attributes:
         number: Of the entry.
         last: Checksum of that entry.
-        state: As ``Machine.dump`` gave it.
+        state: As ``Machine.dump`` gave it; or what a machine has made of it.
         shards: What holds the rest of the state.
     """
 
@@ -235,7 +252,11 @@ def _known(checkpoint: CheckpointText) -> dict[str, Any]:
 
 
 def decode_checkpoint(
-    data: bytes, *, where: str, bytes_max: int = STATE_BYTES_MAX
+    data: bytes,
+    *,
+    where: str,
+    bytes_max: int = STATE_BYTES_MAX,
+    machine: Streamed | None = None,
 ) -> CheckpointText:
     """Parse a checkpoint of any format.
 
@@ -243,16 +264,21 @@ def decode_checkpoint(
         data: The object's bytes.
         where: Its key, for messages.
         bytes_max: No more is unpacked.
+        machine: Makes the state; None: it stays JSON values.
 
     Raises:
         DataError: It is damaged, or says that its state is larger than ``bytes_max``.
         InvalidError: It is of a newer format version.
     """
     document = open_text(data, where=where, version=FORMAT)
+    del data  # it is large, as is what it says: neither is held longer than needed
     try:
-        state = document["state"]
+        state = document.pop("state")
         if document["format"] == FORMAT:
-            state = json.loads(require_sparse(_unpack(state, document["bytes"], bytes_max)))
+            state = require_sparse(_unpack(state, document["bytes"], bytes_max)).decode("ascii")
+            state = machine.load_text(state) if machine else json.loads(state)
+        elif machine:
+            state = machine.load(state)
         shards = tuple(map(ShardName.of, document.get("shards", ())))
         return CheckpointText(int(document["number"]), int(document["last"]), state, shards)
     except (

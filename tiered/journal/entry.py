@@ -17,15 +17,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError, InvalidError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 FORMAT_VERSION = 1
 REIGN = "reign"
 _SMALL_BYTES = 1 << 20
+_DECODER = json.JSONDecoder()
 
 Action = Mapping[str, Any]
 
@@ -59,6 +64,46 @@ def checksum(data: bytes) -> int:
 def json_text(value: Any) -> bytes:  # noqa: ANN401 (JSON values)
     """JSON in the one form in which it is written here: ASCII, sorted, without blanks."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode("ascii")
+
+
+def json_members(text: str, listed: str) -> Iterator[tuple[str, Any]]:
+    """Members of an object as ``json_text`` writes it, each made a value when it is its turn.
+
+    Args:
+        text: Of the object.
+        listed: Name of a list that is given as an iterator of its values, to be used up before the next member.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    at = 0
+
+    def value(mark: str) -> Any:  # noqa: ANN401 (JSON values)
+        nonlocal at
+        if not text.startswith(mark, at):
+            raise ValueError(f"there is no {mark} at {at}")
+        found, at = _DECODER.raw_decode(text, at + 1)
+        return found
+
+    def values() -> Iterator[Any]:
+        nonlocal at
+        if text.startswith("[]", at):
+            at += 1
+        elif text.startswith("[", at):
+            yield value("[")
+        while not text.startswith("]", at):
+            yield value(",")
+        at += 1
+
+    for mark in chain("{", repeat(",")):
+        name = value(mark)
+        if name == listed and text.startswith(":[", at):
+            at += 1
+            yield name, values()
+        else:
+            yield name, value(":")
+        if at + 1 == len(text) and text.endswith("}"):
+            return
 
 
 def seal_text(document: Mapping[str, Any]) -> bytes:

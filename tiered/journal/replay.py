@@ -27,6 +27,7 @@ from tiered.journal.checkpoint import (
     CheckpointText,
     Sharded,
     ShardName,
+    Streamed,
     decode_checkpoint,
     encode_checkpoint,
     encode_pieces,
@@ -282,10 +283,13 @@ class JournalReader(Generic[S]):
             DataError: It is damaged, or says that it has another number.
             InvalidError: It is of a newer version.
         """
-        found = self.read_checkpoint_text(number)
+        machine, key = self._machine, checkpoint_key(self._prefix, number)
+        streamed = machine if isinstance(machine, Streamed) else None
+        found = self.read_checkpoint_text(number, streamed)
         if found is None:
             return None
-        machine, key = self._machine, checkpoint_key(self._prefix, number)
+        if streamed:
+            return found.state, found.last
         try:
             if not isinstance(machine, Sharded):
                 return machine.load(found.state), found.last
@@ -296,8 +300,14 @@ class JournalReader(Generic[S]):
         self._shards = {name.digest: name for name in found.shards}
         return state, found.last
 
-    def read_checkpoint_text(self, number: int) -> CheckpointText | None:
+    def read_checkpoint_text(
+        self, number: int, machine: Streamed | None = None
+    ) -> CheckpointText | None:
         """What a checkpoint says; None when there is none with this number.
+
+        Args:
+            number: Of its entry.
+            machine: Makes the state of it.
 
         Raises:
             DataError: It is damaged, or says that it has another number.
@@ -306,7 +316,7 @@ class JournalReader(Generic[S]):
         key = checkpoint_key(self._prefix, number)
         self._refuse_too_large(key)
         try:
-            found = decode_checkpoint(self._store.get(key), where=key)
+            found = decode_checkpoint(self._store.get(key), where=key, machine=machine)
         except ObjectNotFoundError:
             return None
         if found.number != number:
