@@ -22,6 +22,9 @@ from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, workshop
 from tests.archive.test_body import wishes
 from tests.archive.test_jobs import sealed
+from tests.archive.test_plan import PLACE as PLACED
+from tests.archive.test_plan import state as many_archived
+from tests.archive.test_plan import tier as many
 from tests.e2e.harness import here
 from tests.spark.test_stream_plan import PLACE, Broker
 from tiered.archive.machine import ArchiveState
@@ -30,6 +33,8 @@ from tiered.archive.parquet import can_hold, xxh64
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of
 from tiered.archive.tables import choose_groups, explain, plan_files
 from tiered.errors import DataError, ExpiredError, InvalidError
+from tiered.log.parts import Segment, Segments
+from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
 from tiered.spark.frames import _named, file_list, file_uris, report, uri_of
 from tiered.spark.options import (
@@ -43,8 +48,9 @@ from tiered.spark.options import (
     source_options,
     whole,
 )
+from tiered.spark.positions import Position, Rules, advance
 from tiered.spark.source import ArchiveSource
-from tiered.spark.stretches import packed, plan_tier, read_stretch
+from tiered.spark.stretches import Key, packed, plan_tier, read_stretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -257,6 +263,25 @@ def test_small_stretches_share_a_partition() -> None:
     assert [len(group) for group in packed(stretches, 2 * stretches[0].size_bytes)] == [2, 2, 1]
     assert [len(group) for group in packed(stretches, 1)] == [1] * 5
     assert packed([], 1) == []
+
+
+def test_planning_beside_an_archive_with_many_gaps_looks_at_each_segment_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = 400
+    machine = TierMachine()
+    there = machine.load(machine.dump(many(1, count)))
+    archive = many_archived(1, range(0, count, 2))
+    made: list[Segment] = []
+    of_row = Segments._segment
+    monkeypatch.setattr(Segments, "_segment", lambda *of: made.append(of_row(*of)) or made[-1])
+    found = plan_tier({PLACED: there}, ALL, archive)
+    assert [one.task.start for one in found.stretches] == [n * 100 for n in range(1, count, 2)]
+    assert len(found.files) == count // 2
+    key, start = Key("c", "b", "t", 0), Position.at(0, 0, 0)
+    end = advance({PLACED: there}, {key: start}, Rules(), archive=archive)
+    assert end[key].offset == count * 100
+    assert len(made) < 3 * count * count.bit_length()
 
 
 def test_what_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import json
 import logging
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived
     from tiered.archive.selection import Selection
-    from tiered.log.parts import Part, TierState
+    from tiered.log.parts import Part, Segment, TierState
 
 SKIP = "skip"
 FAIL = "fail"
@@ -329,7 +330,7 @@ def _plan_life(
     life = lives[-1]
     refused = wanted.refuses(lane)
     if refused:
-        _leave(plan, refused, len(life.parts()))
+        _leave(plan, refused, sum(map(len, life.tables())))
         return
     kept = queue.kept(number)
     plan.add_files(lane, kept, wanted)
@@ -366,7 +367,11 @@ def cut(
         plan: Counts what is left out.
     """
     low, high = span
-    for segment in life.segments:
+    near = _near(life, low, high)
+    if plan is not None:
+        count = sum(map(len, life.tables())) - sum(len(segment.parts) for segment in near)
+        _leave(plan, "queue_offset", count)
+    for segment in near:
         begin = 0
         for at, part in enumerate(segment.parts):
             reason = _refuses(part, low, high, wanted)
@@ -376,6 +381,13 @@ def cut(
                 yield from _stretch(history, segment.parts[begin:at], span)
                 begin = at + 1
         yield from _stretch(history, segment.parts[begin:], span)
+
+
+def _near(life: QueueLife, low: int, high: int) -> Sequence[Segment]:
+    """Segments that may have any of the offsets ``[low, high)``. Looks at few others, since a life has many such spans."""
+    first = bisect_right(life.segments, low, key=lambda one: one.base_queue_offset)
+    behind = bisect_left(life.segments, high, key=lambda one: one.base_queue_offset)
+    return life.segments[max(first - 1, 0) : behind]
 
 
 def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
@@ -430,7 +442,8 @@ def runs_of_life(
 
 def _runs_of_parts(life: QueueLife, start: int, end: int) -> Iterator[OffsetRun]:
     at = start
-    for part in life.parts() if start < end else ():
+    near = _near(life, start, end) if start < end else ()
+    for part in chain.from_iterable(segment.parts for segment in near):
         low, high = max(part.queue_offset, life.min_offset, at), min(part.queue_end, end)
         if low >= high:
             continue
