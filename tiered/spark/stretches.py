@@ -581,6 +581,9 @@ def _by_bundle(one: Stretch) -> Iterator[tuple[str, Stretch]]:
     task = one.task
     keys = [bundle.key for bundle in task.parts.bundles]
     borders = [at for at in range(1, len(keys)) if keys[at] != keys[at - 1]]
+    if not borders:
+        yield keys[0], one
+        return
     starts = task.parts.column("queue_offset")
     for first, behind in pairwise([0, *borders, len(keys)]):
         start = max(task.start, int(starts[first]))
@@ -592,7 +595,7 @@ def _by_bundle(one: Stretch) -> Iterator[tuple[str, Stretch]]:
 
 
 def _joined(group: list[tuple[int, Stretch]]) -> Iterator[Stretch]:
-    """In order; neighbours of one stretch are one, and each has rows of its own, since it goes to a worker."""
+    """In order; neighbours of one stretch are one."""
     rows = sorted(group, key=lambda row: (row[0], row[1].task.start))
     runs: list[list[Stretch]] = []
     last = -1
@@ -603,6 +606,9 @@ def _joined(group: list[tuple[int, Stretch]]) -> Iterator[Stretch]:
             runs.append([one])
         last = number
     for run in runs:
+        if len(run) == 1:
+            yield run[0]
+            continue
         first, parts = run[0].task, [one.task.parts for one in run]
         data = np.concatenate([some.rows.view(np.uint8) for some in parts]).view(
             parts[0].rows.dtype
