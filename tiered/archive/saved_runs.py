@@ -141,7 +141,7 @@ class SavedRun:
             raise DataError(
                 f"a checkpoint of the archive's log makes no sense: {error!r:.200}", where=LOG
             ) from error
-        if (self.columns[:, number] != _columns_of(found)).any():
+        if tuple(self.columns[:, number].tolist()) != _columns_of(found):
             raise DataError("a checkpoint of the archive's log says two things", where=LOG)
         return found
 
