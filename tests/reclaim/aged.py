@@ -28,11 +28,11 @@ PLACE = Place("c", "b")
 class Tier:
     """A store with a clock of its own, writers, and gc."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, writer: str = "0badcafe") -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(now_ms=self.clock.now_ms)
         self.at = self.workplace(self.store)
-        self.builder = TierBuilder(self.store)
+        self.builder = TierBuilder(self.store, writer=writer)
         self.writers = 0
 
     def workplace(self, store: ObjectStore, clock: ManualClock | None = None) -> Workplace:

@@ -346,3 +346,36 @@ def test_records_of_the_ledger_expire_and_what_else_lies_there_stays():
     tier.apply(plan)
     left = [info.key.removeprefix(PREFIX + LEDGER) for info in tier.store.list(PREFIX + LEDGER)]
     assert len(left) == 3  # the note, and the two of this run
+
+
+def test_a_plan_to_expire_of_which_the_broker_has_taken_back_what_follows_is_not_called_done():
+    """Then what was taken back stands where the queue stood, with a minimum that is higher."""
+    tier = Tier()
+    tier.builder.add([b"a"] * 3)
+    tier.builder.add([b"b"] * 3, roll=True)
+    tier.builder.add([b"c"] * 3, roll=True)
+    tier.clock.advance(60)
+    plan = plan_expire(tier.at, lambda _: 0, objects_max=1)
+    assert [(step["min_from"], step["min_to"]) for step in plan["steps"]] == [(0, 3)]
+    tier.builder.take_back(7)
+    with pytest.raises(InvalidError, match="moved on"):
+        apply_steps(tier.at, plan)
+    again = plan_expire(tier.at, lambda _: 0, objects_max=2)
+    again["steps"] = [step for step in again["steps"] if step["life"] == 1]
+    assert apply_steps(tier.at, again)["steps"] == 1
+    tier.builder.journal.catch_up()
+    tier.builder.take_back(5)
+    assert apply_steps(tier.at, again)["was_applied"]
+
+
+def test_a_plan_is_carried_out_on_its_own_tier_only():
+    """One store may be tiered to several places, and these look the same but for how they began."""
+    here, there = Tier(), Tier(writer="0badbeef")
+    for tier in (here, there):
+        tier.builder.add([b"a"] * 3)
+        tier.builder.add([b"b"] * 3, roll=True)
+        tier.clock.advance(60)
+    plan = plan_expire(here.at, lambda _: 0, objects_max=99)
+    with pytest.raises(InvalidError, match="another tier"):
+        apply_steps(there.at, plan)
+    assert apply_steps(here.at, plan)["steps"] == 1

@@ -72,6 +72,8 @@ from tiered.upkeep.workplace import (
     digest,
     journal_writer,
     moved_on,
+    require_same_tier,
+    tier_fields,
     was_applied,
 )
 
@@ -438,7 +440,7 @@ class Compactor:
             "url": at.store.url,
             "cluster": at.place.cluster,
             "broker": at.place.broker,
-            "store": dict(reader.state.store),
+            **tier_fields(reader.state),
             "journal_number": reader.journal_number,
             "generation": reader.state.generation,
             "made_ms": now_ms,
@@ -476,8 +478,7 @@ class Compactor:
         ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="compact")
         ledger.note("begin", {"plan": digest(plan)})
         journal = journal_writer(at)
-        if dict(journal.state.store) != plan["store"]:
-            raise moved_on("it belongs to another store")
+        require_same_tier(plan, journal.state)
         guest = Guest(
             journal.state.generation,
             journal.writer,

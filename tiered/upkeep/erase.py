@@ -28,7 +28,7 @@ from tiered.errors import DataError
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergePolicy, plan_erasure
 from tiered.upkeep.uploading import UploadingReign
-from tiered.upkeep.workplace import Ledger, Plan, digest, moved_on, was_applied
+from tiered.upkeep.workplace import Ledger, Plan, digest, require_same_tier, was_applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def apply_erasure(
         ``was_applied``, ``generation``, ``run``.
 
     Raises:
-        InvalidError: The tier belongs to another store now.
+        InvalidError: The plan is of another tier.
         FencedError: A writer is at work.
         BackendError: The store does not answer. Applying again goes on.
     """
@@ -114,8 +114,7 @@ class _ErasureRun:
         journal = self._reign.journal
         try:
             uploader = self._reign.uploader()
-            if dict(journal.state.store) != self._plan["store"]:
-                raise moved_on("it belongs to another store")
+            require_same_tier(self._plan, journal.state)
             self._left = self._bytes.keys() & named_bundles(journal.state).keys()
             self.done["already_done"] = len(self._bytes) - len(self._left)
             packer = Packer(Compression()) if _is_packed(journal.state) else None

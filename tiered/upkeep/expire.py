@@ -41,6 +41,8 @@ from tiered.upkeep.workplace import (
     journal_writer,
     moved_on,
     reign_and,
+    require_same_tier,
+    tier_fields,
     was_applied,
 )
 from timer.dequeue import refused_in
@@ -229,8 +231,7 @@ class _ExpireRun:
     def append(self, journal: JournalWriter[TierState]) -> None:
         """Append what is not done yet, so many steps an entry."""
         state = journal.state
-        if dict(state.store) != self._plan["store"]:
-            raise moved_on("it belongs to another store")
+        require_same_tier(self._plan, state)
         due = [step for step in self._steps if not _is_done(state, step)]
         self.done["already_done"] = len(self._steps) - len(due)
         for start in range(0, len(due), STEPS_MAX):
@@ -270,8 +271,10 @@ def _life(state: TierState, step: ExpiryStep) -> QueueLife | None:
 
 
 def _is_done(state: TierState, step: ExpiryStep) -> bool:
-    life = _life(state, step)
-    return life is not None and life.min_offset >= step.min_to
+    """Whether the life has given it up. What was taken back of it since stands in its place, and it stands behind that."""
+    behind = state.queues.get(step.queue, ())[step.life :]
+    life = next((one for one in behind if one.cut_at <= step.min_from), None)
+    return bool(life and life.incarnation == step.incarnation and life.min_offset >= step.min_to)
 
 
 def _require_clock(at: Workplace, plan: Plan, store_now_ms: int) -> None:
@@ -314,7 +317,7 @@ def _plan(
         "url": at.store.url,
         "cluster": at.place.cluster,
         "broker": at.place.broker,
-        "store": dict(reader.state.store),
+        **tier_fields(reader.state),
         "journal_number": reader.journal_number,
         "generation": reader.state.generation,
         "made_ms": made_ms,
@@ -361,7 +364,7 @@ def plan_take_back(at: Workplace, queue: MessageQueue, end: int) -> Plan:
         "url": at.store.url,
         "cluster": at.place.cluster,
         "broker": at.place.broker,
-        "store": dict(reader.state.store),
+        **tier_fields(reader.state),
         "journal_number": reader.journal_number,
         "generation": reader.state.generation,
         "made_ms": at.clock.now_ms(),
@@ -409,8 +412,7 @@ class _TakeBackRun:
 
     def append(self, journal: JournalWriter[TierState]) -> None:
         """Append what is not done yet."""
-        if dict(journal.state.store) != self._plan["store"]:
-            raise moved_on("it belongs to another store")
+        require_same_tier(self._plan, journal.state)
         if self._is_done(journal.state):
             self.done["already_done"] = 1
             return

@@ -40,6 +40,8 @@ from tiered.upkeep.workplace import (
     moved_on,
     reign_and,
     report_lease,
+    require_same_tier,
+    tier_fields,
     was_applied,
 )
 
@@ -107,7 +109,7 @@ def plan_gc(
         "url": store.url,
         "cluster": place.cluster,
         "broker": place.broker,
-        "store": dict(history.state.store),
+        **tier_fields(history.state),
         "journal_number": history.number,
         "journal_checksum": history.checksum,
         "generation": history.state.generation,
@@ -229,8 +231,7 @@ class _GcRun:
             raise refused(found.orphans.refusals, self._at.store.url)
         if plan["takes_reign"] and found.is_held and history.state.generation == plan["generation"]:
             raise moved_on("a writer has begun")
-        if dict(history.state.store) != plan["store"]:
-            raise moved_on("it belongs to another store")
+        require_same_tier(plan, history.state)
         if history.checksum_of(plan["journal_number"]) != plan["journal_checksum"]:
             raise moved_on(f"journal entry {plan['journal_number']} is another, or was trimmed")
         fresh = {one.key: one for one in found.orphans.deletions}

@@ -56,7 +56,17 @@ from tiered.log.verify_objects import IndexCheck, unindexed_messages
 from tiered.log.verify_report import check_state
 from tiered.log.wellformed import INT_MAX
 from tiered.model import MessageQueue
-from tiered.upkeep.workplace import FORMAT, Anew, Plan, load_plan, moved_on, reign_and, save_plan
+from tiered.upkeep.workplace import (
+    FORMAT,
+    Anew,
+    Plan,
+    load_plan,
+    moved_on,
+    reign_and,
+    require_same_tier,
+    save_plan,
+    tier_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -509,7 +519,7 @@ def plan_rebuild_index(
         "url": at.store.url,
         "cluster": at.place.cluster,
         "broker": at.place.broker,
-        "store": dict(state.store),
+        **tier_fields(state),
         "journal_number": reader.journal_number,
         "generation": state.generation,
         "objects": len(state.indexes),
@@ -554,8 +564,7 @@ def apply_rebuild_index(
     """
     run = _RebuildRun(at, reign_and(at), items_max, directory)
     try:
-        if dict(run.journal.state.store) != plan["store"]:
-            raise moved_on("it belongs to another store")
+        require_same_tier(plan, run.journal.state)
         dropped = run.drop([one["key"] for one in plan["drop"]])
         run.all(told)
     finally:

@@ -290,10 +290,10 @@ def reign_and(
 
 # --------------------------------------------------------------------------------------------------
 # Plan files: what a command that deletes was going to do, saved, shown, and carried out exactly so or not at all. A
-# plan is one JSON object: ``format``, ``what`` (the command), the tier (``cluster``, ``broker``, ``store``), the
-# journal's last entry (``journal_number``, ``journal_checksum``), what is to be done, and over all of it a
-# ``checksum``, so that a file that was edited or cut is refused. What else has to hold when it is carried out is each
-# command's own business.
+# plan is one JSON object: ``format``, ``what`` (the command), the tier (``cluster``, ``broker``, ``store``, and
+# ``history``, since one store may be tiered to several places), the journal's last entry (``journal_number``,
+# ``journal_checksum``), what is to be done, and over all of it a ``checksum``, so that a file that was edited or cut is
+# refused. What else has to hold when it is carried out is each command's own business.
 # --------------------------------------------------------------------------------------------------
 
 FORMAT = 1
@@ -341,6 +341,22 @@ def load_plan(path: str, what: str, place: Place) -> Plan:
     if wrong:
         raise InvalidError(f"this plan cannot be used: {wrong}", where=path, do="plan again")
     return plan
+
+
+def tier_fields(state: TierState) -> dict[str, Any]:
+    """By which a plan knows its tier again, at whatever URL."""
+    return {"store": dict(state.store), "history": state.history}
+
+
+def require_same_tier(plan: Plan, state: TierState) -> None:
+    """Refuse a plan that was made of another tier.
+
+    Raises:
+        MovedOnError: It was.
+    """
+    for name, value in tier_fields(state).items():
+        if plan.get(name) != value:
+            raise moved_on(f"it is another tier, or one of another store ({name})")
 
 
 def was_applied(planned: int, done: int, done_before: int) -> bool:
