@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.tiers import TierBuilder
 
 from backends.errors import PermissionDeniedError
 from backends.memory import MemoryStore
@@ -16,7 +17,10 @@ from backends.s3 import harm_of
 from backends.s3_settings import S3Options
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
+from tests.e2e import harness
 from tiered.clock import ManualClock
+from tiered.keys import broker_prefix
+from tiered.upkeep import doctor
 from tiered.upkeep.doctor import Check, examine
 
 if TYPE_CHECKING:
@@ -208,3 +212,38 @@ def test_a_lost_journal(tiered: CommandLine, basic_tier: str, tmp_path: Path):
     assert ran.code == 1
     assert by_name(ran.document)["journal"]["advice"] == "run `tiered rebuild`"
     assert "tier" not in by_name(ran.document)
+
+
+def test_timers_are_looked_at_as_topics_are(tiered: CommandLine, tmp_path: Path):
+    """They have a journal of their own, and may be all that is there."""
+    store, url = harness.unpack("s02-delay-timer", tmp_path), f"file://{tmp_path}/tier"
+    tiered.good("timer", "import", store, "--to", url, "--near", "0s")
+    alone = by_name(tiered.good("doctor", url, "--json").document)
+    assert alone["journal"]["detail"] == "cluster-a/broker-a, timers: generation 1, 21 queues"
+    assert "tier" not in alone
+    tiered.good("attach", store, "--to", url, "--once")
+    both = tiered.good("doctor", url, "--json").document["checks"]
+    assert [one["name"] for one in both].count("journal") == 2
+    for file in (tmp_path / "tier").glob("*/*/timer/journal/*"):
+        file.chmod(0o600)
+        file.write_bytes(b"damaged")
+    ran = tiered("doctor", url, "--json")
+    failed = [one for one in ran.document["checks"] if one["status"] == "fail"]
+    assert [(one["name"], one["advice"]) for one in failed] == [
+        ("journal", "run `tiered rebuild --timers`")
+    ]
+    assert ran.code == 1
+
+
+def test_it_is_said_where_only_some_objects_were_looked_at_for_names_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    builder = TierBuilder(prefix=broker_prefix("c", "b"))
+    builder.add([b"a"])
+    builder.store.put_if_absent(f"{builder.prefix}zzz", b"")
+    assert "1 of others" in checks_of(builder.store)["foreign_keys"].detail
+    monkeypatch.setattr(doctor, "_LOOKED_AT_MAX", 2)
+    found = checks_of(builder.store)["foreign_keys"]
+    assert (found.status, "none among the first 2 objects" in found.detail) == ("ok", True)
+    monkeypatch.setattr(doctor, "_LOOKED_AT_MAX", 4)
+    assert "among" not in checks_of(builder.store)["foreign_keys"].detail

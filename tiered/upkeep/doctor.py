@@ -28,6 +28,7 @@ from backends.registry import PREFIX, probe
 from backends.registry import PREFIX as PROBES
 from backends.s3 import plain_http_host, read_rules
 from tiered.api.broker_place import find_places
+from tiered.attach.timer_place import TIMER_SIGNS, TimerPlace, timers_of
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.log.verify import is_known_key
 from tiered.upkeep.status import bills_requests, dearest, rate_document, rate_text, read_rate
@@ -261,7 +262,7 @@ def _bucket(location: str, options: S3Options) -> Iterator[Check]:
 
 def _tier(store: ObjectStore, clock: Clock) -> Iterator[Check]:
     try:
-        places = find_places(store)
+        places = _places(store)
         if not places:
             yield Check("tier", OK, "no tier here yet; `tiered attach` makes one")
         for place in places:
@@ -271,12 +272,23 @@ def _tier(store: ObjectStore, clock: Clock) -> Iterator[Check]:
         yield Check("tier", FAIL, str(error), "see the other checks")
 
 
+def _places(store: ObjectStore) -> list[Place]:
+    """Of brokers' topics, and of their timers, which have a journal and a lease of their own."""
+    return [*find_places(store), *map(timers_of, find_places(store, TIMER_SIGNS))]
+
+
+def _name(place: Place) -> str:
+    timers = ", timers" if isinstance(place, TimerPlace) else ""
+    return f"{place.cluster}/{place.broker}{timers}"
+
+
 def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
-    name = f"{place.cluster}/{place.broker}"
+    name = _name(place)
     try:
         found = report_lease(store, place.prefix, clock)
     except DataError as error:
-        yield Check("journal", FAIL, f"{name}: {error.what}", "run `tiered rebuild`")
+        option = " --timers" if isinstance(place, TimerPlace) else ""
+        yield Check("journal", FAIL, f"{name}: {error.what}", f"run `tiered rebuild{option}`")
         return
     queues = len(found.state.queues)
     yield Check("journal", OK, f"{name}: generation {found.state.generation}, {queues} queues")
@@ -308,14 +320,17 @@ def _freshness() -> Check:
 
 def _foreign(store: ObjectStore, place: Place) -> Check:
     """What others have put among the tier's objects: it stops nothing, and nobody but its owner deletes it."""
-    name, looked = "foreign_keys", islice(store.list(place.prefix), _LOOKED_AT_MAX)
-    keys = [info.key for info in looked if not is_known_key(place.prefix, info.key)]
+    listed = [info.key for info in islice(store.list(place.prefix), _LOOKED_AT_MAX + 1)]
+    looked = listed[:_LOOKED_AT_MAX]
+    keys = [key for key in looked if not is_known_key(place.prefix, key)]
     found = sorted([*keys, *foreign_below(store, place.prefix)])
+    is_cut = len(listed) > len(looked)
+    among = f" among the first {len(looked):,} objects (`verify` looks at all)" if is_cut else ""
     if not found:
-        return Check(name, OK, f"{place.cluster}/{place.broker}: none")
+        return Check("foreign_keys", OK, f"{_name(place)}: none{among}")
     names = ", ".join(found[:_NAMED_MAX]) + (", …" if len(found) > _NAMED_MAX else "")
-    detail = f"{place.cluster}/{place.broker}: {len(found)} of others, left alone: {names}"
-    return Check(name, WARN, detail, "whoever put them there should use another prefix")
+    detail = f"{_name(place)}: {len(found)} of others{among}, left alone: {names}"
+    return Check("foreign_keys", WARN, detail, "whoever put them there should use another prefix")
 
 
 def _local(open_local: Callable[[], LocalStore]) -> Check:
@@ -378,7 +393,7 @@ def trial_store(
     if folder is not None and not folder.is_dir():
         _require_makeable(folder, is_new=is_new)
     try:
-        is_tier = bool(find_places(store))
+        is_tier = bool(_places(store))
         other = None if is_tier else _other_thing(store)
     except BackendError:
         yield store  # it cannot be reached, which the first check says
