@@ -314,3 +314,14 @@ def test_timers_alone_are_told(tiered: CommandLine, store: Path):
     for command in ("status", "ls", "gc"):
         ran = tiered(command, url)
         assert (ran.code, "timers here, and no topics" in ran.error) == (2, True)
+
+
+def test_options_of_topics_are_refused_where_timers_are_meant(tiered: CommandLine, store: Path):
+    """They were passed over: the index of the topics was called whole, hours were held against queues."""
+    url = f"file://{store.parent}/tier"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    tiered("attach", store, "--to", url, "--once")
+    for words in (("rebuild", url, "--index"), ("verify", url, "--store", store)):
+        assert tiered(*words).code == 0
+        ran = tiered(*words, "--timers")
+        assert (ran.code, "--timers" in ran.error) == (2, True)

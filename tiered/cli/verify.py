@@ -74,6 +74,12 @@ def run(call: Call, options: VerifyOptions) -> int:
     from tiered.log.verify import verify_tier
     from tiered.upkeep.repair import Repairer
 
+    if options.timers and options.store:
+        raise InvalidError(
+            "--timers goes with no --store: hours are no queues of a store",
+            where=call.path,
+            do="give one of them",
+        )
     output = Output(call)
     done = Progressed("reading the journal")
 
@@ -106,7 +112,7 @@ def run(call: Call, options: VerifyOptions) -> int:
             repair = _document_of(repairer.run(report.damaged))
             report = verified()
     if options.repair:
-        for line in unlooked(is_deep=options.deep, has_store=local is not None):
+        for line in unlooked(is_deep=options.deep, has_store=bool(local or options.timers)):
             call.say(line)
     document = report_document(report, place, store.url, is_deep=options.deep, repair=repair)
     if output.form == "table":
@@ -361,6 +367,12 @@ def run_index(call: Call, options: RebuildOptions) -> int:
         nonlocal done
         done = Progressed(f"{what}: {format_count(count)} of {format_count(total)}", count, total)
 
+    if options.timers or options.accept_gaps:
+        raise InvalidError(
+            "--index goes with neither --timers, which have no key index, nor --accept-gaps",
+            where=call.path,
+            do="leave it out",
+        )
     applied = None
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
