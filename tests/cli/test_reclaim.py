@@ -292,3 +292,16 @@ def test_a_plan_of_a_tier_that_has_moved_on_is_refused_with_code_1_and_what_chan
     refused = tiered("gc", url, "--apply", plan)
     assert refused.code == 1
     assert f"moved on since this was planned: {doomed} is another object" in refused.error
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_rows_alone_do_not_hide_that_nothing_may_be_deleted(
+    tiered: CommandLine, basic: Path, url: str, form: str
+):
+    tiered.good("attach", basic, "--to", url, "--once")
+    with closing(open_store(url)) as store:
+        key = next(info.key for info in store.list("") if _BUNDLE.search(info.key))
+        store.delete(key)
+    ran = tiered("gc", url, "-o", form)
+    assert ran.code == 1
+    assert f"refused: {key} is named by the journal and is gone" in ran.err

@@ -157,6 +157,8 @@ def show_result(
     output = Output(call)
     if output.form != "table":
         output.emit(document, document[rows], columns)
+        if output.form != "json":
+            _say_what_rows_do_not(call, document)
         return
     output.line(f"{document['cluster']}/{document['broker']}")
     for line in lines(document):
@@ -164,6 +166,17 @@ def show_result(
     if document["applied"] is None and document.get("erased") is None and document[rows]:
         output.line()
         output.table(document[rows], columns)
+
+
+def _say_what_rows_do_not(call: Call, document: Document) -> None:
+    """What a person is needed for, and was not done; no row of a plan tells it."""
+    said = [f"refused: {refusal}" for refusal in document.get("refusals", ())]
+    stays = (document.get("erased") or {}).get("stays", ())
+    damaged = (document["applied"] or {}).get("damaged", ())
+    said += [f"stays: {one['key']}: {one['reason']}" for one in stays]
+    said += [f"damaged: {one['queue']}: {one['reason']}" for one in damaged]
+    for line in said:
+        call.say(f"tiered: {line}", level="warning")
 
 
 def ending_code(options: PlanOptions, document: Document, *, has_work: bool) -> int:
