@@ -67,6 +67,20 @@ def test_what_is_archived_and_verifies_goes(tier_url: str, archive_url: str) -> 
     here("archive", tier_url, "--to", archive_url, "--verify").good()
 
 
+def test_a_file_that_is_gone_is_named_beside_many_that_never_were(
+    tier_url: str, archive_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiered.cli.planned._SHOWN", 1)
+    here("archive", tier_url, "--to", archive_url, "--topics", max(left(tier_url))).good()
+    (file, *_) = files(archive_url)
+    file.unlink()
+    asked = ("expire", tier_url, "--ttl", "1ms", "--archived", "--archive", archive_url)
+    ran = here(*asked)
+    text = ran.out.decode()
+    assert (ran.code, "each with all behind it" in text) == (1, True)
+    assert f"{file.name}: the file is gone" in text
+
+
 @pytest.mark.parametrize("harm", ["tampered", "cut", "gone"])
 def test_nothing_goes_whose_file_is_not_what_it_was(
     harm: str, tier_url: str, archive_url: str

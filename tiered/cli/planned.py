@@ -610,6 +610,8 @@ def _given_up_lines(document: Document) -> Iterator[str]:
         yield f"stays     {row['topic']}/{row['queue_id']} [{row['start']}, {row['end']}): {row['why']}"
     if len(document.get("unproved", ())) > _SHOWN:
         yield f"stays     and {counted(len(document['unproved']) - _SHOWN, 'more segment')}, each with all behind it"
+    for refusal in document.get("refusals", ())[:_SHOWN]:
+        yield f"harmed    {refusal}"
     if document.get("kept_for_refused"):
         yield (
             f"stays     {counted(document['kept_for_refused'], 'hour')} with messages that the target refused"
