@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +15,13 @@ from backends.base import ObjectInfo
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.errors import DataError
-from tiered.journal.checkpoint import CheckpointText, encode_checkpoint, replay_starts, trim_bound
+from tiered.journal.checkpoint import (
+    CheckpointText,
+    decode_checkpoint,
+    encode_checkpoint,
+    replay_starts,
+    trim_bound,
+)
 from tiered.keys import (
     JOURNAL,
     ObjectId,
@@ -266,17 +272,22 @@ def test_a_trimmed_history_says_that_it_does_not_reach_back():
     assert aged.history(15).state == aged.tier.journal.state
 
 
-def test_a_checkpoint_that_is_wrong_is_told():
+def test_a_checkpoint_that_lies_is_told_and_of_a_damaged_one_nothing_depends():
     aged = Aged()
     for _ in range(3):
         aged.tier.add([b"a"])
         aged.tier.journal.write_checkpoint(force=True)
-    assert aged.history(0).problems == []
-    last = [i.key for i in aged.store.list(PREFIX + JOURNAL) if "checkpoint" in i.key][-1]
+    assert (aged.history(0).problems, aged.history(0).bound > 0) == ([], True)
+    *_, before, last = [i.key for i in aged.store.list(PREFIX + JOURNAL) if "checkpoint" in i.key]
+    text = decode_checkpoint(aged.store.get(before), where=before)
     data = aged.store.get(last)
     aged.store.delete(last)
+    lie = encode_checkpoint(replace(text, number=aged.tier.journal.number))
+    aged.store.put_if_absent(last, lie)
+    assert "not what replay gives" in aged.history(0).problems[0]
+    aged.store.delete(last)
     aged.store.put_if_absent(last, data[:-3] + b"00\n")
-    assert "is damaged" in aged.history(0).problems[0]
+    assert (aged.history(0).problems, aged.history(0).bound) == ([], 0)
 
 
 def test_a_journal_that_was_rebuilt_begins_at_its_checkpoint():

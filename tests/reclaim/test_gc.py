@@ -379,3 +379,56 @@ def test_a_plan_is_carried_out_on_its_own_tier_only():
     with pytest.raises(InvalidError, match="another tier"):
         apply_steps(there.at, plan)
     assert apply_steps(here.at, plan)["steps"] == 1
+
+
+def spoil(tier: Tier, key: str) -> None:
+    data = tier.store.get(PREFIX + key)
+    tier.store.delete(PREFIX + key)
+    tier.store.put_if_absent(PREFIX + key, data[:-3] + b"00\n")
+
+
+def checkpoints(tier: Tier) -> list[str]:
+    listed = tier.store.list(PREFIX + JOURNAL)
+    return [i.key.removeprefix(PREFIX) for i in listed if i.key.endswith(".checkpoint")]
+
+
+def test_a_damaged_checkpoint_at_which_a_trimmed_journal_begins_holds_gc_up_no_longer_than_the_grace():
+    tier = Tier()
+
+    def goes_on() -> None:
+        tier.builder.add([b"a"])
+        tier.builder.journal.write_checkpoint(force=True)
+        tier.clock.advance(GRACE_S + 1)
+
+    for _ in range(4):
+        goes_on()
+    assert tier.apply(tier.plan())["deleted"] > 0
+    first = checkpoints(tier)[0]
+    spoil(tier, first)
+    tier.litter(1)
+    tier.restart()
+    for _ in range(3):
+        goes_on()
+    plan = tier.plan()
+    assert plan["refusals"] == []
+    assert first in keys_of(plan)
+    assert plan["kinds"]["bundle"] == plan["kinds"]["queue"] == 1
+    tier.apply(plan)
+    assert tier.data() == tier.named()
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+
+
+def test_a_damaged_newest_checkpoint_keeps_the_journal_and_nothing_else():
+    """No writer may ever come that would write another."""
+    tier = Tier()
+    for _ in range(4):
+        tier.builder.add([b"a"])
+        tier.builder.journal.write_checkpoint(force=True)
+    tier.litter(1)
+    tier.restart()
+    tier.clock.advance(GRACE_S + 1)
+    spoil(tier, checkpoints(tier)[-1])
+    plan = tier.plan()
+    assert (plan["refusals"], plan["kinds"]) == ([], {"bundle": 1, "queue": 1})
+    tier.apply(plan)
+    assert tier.data() == tier.named()

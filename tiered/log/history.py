@@ -155,8 +155,8 @@ class TierHistory:
         base: The state at its beginning, or before; None unless ``covers``.
         once_named: Keys below the prefix that were part of history before the grace: whoever made them, none of them that
             is not named now will ever be named again.
-        bound: The journal may be trimmed up to this checkpoint; 0: not at all.
-        problems: What is strange about checkpoints that would be relied on.
+        bound: The journal may be trimmed up to this checkpoint; 0: not at all, as where one that counts is damaged.
+        problems: What is strange about checkpoints that would be relied on: one says another thing than replay.
     """
 
     def __init__(
@@ -281,10 +281,9 @@ class TierHistory:
         for start in replay_starts(self._entries, self._checkpoints):
             if start == 0 or self._reader.jump_to(start):
                 self._checksums[self.number] = self.checksum
-                return start
-            self.problems.append(f"checkpoint {start} cannot be read")
+                return start  # a damaged one goes when the journal is trimmed up to one behind it
         raise DataError(
-            "neither the first journal entry nor a checkpoint is there to begin with",
+            "neither the first journal entry nor a whole checkpoint is there to begin with",
             where=self._prefix,
             do="rebuild the journal: `tiered rebuild`",
         )
@@ -302,8 +301,8 @@ class TierHistory:
             return
         try:
             found = self._reader.read_checkpoint(self.number)
-        except DataError as error:
-            self.problems.append(f"checkpoint {self.number} is damaged: {error.what}")
+        except DataError:
+            self.bound = 0  # nobody believes it, so it is no harm but that it may not stay alone
             return
         if found is not None and found != (self.state, self.checksum):
             self.problems.append(f"checkpoint {self.number} is not what replay gives")
