@@ -237,3 +237,19 @@ def test_a_lost_end_that_the_store_still_has_is_tiered_again_on_a_person_s_word(
     assert tiered.good("verify", shop.url, "--deep", "--store", shop.store, "--json").document[
         "is_clean"
     ]
+
+
+def test_a_bundle_whose_table_is_damaged_needs_a_person(tiered: CommandLine, copied: Path):
+    """What lies in it at the end of a queue is no loss that anybody could name."""
+    url = f"file://{copied}"
+    shutil.rmtree(journal_of(copied))
+    bundle = max(path for path in copied.glob("*/*/bundle/*/*"))
+    bundle.chmod(0o600)
+    bundle.write_bytes(bytes(bundle.stat().st_size))
+    planned = tiered("rebuild", url, "-o", "jsonl")
+    assert (planned.code, planned.out) == (1, b"")
+    assert f"{bundle.name}: the bundle's table is damaged" in planned.err
+    done = tiered("rebuild", url, "--apply", "-", "--json")
+    assert (done.code, done.document["is_applied"]) == (1, True)
+    assert [one["key"].rpartition("/")[2] for one in done.document["refused"]] == [bundle.name]
+    assert tiered.good("rebuild", url).code == 0

@@ -284,6 +284,11 @@ def rebuild(call: Call, options: RebuildOptions) -> int:
         _show_rebuild(output, document)
     else:
         output.emit(document, document["losses"], ["topic", "queue_id", "start", "end"])
+    if document["refused"]:  # nobody can tell which messages lie in them
+        if output.form not in {"table", "json"}:
+            for one in document["refused"]:
+                call.say(f"tiered: refused: {one['key']}: {one['reason']}", level="warning")
+        return NEEDS_A_PERSON
     has_work = document["is_needed"] and not document["is_applied"]
     return NEEDS_A_PERSON if has_work and options.exit_code else DONE
 
