@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 from cli.program import CommandLine, Unpack, attach
+
+from backends.local import LocalFolderStore
+from tiered.clock import SystemClock
+from tiered.journal.lease import Holder, Lease
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,3 +155,22 @@ def test_what_cannot_be_repaired_is_said(tiered: CommandLine, copied: Path):
     left = [line for line in text.text.splitlines() if line.startswith("  left")]
     assert left
     assert all(line.endswith("no local store is given") for line in left)
+
+
+def test_what_was_found_is_shown_though_a_writer_keeps_it_from_repair(
+    tiered: CommandLine, basic: Path, copied: Path
+):
+    file = largest(copied)
+    file.unlink()
+    with closing(LocalFolderStore(copied)) as store:
+        (key,) = (info.key for info in store.list("") if info.key.endswith("/lease"))
+        lease = Lease(
+            store, key.removesuffix("lease"), writer="0badcafe", holder=Holder.present(),
+            seconds=600, clock=SystemClock(),
+        )  # fmt: skip
+        assert lease.try_acquire() is None
+        ran = tiered("verify", f"file://{copied}", "--repair", "--store", basic, "--json")
+        assert (ran.code, "a writer is at work" in ran.error) == (4, True)
+        assert ran.document["problem_counts"]["missing"] == 1
+        (missing,) = (one for one in ran.document["problems"] if one["kind"] == "missing")
+        assert missing["where"].endswith(file.name)

@@ -24,7 +24,7 @@ from tiered.cli.planned import (
 )
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_count, format_size
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,7 @@ class VerifyOptions:
 
 def run(call: Call, options: VerifyOptions) -> int:
     """Check and print."""
+    from backends.errors import BackendError
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import backend_errors
     from tiered.attach.timer_place import choose_timers
@@ -104,13 +105,17 @@ def run(call: Call, options: VerifyOptions) -> int:
             )
 
         report, repair = verified(), None
+        failure: Exception | None = None
         if options.repair and report.damaged:
             rng, stop = random.SystemRandom(), threading.Event()
             repairer = Repairer(
                 raw, store, place.prefix, local, clock=call.clock, rng=rng, stop=stop
             )
-            repair = _document_of(repairer.run(report.damaged))
-            report = verified()
+            try:
+                repair = _document_of(repairer.run(report.damaged))
+                report = verified()
+            except (TieredStoreError, BackendError) as error:
+                failure = error  # what was found is shown first: it may have taken hours
     if options.repair:
         for line in unlooked(is_deep=options.deep, has_store=bool(local or options.timers)):
             call.say(line)
@@ -119,6 +124,9 @@ def run(call: Call, options: VerifyOptions) -> int:
         _show(output, document)
     else:
         output.emit(document, document["problems"], ["kind", "where", "detail"])
+    if failure is not None:
+        with backend_errors():
+            raise failure
     is_fine = report.is_clean and not (options.strict and has_recorded(document))
     return DONE if is_fine else NEEDS_A_PERSON
 
