@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.dispatching import PREFIX, filled, run_once
 from support.merging import gather, text
-from support.tiers import QUEUE, TierBuilder
+from support.tiers import QUEUE, TierBuilder, batch_of
 
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock, SystemClock
@@ -19,14 +20,20 @@ from tiered.journal.lease import Holder, Lease
 from tiered.log.history import named_bundles, parts_by_bundle
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
+from tiered.model import QueueBounds, QueueOffset
 from tiered.upkeep.repair import Repairer, RepairReport
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from support.synthetic import SyntheticStore
+    from support.tiers import Item
 
     from backends.base import ObjectStore
+    from tiered.local.face import RecordBatch
     from tiered.log.parts import TierState
     from tiered.log.verify_report import VerifyReport
+    from tiered.model import MessageQueue
 
 
 def copy_of(store: ObjectStore) -> MemoryStore:
@@ -214,7 +221,7 @@ def test_other_messages_repair_nothing(tier: ObjectStore):
     flip(store, data_keys(store)[0], 3)
     number = len(list(store.list(PREFIX)))
     report = repair(store, filled(topics=2, queues=2, each=40))  # other bodies
-    assert report.unrepaired[0].reason == "the local store has other bytes there"
+    assert report.unrepaired[0].reason.startswith("the local store has other bytes there")
     assert len(list(store.list(PREFIX))) == number  # no reign, no object
 
 
@@ -262,3 +269,46 @@ def test_another_store_is_refused(tier: ObjectStore, local: SyntheticStore):
     repairer._journal.append([{"do": "meta", "store": {"store_id": "another"}}])
     with pytest.raises(InvalidError, match="belongs to another store"):
         repair(store, local, seed=4)
+
+
+class Items:
+    """A local store with one queue."""
+
+    identity = SimpleNamespace(store_id=None)
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+
+    def queues(self) -> dict[MessageQueue, QueueBounds]:
+        return {QUEUE: QueueBounds(QueueOffset(0), QueueOffset(len(self.items)))}
+
+    def read(self, _queue: MessageQueue, at: int, *, bytes_max: int, count_max: int) -> RecordBatch:
+        assert bytes_max
+        return batch_of(at, self.items[at : at + count_max])
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_other_messages_of_the_same_length_repair_no_packed_part_that_ends_with_a_hole(
+    is_same: bool,
+):
+    """Its last item has no mark, and lengths prove nothing."""
+
+    def content(number: int) -> list[Item]:
+        return [text(number, 3000), text(number + 50, 3000), None]
+
+    builder = TierBuilder()
+    for number in range(6):
+        builder.add(content(number))
+    gather(builder, 3)
+    (bundle,) = named_bundles(builder.journal.state).values()
+    (part,) = builder.journal.state.queues[QUEUE][0].parts()
+    assert (part.section.is_packed, part.last) == (True, 0)
+    for key in data_keys(builder.store):
+        if key != PREFIX + bundle.key:
+            builder.store.delete(key)
+    flip(builder.store, PREFIX + bundle.key, part.section.start + 500)
+    numbers = range(6) if is_same else range(1000, 1006)
+    local: Any = Items([item for number in numbers for item in content(number)])
+    report = repair(builder.store, local)
+    assert (report.parts, len(report.unrepaired)) == ((1, 0) if is_same else (0, 1))
+    assert deep(builder.store).is_clean == is_same

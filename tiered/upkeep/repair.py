@@ -78,10 +78,10 @@ class _Recovered:
     section: Section
 
 
-def _section(one: NamedPart, found: PartBytes) -> Section:
+def _section(part: Part, found: PartBytes) -> Section:
     """As it was, packed or not."""
     packed = None
-    if one.part.section.is_packed:
+    if part.section.is_packed:
         packed = build_packed_section(found.log, found.items)
     return packed or build_section([found.log], found.items)
 
@@ -178,7 +178,7 @@ class Repairer:
             if some and size + run.size_bytes > BUNDLE_BYTES_MAX:
                 yield some
                 some, size = [], 0
-            some.append(_Recovered(one, run, _section(one, found)))
+            some.append(_Recovered(one, run, _section(one.part, found)))
             size += run.size_bytes
         if some:
             yield some
@@ -316,7 +316,9 @@ def recover_bytes(
     theirs = _from_local(local, one.queue, part)
     if isinstance(theirs, str):
         return theirs
-    return theirs if _is_same(theirs, part, log, items) else "the local store has other bytes there"
+    if _is_same(theirs, part, log, items):
+        return theirs
+    return "the local store has other bytes there, or nothing proves that it has not"
 
 
 def _from_tier(store: ObjectStore, prefix: str, want: SectionRange) -> Buffer | None:
@@ -416,9 +418,11 @@ def _is_same(found: PartBytes, part: Part, log: Buffer | None, items: Buffer | N
         return zlib_ng.crc32(index, zlib_ng.crc32(records)) == place.crc
     if (log is not None and log != records) or (items is not None and items != index):
         return False
-    knows = bool(part.last) or log is not None or items is not None
-    last = mark_of(_last_record(records, index, part))
-    return knows and (not part.last or last == part.last)
+    if part.last:
+        return mark_of(_last_record(records, index, part)) == part.last
+    # It ends with a hole, and items alone prove no record: other messages may be as long.
+    is_packed_alike = part.is_whole and _section(part, found).place.crc == place.crc
+    return log is not None or is_packed_alike
 
 
 def _last_record(log: memoryview, items: memoryview, part: Part) -> memoryview:
