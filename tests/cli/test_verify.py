@@ -174,3 +174,13 @@ def test_what_was_found_is_shown_though_a_writer_keeps_it_from_repair(
         assert ran.document["problem_counts"]["missing"] == 1
         (missing,) = (one for one in ran.document["problems"] if one["kind"] == "missing")
         assert missing["where"].endswith(file.name)
+
+
+def test_another_store_is_refused_and_not_called_equal(
+    tiered: CommandLine, unpacked: Unpack, basic_tier: str
+):
+    """Nothing is in both, so nothing would differ; and after a good comparison the disks may go."""
+    other = unpacked("s08-crash-continue")
+    for command in ("verify", "status"):
+        ran = tiered(command, basic_tier, "--store", other)
+        assert (ran.code, "belongs to another store" in ran.error) == (2, True)

@@ -27,7 +27,7 @@ import numpy as np
 from backends.base import ObjectInfo, foreign_below
 from backends.errors import BackendError
 from tiered import keys
-from tiered.errors import DataError, JournalLostError, TieredStoreError
+from tiered.errors import DataError, InvalidError, JournalLostError, TieredStoreError
 from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts
 from tiered.journal.entry import REIGN, checksum
 from tiered.journal.lease import read_lease
@@ -64,6 +64,20 @@ if TYPE_CHECKING:
 IN_FLIGHT_MAX = 4
 
 
+def require_same_id(state: TierState, local: LocalStore) -> None:
+    """Refuse to hold a tier against another store than its own: what only one of them has would be no difference.
+
+    Raises:
+        InvalidError: Both tell which store they are of, and it is not the same.
+    """
+    known, mine = state.store.get("store_id"), local.identity.store_id
+    if known and mine and known != mine:
+        raise InvalidError(
+            f"this tier belongs to another store (id {known}); this one has id {mine}",
+            do="give the store that the tier was made from",
+        )
+
+
 class _Step(NamedTuple):
     run: Callable[[], Finding]
     size_bytes: int
@@ -93,7 +107,7 @@ def verify_tier(
     Raises:
         JournalLostError: The journal is gone, or has lost its end (other damage is no error here).
         BackendError: The journal or the listing could not be read.
-        TieredStoreError: The journal is of a newer version, or the local store cannot be read at all.
+        TieredStoreError: The journal is of a newer version, or the local store is another, or cannot be read at all.
     """
     run = _VerifyRun(store, prefix)
     steps = run.journal_and_listing(deep=deep)
@@ -146,6 +160,7 @@ class _VerifyRun:
 
     def comparisons(self, local: LocalStore) -> list[_Step]:
         """Steps that compare queues; queues that only one side has are counted here."""
+        require_same_id(self._reader.state, local)
         local.refresh()
         theirs = local.queues()
         count = StoreComparison()

@@ -23,7 +23,7 @@ from zlib_ng import zlib_ng
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from tiered.dispatch.merging import MergedBundle, row_of
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError
 from tiered.format.bundle import build_packed_section, build_section
 from tiered.keys import parse_data_key
 from tiered.log.bundle_tables import Tabled, read_bundle_table
@@ -33,6 +33,7 @@ from tiered.log.marks import mark_of
 from tiered.log.merge import BUNDLE_BYTES_MAX, MergeOutput, MergeRun
 from tiered.log.parts import Parts
 from tiered.log.sections import read_range
+from tiered.log.verify import require_same_id
 from tiered.log.verify_report import WHOLE
 from tiered.upkeep.uploading import UploadingReign
 from tiered.upkeep.workplace import GIVE_UP_S
@@ -140,7 +141,8 @@ class Repairer:
             BackendError: The tier's store does not answer; what was done stays.
         """
         self._journal.catch_up()
-        self._require_same_store()
+        if self._local is not None:
+            require_same_id(self._journal.state, self._local)
         repairs, self._report.unrepaired = plan_repairs(self._journal.state, self._prefix, damaged)
         try:
             for _, named in groupby(repairs, lambda one: one.part.bundle):
@@ -151,15 +153,6 @@ class Repairer:
         finally:
             self._reign.end()
         return self._report
-
-    def _require_same_store(self) -> None:
-        known = self._journal.state.store.get("store_id")
-        mine = self._local.identity.store_id if self._local else None
-        if known and mine and known != mine:
-            raise InvalidError(
-                f"this tier belongs to another store (id {known}); this one has id {mine}",
-                do="give the store that the tier was made from",
-            )
 
     def _recovered(self, named: Iterator[NamedPart]) -> Iterator[list[_Recovered]]:
         """The bytes of a bundle's parts, as far as they can be had, so many as make a bundle."""

@@ -23,6 +23,7 @@ from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
 from tiered.log.takeback import is_tail
+from tiered.log.verify import require_same_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,7 +94,7 @@ def read_status(
         selects: Topics that are to be tiered: what the tier has never met of others is no lag.
 
     Raises:
-        InvalidError: No tier fits; or more than one, and there is a local store.
+        InvalidError: No tier fits; or there is a local store, and more than one fits, or the tier is of another store.
     """
     if local is not None:
         identity = local.identity
@@ -124,6 +125,7 @@ def _read(
     reader.refresh()
     lease, _ = read_lease(store, place.prefix + LEASE)
     if local is not None:
+        require_same_id(reader.state, local)
         local.refresh()  # behind the tier: else what a writer has tiered since would be ahead of the store
     facts = local_facts(local, reader.state, now_ms, selects) if local else None
     number = reader.journal_number
