@@ -202,10 +202,13 @@ def test_any_object_that_is_gone_is_found_unless_replay_can_do_without():
 def test_a_missing_bundle_is_named_once(deep: bool):
     builder = small_tier()
     key = PREFIX + first_part(builder).bundle.key
+    before = verify(builder.store, deep=False)
     builder.store.delete(key)
     report = verify(builder.store, deep=deep)
     assert report.problems == [Problem("missing", key, "an entry names this object")]
     assert report.damaged == {key: [WHOLE]}
+    named = report.named_objects, report.named_bytes
+    assert named == (before.named_objects, before.named_bytes)  # it is named as ever
 
 
 @pytest.mark.parametrize("deep", [False, True])

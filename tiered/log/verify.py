@@ -209,9 +209,8 @@ class _VerifyRun:
         recorded.refused_parts = state.refused_parts
         recorded.quarantined = len(listing.quarantine)
         recorded.unindexed_messages = unindexed_messages(state)
-        for key, size in named_objects(state).items():
-            report.named_objects += key not in listing.missing
-            report.named_bytes += size
+        named = named_objects(state)
+        report.named_objects, report.named_bytes = len(named), sum(named.values())
         for lives in state.queues.values():
             tails = [life for number, life in enumerate(lives) if is_tail(lives, number)]
             recorded.ended_lives += len(lives) - 1 - len(tails)
