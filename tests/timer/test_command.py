@@ -325,3 +325,20 @@ def test_options_of_topics_are_refused_where_timers_are_meant(tiered: CommandLin
         assert tiered(*words).code == 0
         ran = tiered(*words, "--timers")
         assert (ran.code, "--timers" in ran.error) == (2, True)
+
+
+def test_topics_are_rebuilt_beside_timers_that_are_at_work(
+    tiered: CommandLine, store: Path, tmp_path: Path
+):
+    """They have a journal of their own, which grows between a plan and its end."""
+    url, plan = f"file://{store.parent}/tier", tmp_path / "plan"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    tiered("attach", store, "--to", url, "--once")
+    (journal,) = store.parent.glob("tier/*/broker-a/journal")
+    shutil.rmtree(journal)
+    assert tiered("rebuild", url, "--plan", plan).code == 0
+    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    assert tiered("timer", "cancel", url, rows[0]["msg_id"]).code == 0
+    assert tiered("rebuild", url, "--apply", plan).code == 0
+    assert tiered("verify", url, "--deep").code == 0
+    assert tiered("verify", url, "--timers", "--deep").code == 0
