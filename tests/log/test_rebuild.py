@@ -29,7 +29,7 @@ from tiered.errors import DataError, FencedError, InvalidError, MovedOnError
 from tiered.format.bundle import FOOTER_BYTES
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.replay import JournalReader
-from tiered.keys import entry_key
+from tiered.keys import entry_key, mount_prefix
 from tiered.log.bundle_tables import Refused, Tabled, read_bundle_table
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergeOutput, MergeRun
@@ -513,6 +513,17 @@ def test_a_held_lease_and_a_tier_that_moved_on_are_refused():
     with pytest.raises(InvalidError, match="moved on"):
         apply(plan, builder.store)
     assert list(builder.store.list(PREFIX + "journal/")) == []
+
+
+def test_a_mount_at_work_does_not_keep_a_rebuild_from_its_end():
+    """It writes where groups are, into a journal of its own, as long as it is open."""
+    builder = small_tier()
+    before = builder.journal.state
+    lose_journal(builder.store)
+    plan = plan_of(builder.store)
+    builder.store.put_if_absent(entry_key(mount_prefix(PREFIX, "b"), 7), b"entry")
+    apply(plan, builder.store)
+    assert told(state_of(builder.store)) == told(before)
 
 
 def test_of_two_rebuilds_one_wins():

@@ -119,12 +119,12 @@ class _Listing:
 
 
 def list_all(store: ObjectStore, prefix: str, without: str = "") -> _Listing:
-    """One listing, sorted by what objects are; but for the lease, the key ``without``, and timers, which have a journal."""
-    found = _Listing()
+    """One listing, sorted by what objects are; but for the lease, the key ``without``, and what has a journal of its own."""
+    found, apart = _Listing(), (prefix + keys.TIMER, prefix + keys.MOUNT)
     digests: dict[str, Any] = defaultdict(hashlib.sha256)
     counts: Counter[str] = Counter()
     for info in store.list(prefix):
-        if info.key in {prefix + LEASE, without} or info.key.startswith(prefix + keys.TIMER):
+        if info.key in {prefix + LEASE, without} or info.key.startswith(apart):
             continue
         folder = info.key[len(prefix) :].partition("/")[0]
         line = f"{info.size_bytes} {info.key}\n"
