@@ -153,13 +153,13 @@ def outgoing(message: DueMessage, seed: str) -> Outgoing:
     key = kept.setdefault(names.UNIQ_KEY, made)
     deliver_ms = deliver_at(message.due_ms, said, record.store_timestamp_ms)
     kept[names.TIMER_DELIVER_MS] = str(deliver_ms)
-    queue_id = said.get(names.REAL_QUEUE_ID, "")
     return Outgoing(
         (message.due_ms, message.offset),
         TimerIdentity(said.get(names.REAL_TOPIC, ""), key, deliver_ms, record.reconsume_times),
-        int(queue_id) if queue_id.isdigit() else -1,
+        number_of(said.get(names.REAL_QUEUE_ID, "").encode(), -1),
         record,
-        names.join_properties(kept).decode(),
+        # Not held against what new messages may have: a value with a 0x01 was taken by the first broker, and is by the next.
+        "".join(f"{name}{names.NAME_END}{value}{names.PAIR_END}" for name, value in kept.items()),
     )
 
 

@@ -266,6 +266,29 @@ def test_a_topic_name_that_no_broker_takes_is_refused_and_holds_up_nothing(
     assert (run.counters.handed, run.counters.refused, run.counters.retries) == (1, 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("colour", "re\x01d", ("re\x01d", 2)),
+        ("REAL_QID", "\N{SUPERSCRIPT TWO}", (None, -1)),
+        ("REAL_QID", "9" * 5_000, (None, -1)),
+    ],
+)
+def test_a_message_whose_properties_are_odd_is_sent_and_holds_up_nothing(
+    name: str, value: str, kept: tuple[str | None, int], timers: Timers
+):
+    due_ms = timers.now_ms + 5_000
+    odd = wheel_record(0, due_ms, **{name: value.replace("\x01", "?")}).replace(b"?", b"\x01")
+    timers.put_records([odd, wheel_record(1, due_ms)])
+    with FakeCluster("a") as cluster:
+        run = timers.run(target_of(cluster, timers))
+        while run.step():
+            pass
+        got = cluster.brokers["a"].got
+        assert keys(cluster) == wanted(2)
+    assert (got[0].properties.get(name), got[0].queue_id) == kept
+
+
 def test_without_any_broker_nothing_is_refused(timers: Timers):
     timers.put([timers.now_ms + 1])
     with FakeCluster("a") as cluster:

@@ -131,6 +131,16 @@ def test_a_body_that_cannot_be_unpacked_holds_up_no_other_message(
     assert ([row["msg_id"] for row in ran.lines], ran.code) == (["B"], 5)
 
 
+def test_a_queue_that_is_no_number_holds_up_no_listing(tiered: CommandLine, tmp_path: Path):
+    url, tiered.clock = f"file://{tmp_path}/tier", ManualClock(CAPTURED_MS)
+    with Made(tmp_path) as made:
+        made.timed(HOUR_MS, "A", REAL_QID="x")
+        made.timed(HOUR_MS, "B", REAL_QID="3")
+    tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
+    ran = tiered.good("timer", "ls", url, "--messages", "-o", "jsonl")
+    assert [(row["msg_id"], row["queue_id"]) for row in ran.lines] == [("A", 0), ("B", 3)]
+
+
 def test_where_there_are_none(tiered: CommandLine, tmp_path: Path):
     (tmp_path / "tier").mkdir()
     ran = tiered("timer", "ls", f"file://{tmp_path}/tier")

@@ -326,6 +326,7 @@ def message_row(message: DueMessage) -> Row:
     from tiered.format.record import decode_record, offset_msg_id
     from tiered.format.sysflag import COMPRESSED
     from tiered.log.timers import HOUR_MS
+    from timer.records import number_of
 
     record = decode_record(message.record, 0)
     said, body = record.properties, record.body
@@ -336,7 +337,7 @@ def message_row(message: DueMessage) -> Row:
         "hour_ms": message.due_ms // HOUR_MS * HOUR_MS,
         "due_timestamp_ms": message.due_ms,
         "topic": said.get("REAL_TOPIC"),
-        "queue_id": int(said.get("REAL_QID", "0")),
+        "queue_id": number_of(said.get("REAL_QID", "").encode(), 0),
         "msg_id": said.get("UNIQ_KEY") or by_place,
         "tags": said.get("TAGS"),
         "keys": said.get("KEYS"),
