@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from api.opened import ORDERS, Made
@@ -304,6 +304,21 @@ def test_closed():
     with pytest.raises(ClosedError):
         next(reading)
     tier.close()
+
+
+def test_a_query_that_is_closed_under_says_so(basic_tier: str, monkeypatch: pytest.MonkeyPatch):
+    """Its threads are shut down when it has found in the index where to look."""
+    (wanted, *_) = dump("s01-basic", "orders")
+    tier = open_tier(basic_tier)
+    kind, real = type(tier.store), type(tier.store).get
+
+    def closing(*arguments: Any) -> Any:
+        tier.close()
+        return real(*arguments)
+
+    monkeypatch.setattr(kind, "get", closing)
+    with pytest.raises(ClosedError):
+        tier.query("orders", wanted["msg_id"])
 
 
 def test_what_expires_while_it_is_read_says_where_to_go_on():

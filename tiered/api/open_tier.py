@@ -20,7 +20,7 @@ Retries: as the store below retries, until ``close``. A crash leaves nothing: it
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Self
@@ -265,7 +265,11 @@ class OpenTier:
                 self._index = self._make_index()
             reader = self._index[0]
         # Without the lock: it waits for the store, and `close` must not wait for that.
-        return reader.lookup(self.state, wish)
+        try:
+            return reader.lookup(self.state, wish)
+        except (RuntimeError, CancelledError):  # `close` has ended the threads meanwhile
+            self._require_open()
+            raise
 
     def _make_index(self) -> tuple[IndexReader, ThreadPoolExecutor]:
         from tiered.index.lookup import IndexReader  # noqa: PLC0415 - only lookups need it
