@@ -155,6 +155,8 @@ def test_what_is_no_column_is_refused_at_once():
             tier.read_arrow("orders", 0, columns=["bodies"])
         with pytest.raises(InvalidError, match="twice"):
             tier.read_arrow("orders", 0, columns=["body", "body"])
+        with pytest.raises(InvalidError, match="no column is named"):
+            tier.read_topic_arrow("orders", columns=[])
 
 
 def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

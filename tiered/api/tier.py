@@ -418,10 +418,13 @@ class Choice:
         """The wanted messages as record batches, one of each batch that has any.
 
         Raises:
-            InvalidError: No such column, or pyarrow is not installed; at once.
+            InvalidError: No such column, or none at all, or pyarrow is not installed; at once.
         """
         from tiered.api.arrow import ArrowMaker  # noqa: PLC0415 - an optional dependency
 
+        if columns is not None and not columns:
+            # A batch without columns has no rows: it would look as if there were no messages.
+            raise InvalidError("no column is named", do="name one, or leave columns out for all")
         maker = ArrowMaker(columns)
         made = (
             maker.make(batch, None if self.wanted is None else self.wanted.select(batch.records))
