@@ -112,6 +112,25 @@ def test_mistakes_are_told(tiered: CommandLine, url: str, tmp_path: Path):
     assert "nothing is changed" in tiered.good("compact", url, "--topic", "prices", *NOW).text
 
 
+def test_a_topic_of_the_store_to_which_nothing_was_sent_keeps_no_other_from_it(
+    tiered: CommandLine, tmp_path: Path
+):
+    store, url, archive = (f"{tmp_path}/store", f"file://{tmp_path}/tier", f"file://{tmp_path}/all")
+    sent = [{"topic": "prices", "queue_id": 0, "keys": "k", "body_base64": "YQ=="}] * 3
+    (tmp_path / "sent").write_text("".join(json.dumps(one) + "\n" for one in sent))
+    tiered.good("store", "create", store)
+    for topic in ("empty", "prices"):
+        tiered.good("store", "topic", store, topic, "--compacted")
+    tiered.good("store", "put", store, tmp_path / "sent")
+    tiered.good("attach", store, "--to", url, "--once", "--seal")
+    tiered.good("archive", url, "--to", archive, "--engine", "local")
+    latest = tiered.good("compact", url, "--store", store, "--archive", archive, "--json").document
+    assert [row["topic"] for row in latest["topics"]] == ["prices"]
+    done = tiered.good("compact", url, "--store", store, *NOW, "--apply", "-", "--json").document
+    assert (done["topics"], done["gone_messages"]) == (["prices"], 2)
+    assert "no topic empty" in tiered("compact", url, "--topic", "empty", "--store", store).err
+
+
 @pytest.mark.parametrize("ratio", ["2", "-1", "nan"])
 def test_a_ratio_that_no_queue_reaches_is_refused(tiered: CommandLine, tmp_path: Path, ratio: str):
     ran = tiered("compact", f"file://{tmp_path}", "--topic", "prices", f"--dirty-ratio={ratio}")

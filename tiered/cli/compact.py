@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tiered.cli.archive import SparkOptions
@@ -31,8 +32,9 @@ from tiered.cli.values import (
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from backends.base import ObjectStore
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
     from tiered.upkeep.compact import CompactSettings, Engine
@@ -133,7 +135,12 @@ def run(call: Call, options: CompactOptions) -> int:
         stack.enter_context(call.progress("compact", lambda: done))
         engine = _engine(call, options, at, stack)
         compactor = Compactor(at, settings_of(options), tell=told, engine=engine)
-        plan = get_plan(options, "compact", at, lambda: compactor.plan(_topics(call, options)))
+        plan = get_plan(
+            options,
+            "compact",
+            at,
+            lambda: compactor.plan(_topics(call, options, partial(_tiered, at))),
+        )
         _require_same(options, plan)
         if options.apply and plan["steps"]:
             applied = compactor.apply(plan)
@@ -159,7 +166,7 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
         _, archive = open_both(call, url, stack, give_up_s=options.give_up_s)
-        for topic in _topics(call, options):
+        for topic in _topics(call, options, partial(_archived, archive)):
             plan = plan_latest(archive, at.place, topic, across_queues=options.across_queues)
             row = plan.document()
             if options.apply and plan.has_work:
@@ -237,8 +244,15 @@ def settings_of(options: CompactOptions) -> CompactSettings:
     )
 
 
-def _topics(call: Call, options: CompactOptions) -> list[str]:
+def _topics(
+    call: Call, options: CompactOptions, there: Callable[[frozenset[str]], set[str]]
+) -> list[str]:
     """Topics that are named, or that their store says are of this kind.
+
+    Args:
+        call: The command.
+        options: What it was told.
+        there: Which of the store's there are: one to which nothing was sent yet keeps no other from it.
 
     Raises:
         InvalidError: There is none, or the store's table cannot be read.
@@ -255,7 +269,7 @@ def _topics(call: Call, options: CompactOptions) -> list[str]:
                 where=where,
                 do="give the broker's store directory, or name topics with --topic",
             )
-        named |= topics.compacted
+        named |= there(topics.compacted)
     if not named:
         raise InvalidError(
             "no topic is to be compacted",
@@ -263,6 +277,22 @@ def _topics(call: Call, options: CompactOptions) -> list[str]:
             do="name one with --topic, or a store directory with --store",
         )
     return sorted(named)
+
+
+def _tiered(at: Workplace, topics: frozenset[str]) -> set[str]:
+    from tiered.log.reader import TierReader
+
+    reader = TierReader(at.store, at.prefix)
+    reader.refresh()
+    return {queue.topic for queue in reader.state.queues} & topics
+
+
+def _archived(archive: ObjectStore, topics: frozenset[str]) -> set[str]:
+    from tiered.archive.selection import shown
+    from tiered.archive.tables import read_archive
+
+    there = {shown(lane.topic) for lane in read_archive(archive).lanes}
+    return {topic for topic in topics if shown(topic) in there}
 
 
 def _require_same(options: CompactOptions, plan: Plan) -> None:
