@@ -60,7 +60,7 @@ GROUP: Final = "tiered_timer_run"
 WAITED_S: Final = 120.0
 """As long as a name server waits for a broker of which it hears nothing."""
 SETTLE_S: Final = 2.0
-"""Before a broker is asked what became of a send: it may still be at it, and lists a message a moment after it stored it."""
+"""From a sign of life of a broker until it is asked what became of a send: it may be at it, and lists it a moment later."""
 NEAR_MS_MAX: Final = 40 * HOUR_MS
 """What is due in two days or later a broker stores anew every other day, and what is due in three it refuses."""
 _TRIES: Final = 4
@@ -296,7 +296,6 @@ class BrokerTarget:
             for name in self._suspects(timer, mark):
                 asked[name].append(timer)
         if asked:
-            self._clock.wait(self._stop, SETTLE_S)
             self._ask_all(asked)
         self._told.update(timer.place for timer in timers)
         self._doubt.clear()
@@ -435,12 +434,9 @@ class BrokerTarget:
             StoreUnavailableError: One does not answer, and was not waited for long enough.
         """
         known = self._producer.brokers()
-        silent = []
-        for name, timers in sorted(asked.items()):
-            why = (
-                self._ask(name, known[name], timers) if name in known else "no name server knows it"
-            )
-            if why:
+        silent: list[str] = []
+        for name, timers in self._settled(asked, known, silent):
+            if why := self._ask(name, known[name], timers):
                 silent.append(f"broker {name}: {why}")
         now_s = self._clock.monotonic_s()
         if not silent:
@@ -454,6 +450,28 @@ class BrokerTarget:
             raise StoreUnavailableError(what, do="start the broker; it is waited for two minutes")
         self._missing_since_s = None
         _LOG.warning("%s; they are given to other brokers, and may come twice", what)
+
+    def _settled(
+        self,
+        asked: Mapping[str, Sequence[Outgoing]],
+        known: Mapping[str, Address],
+        silent: list[str],
+    ) -> list[tuple[str, Sequence[Outgoing]]]:
+        """Which brokers can be asked, after a moment for what they may be at; why the others cannot comes to ``silent``.
+
+        One that had stopped for a while (a pause of its collector, a frozen machine) answers a question as soon as it goes
+        on, and stores what was sent before only then. So the moment begins when it has answered something.
+        """
+        awake = []
+        for name, timers in sorted(asked.items()):
+            why = self._producer.hail(known[name]) if name in known else "no name server knows it"
+            if why:
+                silent.append(f"broker {name}: {why}")
+            else:
+                awake.append((name, timers))
+        if awake:
+            self._clock.wait(self._stop, SETTLE_S)
+        return awake
 
     def _ask(self, name: str, address: Address, timers: Sequence[Outgoing]) -> str:
         """Note what one broker has; why it could not be asked."""

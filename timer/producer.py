@@ -169,6 +169,10 @@ class Producer:
             return str(error) or type(error).__name__
         return ""
 
+    def hail(self, address: Address) -> str:
+        """Have a broker answer something; why it did not."""
+        return self.ask_all(address, [Command(Ask.GET_BROKER_RUNTIME_INFO, language="PYTHON")])[1]
+
     def has_wheel(self, address: Address) -> bool:
         """Whether a broker that was greeted keeps timers; an older one would deliver them at once."""
         return self._wheels.get(address, False)

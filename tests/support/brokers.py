@@ -69,6 +69,7 @@ class FakeBroker:
         codes: How the next sends are answered, instead of being stored: code and remark.
         swallows: Of so many sends the message is stored, and the connection ended without an answer.
         loses: Likewise, but it is not stored.
+        freezes: Of so many sends nothing is answered, and the message is stored when something else has been answered.
     """
 
     name: str
@@ -76,19 +77,25 @@ class FakeBroker:
     codes: list[tuple[int, str]] = field(default_factory=list)
     swallows: int = 0
     loses: int = 0
+    freezes: int = 0
     queries: int = 0
 
     def __post_init__(self) -> None:
         self.server = Served(self._answer)
+        self._frozen: list[Record] = []
 
     def _answer(self, request: Command) -> Answer | None:
-        if request.code == Ask.GET_BROKER_RUNTIME_INFO:
-            return 0, "", {"table": {}}
-        if request.code == Ask.QUERY_MESSAGE:
-            return self._query(request.fields["topic"], request.fields["key"])
-        assert request.code == Ask.SEND_MESSAGE_V2
+        if request.code != Ask.SEND_MESSAGE_V2:
+            answer = self._question(request)
+            self.got += self._frozen
+            self._frozen.clear()
+            return answer
         if self.codes:
             return (*self.codes.pop(0), b"")
+        if self.freezes:
+            self.freezes -= 1
+            self._frozen.append(stored(request))
+            return None
         if self.loses:
             self.loses -= 1
             return None
@@ -97,6 +104,12 @@ class FakeBroker:
             self.swallows -= 1
             return None
         return 0, "", b""
+
+    def _question(self, request: Command) -> Answer:
+        if request.code == Ask.GET_BROKER_RUNTIME_INFO:
+            return 0, "", {"table": {}}
+        assert request.code == Ask.QUERY_MESSAGE
+        return self._query(request.fields["topic"], request.fields["key"])
 
     def _query(self, topic: str, key: str) -> Answer:
         self.queries += 1

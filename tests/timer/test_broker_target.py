@@ -111,6 +111,18 @@ def test_a_send_without_an_answer_is_asked_about(is_stored: bool, timers: Timers
         assert keys(cluster) == wanted(40)
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_what_a_broker_stores_when_it_goes_on_after_a_pause_is_not_given_again(
+    count: int, timers: Timers
+):
+    """It had stopped for longer than we wait, and answers questions as soon as it stores what was sent before."""
+    timers.put([timers.now_ms + n for n in range(count)])
+    with FakeCluster("a") as cluster:
+        cluster.brokers["a"].freezes = count
+        hand(timers, target_of(cluster, timers))
+        assert keys(cluster) == wanted(count)
+
+
 @pytest.mark.parametrize("known", range(0, 26, 5))
 def test_a_run_that_was_killed_in_a_batch_is_gone_on_with(known: int, timers: Timers):
     """The next process asks both brokers, of each message, whether they have it."""
