@@ -199,7 +199,7 @@ class Outcome(Enum):
 
 _TAKEN_CODES: Final = frozenset({0, 10, 11, 12})
 """Stored; of 10 to 12 a flush to disk or to a replica was waited for in vain."""
-_ILLEGAL_CODES: Final = frozenset({3, 13, 29})
+_ILLEGAL_CODES: Final = frozenset({13, 29})
 _ABSENT_CODES: Final = frozenset({17, 26})
 
 

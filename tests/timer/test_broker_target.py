@@ -94,6 +94,7 @@ def test_two_brokers_share_them_and_the_other_one_takes_what_one_refuses(timers:
             (2, "busy"),
             (215, "flow"),
             (1, "pc"),
+            (3, "request type 310 not supported"),
         ] * 2
         run = hand(timers, target_of(cluster, timers))
         assert keys(cluster) == wanted(60)
@@ -392,6 +393,7 @@ def test_the_time_that_was_asked_for(said: dict[str, str], asked: int):
         (Command(17), Outcome.ABSENT),
         (Command(26), Outcome.ABSENT),
         (Command(2), Outcome.AGAIN),
+        (Command(3), Outcome.AGAIN),
         (Command(215), Outcome.AGAIN),
         (Command(1500), Outcome.AGAIN),
         (Command(1, remark="UNKNOWN_ERROR"), Outcome.UNKNOWN),
