@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from tests.timer.test_stores import Made
 from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError
 from tiered.format.sysflag import COMPRESSED
+from tiered.local.catalog import WHEEL_TOPIC
 from tiered.log.timers import HOUR_MS
 from timer.dequeue import TimerReader
 from timer.local_target import LocalTarget
@@ -139,6 +141,24 @@ def test_a_queue_that_is_no_number_holds_up_no_listing(tiered: CommandLine, tmp_
     tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
     ran = tiered.good("timer", "ls", url, "--messages", "-o", "jsonl")
     assert [(row["msg_id"], row["queue_id"]) for row in ran.lines] == [("A", 0), ("B", 3)]
+
+
+def test_timers_behind_damage_of_a_stopped_store_need_a_person(tiered: CommandLine, tmp_path: Path):
+    """They are pending, and not taken: a broker's start would give them up."""
+    url, tiered.clock = f"file://{tmp_path}/tier", ManualClock(CAPTURED_MS)
+    with Made(tmp_path) as made:
+        for key in "ABC":
+            made.timed(HOUR_MS, key)
+        made.flush()
+    (log,) = (made.folder / "commitlog").iterdir()
+    _, *behind = (one.start() for one in re.finditer(b"x\x13" + WHEEL_TOPIC.encode(), log.read_bytes()))  # fmt: skip
+    with log.open("r+b") as file:
+        file.seek(behind[0])
+        file.write(b"y")
+    ran = tiered("timer", "import", made.folder, "--to", url, "--near", "0s", "--json")
+    found = ran.document
+    assert (ran.code, found["taken"], found["waiting_records"]) == (1, 1, 2)
+    assert "damaged" in found["waiting_reason"]
 
 
 def test_where_there_are_none(tiered: CommandLine, tmp_path: Path):

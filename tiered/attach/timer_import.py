@@ -42,6 +42,7 @@ from tiered.errors import ClosedError, TieredStoreError
 from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, Lease
 from tiered.local.catalog import TIMER_TOPICS
+from tiered.local.face import Waiting
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, FactsCopy, TimerSource, TimersTaken
@@ -80,6 +81,7 @@ class TimerImport:
         bundles: Objects made.
         entries: Rounds that were named.
         due_from_ms: What was due before it stayed.
+        waiting: What of the store cannot be read yet, or at all; timers may be among it.
     """
 
     place: Place
@@ -87,6 +89,7 @@ class TimerImport:
     counts: dict[MessageQueue, Counts] = field(default_factory=dict)
     bundles: int = 0
     entries: int = 0
+    waiting: Waiting = field(default_factory=Waiting)
 
     @property
     def total(self) -> Counts:
@@ -158,7 +161,9 @@ def import_timers(
         work = _Taking(local, directory, meter, store, place, settings, clock, rng, stop)
         opened.callback(work.close)
         local.refresh()
-        return work.run()
+        made = work.run()
+        made.waiting = local.waiting()
+        return made
 
 
 class TimerFollower:

@@ -100,7 +100,7 @@ def run_import(call: Call, options: TimerImportOptions) -> int:
                 raise
             return stopper.exit_code
     _tell_import(call, import_document(made, near_ms))
-    return NEEDS_A_PERSON if made.total.odd else DONE
+    return NEEDS_A_PERSON if made.total.odd or made.waiting.is_behind_damage else DONE
 
 
 def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
@@ -118,6 +118,8 @@ def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
         **asdict(made.total),
         "bundles": made.bundles,
         "entries": made.entries,
+        "waiting_records": made.waiting.records,
+        "waiting_reason": made.waiting.reason,
         "sources": sources,
     }
 
@@ -137,6 +139,11 @@ def _tell_import(call: Call, document: dict[str, Any]) -> None:
         "withdrawn": (document["cancelled"], "record", "taken back, with their delete marks"),
         "rolled": (document["rolled"], "record", "of messages for which another record stands"),
         "odd": (document["odd"], "record", "whose due time cannot be understood: left there"),
+        "waits": (
+            document["waiting_records"],
+            "record",
+            f"of any topic: {document['waiting_reason']}",
+        ),
     }
     for word, (count, one, rest) in lines.items():
         if count or word in {"taken", "stays"}:
