@@ -10,22 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.journals import PREFIX
+from support.keyed import Mail, batch_of
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
 from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import FencedError
 from tiered.journal.lease import Holder, Lease
+from tiered.keys import JOURNAL
+from tiered.log.parts import queue_action
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
 from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
-from tiered.upkeep.workplace import Workplace, reign_and
+from tiered.upkeep.workplace import Workplace, journal_writer, reign_and
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tiered.journal.append import JournalWriter
+    from tiered.log.state import TierState
 
 SMALL = ("--bundle-size", "16KiB", "--index-items", "2000")
 
@@ -164,3 +171,48 @@ def test_a_living_writer_ends_it():
 
     with pytest.raises(FencedError, match="a writer is at work"):
         apply_rebuild_index(at, plan, items_max=1, told=told)
+
+
+def test_what_expires_beside_it_is_not_dropped_over_and_over():
+    """An expiry drops the objects that are of no use any more; then a list with one of them drops nothing."""
+    at, store = unindexed_tier()
+    builder = TierBuilder(store, writer="33333333")
+    for number in range(6, 9):
+        queue = MessageQueue("t", number)
+        mails = [Mail(keys=(f"{number}-{n}",)) for n in range(10)]
+        builder.add_batch(batch_of(queue, 0, mails))
+    apply_rebuild_index(at, plan_rebuild_index(at), items_max=1)
+    made = journal_writer(at).state.indexes
+    first, second = (
+        next(one.place.key for one in made if one.covers[-1].queue.queue_id == number)
+        for number in (7, 8)
+    )
+    queue = MessageQueue("t", 8)
+    reign_and(at, lambda journal: seal(journal, queue))
+
+    class Racing(WrappingStore):
+        has_come, entries = False, 0
+
+        def put_if_absent(self, key: str, data: Any) -> None:
+            if JOURNAL in key and first.encode() in bytes(data) and b'"drop"' in bytes(data):
+                self.entries += 1
+                assert self.entries < 5
+                if not self.has_come:
+                    self.has_come = True
+                    place = {"life": 0, "min_from": 0, "min_to": 10}
+                    journal_writer(at).append([queue_action("expire", queue, 0, **place)])
+            super().put_if_absent(key, data)
+
+    racing = Racing(store)
+    plan = plan_rebuild_index(at)
+    plan["drop"] = [{"key": key, "reason": "made so"} for key in (first, second)]
+    done = apply_rebuild_index(replace(at, bare=racing, rng=random.Random(8)), plan, items_max=10)
+    assert done["unindexed_messages"] == 0
+    named = {one.place.key for one in journal_writer(at).state.indexes}
+    assert not {first, second} & named
+
+
+def seal(journal: JournalWriter[TierState], queue: MessageQueue) -> None:
+    (life,) = journal.state.queues[queue]
+    base = life.segments[-1].base_offset
+    journal.append([queue_action("seal", queue, life.incarnation, segment=base)])

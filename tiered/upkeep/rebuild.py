@@ -607,11 +607,15 @@ class _RebuildRun:
 
     def drop(self, damaged: list[str]) -> int:
         """Name these objects no more; how many that were."""
-        named = {index.place.key for index in self.journal.state.indexes}
-        found = [key for key in damaged if key in named]
-        while found and found[0] in {index.place.key for index in self.journal.state.indexes}:
-            self._say(index_action([], found))
+        found = self._named(damaged)
+        # Looked at anew each time: of a list with one that an expiry has dropped meanwhile nothing is taken.
+        while left := self._named(damaged):
+            self._say(index_action([], left))
         return len(found)
+
+    def _named(self, keys_of: list[str]) -> list[str]:
+        named = {index.place.key for index in self.journal.state.indexes}
+        return [key for key in keys_of if key in named]
 
     def _say(self, action: Action) -> bool:
         """Append an action; False when another has taken the reign, and it is ours again: look at the state.
