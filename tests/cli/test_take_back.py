@@ -235,3 +235,18 @@ def test_no_batch_is_divided(tiered: CommandLine, tmp_path: Path):
         assert ran.code == 2
         assert "a batch of messages from 1 on" in ran.error
     assert [planned(end).code for end in (1, 5)] == [0, 0]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_part_that_nobody_can_divide_goes_whole(shop: Shop, tmp_path: Path, is_gone: bool):
+    before = set((tmp_path / "tier").glob("*/*/bundle/*/*"))
+    shop.swallow(5, also=b"a message")
+    (bundle,) = set((tmp_path / "tier").glob("*/*/bundle/*/*")) - before
+    bundle.chmod(0o600)
+    bundle.unlink() if is_gone else bundle.write_bytes(bytes(bundle.stat().st_size))
+    shown = shop.take_back(32)
+    assert shown.code == 0, shown.err
+    assert "ends at 30, where it ended at 36" in shown.text
+    assert "not at    32: the index of the part there cannot be read" in shown.text
+    shop.take_back(32, "--apply", "-")
+    assert shop.bounds() == (0, 30)

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from backends.errors import ObjectNotFoundError
 from tiered.crashpoints import reached
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.log.expiry import ExpiryStep, expired, newest_ms, plan_expiry, plan_handed, plan_removal
 from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.parting import Change, mark_in_tier, measure, plan_end
@@ -456,12 +457,18 @@ def _require_sense(at: Workplace, queue: MessageQueue, life: QueueLife | None, e
 
 
 def _batch_start(at: Workplace, life: QueueLife, end: int) -> int | None:
-    """Where the inner batch begins that ``end`` lies in, as far as this part has it; None when it lies in none."""
+    """Where the inner batch begins that ``end`` lies in, as far as this part has it; None when it lies in none.
+
+    None, too, when the part cannot be read: nobody can divide it then, and ``plan_end`` has all of it go.
+    """
     part = next((p for p in life.parts() if p.queue_offset < end < p.queue_end), None)
     if part is None:
         return None
     middle = (end - part.queue_offset) * ITEM_BYTES
-    raw = read_range(at.store, at.prefix, part.index.part_of(0, middle + ITEM_BYTES))
+    try:
+        raw = read_range(at.store, at.prefix, part.index.part_of(0, middle + ITEM_BYTES))
+    except (DataError, ObjectNotFoundError):
+        return None
     items = np.frombuffer(raw, ITEM)
     same = (items["log_offset"] == items["log_offset"][-1]) & (items["size"] > 0)
     first = part.queue_offset + int(np.argmax(same)) if same.any() else end
