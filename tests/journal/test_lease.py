@@ -19,7 +19,7 @@ from backends.testing.faulty import Fault, FaultyStore, Rule
 from tiered.clock import ManualClock
 from tiered.errors import FencedError, InvalidError
 from tiered.journal.entry import seal_text
-from tiered.journal.lease import Holder, Lease, LeaseState, read_lease
+from tiered.journal.lease import Holder, Lease, LeaseState, encode_lease, read_lease
 from tiered.keys import LEASE
 
 if TYPE_CHECKING:
@@ -209,6 +209,16 @@ def test_a_lease_that_cannot_be_read_is_free(data: bytes, store: MemoryStore, cl
     store.put_if_absent(KEY, data)
     assert lease_of(store, "aaaaaaaa", clock).try_acquire() is None
     assert present(store).writer == "aaaaaaaa"
+
+
+def test_a_lease_until_a_time_that_no_clock_tells_is_as_one_that_cannot_be_read(
+    store: MemoryStore, clock: ManualClock
+):
+    """It ended `status` as a defect of ours, and nobody else could have it for ever."""
+    said = LeaseState(FOREIGN, "bbbbbbbb", 10**400, released=False)
+    store.put_if_absent(KEY, encode_lease(said))
+    assert read_lease(store, KEY)[0] is None
+    assert lease_of(store, "aaaaaaaa", clock).try_acquire() is None
 
 
 def test_a_lease_damaged_while_we_hold_it_is_written_again(store: MemoryStore, clock: ManualClock):

@@ -353,6 +353,8 @@ def _is_sound(found: LeaseState) -> bool:
     is_typed = {*map(type, texts)} == {str} and {*map(type, numbers)} == {int}
     if not is_typed or type(found.released) is not bool:
         return False
+    if any(abs(value) >= _NUMBER_END for value in numbers):
+        return False  # no clock and no system has made it
     return 0 <= number < _NUMBER_END and 0 <= generation < _GENERATION_END
 
 
