@@ -200,6 +200,26 @@ def test_nor_to_a_store_of_ours_that_it_was_taken_from(
     assert (run.code, "taken from this store" in run.error) == (2, True)
 
 
+def test_a_target_that_was_made_here_is_known_again_by_what_it_was_given(
+    tiered: CommandLine, tmp_path: Path
+):
+    """Of our stores, as of those of brokers before 5.4, two of one host and name say the same of themselves."""
+    url, target, clock = f"file://{tmp_path}/tier", tmp_path / "target", Shifted()
+    clock.shift_ms = CAPTURED_MS + 2 * HOUR_MS - clock.now_ms()
+    tiered.clock = clock
+    with Made(tmp_path) as made:
+        made.timed(HOUR_MS, "A")
+        made.flush()
+        tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
+        made.timed(HOUR_MS, "B")
+    tiered.good("timer", "run", url, "--to", target, "--once")
+    tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
+    tiered.good("timer", "run", url, "--to", target, "--once")
+    assert sum(delivered(target).values()) == 2
+    ran = tiered("timer", "run", url, "--to", made.folder, "--once")
+    assert (ran.code, "taken from this store" in ran.error) == (2, True)
+
+
 def test_topics_are_read_as_if_there_were_no_timers(tiered: CommandLine, store: Path):
     url = f"file://{store.parent}/tier"
     tiered("attach", store, "--to", url, "--once")

@@ -18,7 +18,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import BackendError
 from tiered.api.stores import backend_errors, open_metered, with_retries
@@ -33,7 +33,7 @@ from timer.dequeue import TimerReader
 from timer.handover import HandOver, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from backends.s3_settings import S3Options
@@ -379,7 +379,7 @@ def _nothing(_work: TimerDelivery, _meter: MeteredStore) -> AbstractContextManag
 
 def hand_over(
     url: str,
-    open_target: Callable[[Place, Mapping[str, Any], Callable[[], bool]], Delivering],
+    open_target: Callable[[Place, TierState, Callable[[], bool]], Delivering],
     settings: RunSettings,
     *,
     options: S3Options,
@@ -393,8 +393,8 @@ def hand_over(
 
     Args:
         url: Of the tier.
-        open_target: Opens the target, once the lease is ours; given the place, what the journal says of the store from
-            which the timers were taken, and whom to ask whether the lease is ours still.
+        open_target: Opens the target, once the lease is ours; given the place, what the journal says (as of the store from
+            which the timers were taken), and whom to ask whether the lease is ours still.
         settings: How.
         options: For S3.
         clock: Time.
@@ -428,7 +428,7 @@ def hand_over(
         ours = KeptLease(lease, clock)
         opened.enter_context(ours.kept())
         journal.catch_up()
-        target = open_target(place, journal.state.store, ours.is_ours)
+        target = open_target(place, journal.state, ours.is_ours)
         opened.callback(target.close)
         reader = TimerReader(store, place.prefix)
         run = HandOver(reader, journal, target, settings.near_ms, clock, ours.is_ours)

@@ -30,7 +30,7 @@ from tiered.cli.values import (
 from tiered.errors import ClosedError, DataError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tiered.attach.timer_run import Delivering, TimerDelivery
     from tiered.cli.call import Call
     from tiered.cli.stderr import Progressed
+    from tiered.log.parts import TierState
     from timer.dequeue import Damaged, DueMessage, HourRow, TimerReader
 
 HOUR_COLUMNS = ["hour", "messages", "bytes", "due_min_ms", "due_max_ms"]
@@ -488,8 +489,8 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
         try:
             made = hand_over(
                 options.url,
-                lambda place, source, is_ours: _open_target(
-                    call, options, place, source, stop=stop, is_ours=is_ours
+                lambda place, state, is_ours: _open_target(
+                    call, options, place, state, stop=stop, is_ours=is_ours
                 ),
                 settings,
                 options=call.s3_options(),
@@ -562,7 +563,7 @@ def _open_target(
     call: Call,
     options: TimerRunOptions,
     place: Place,
-    source: Mapping[str, Any],
+    state: TierState,
     *,
     stop: threading.Event,
     is_ours: Callable[[], bool],
@@ -583,7 +584,7 @@ def _open_target(
     from timer.local_target import LocalTarget
 
     directory = options.to
-    _require_other(call, directory, source)
+    _require_other(call, directory, state)
     return LocalTarget.open(
         directory,
         cluster=place.cluster,
@@ -651,17 +652,24 @@ def _open_brokers(
         return target
 
 
-def _require_other(call: Call, directory: str, source: Mapping[str, Any]) -> None:
+def _require_other(call: Call, directory: str, state: TierState) -> None:
     """Refuse the broker's own store, or a copy: what was taken from it is pending there still.
+
+    A store that has nothing but its names to be told apart by, as ours and those of brokers before 5.4, says the same as one
+    that is made here for what was taken from it. So one that the journal names as the target goes on as that.
 
     Raises:
         InvalidError: It is that store, or none.
     """
     from tiered.local.rocketmq import RocketMQStore
+    from timer.progress import WheelState
 
-    folder = Path(directory)
+    folder, source = Path(directory), state.store
     is_new = not folder.exists() or not any(folder.iterdir())
     if is_new or not source.get("store_id"):
+        return
+    wheel = WheelState.read(directory)
+    if wheel is not None and wheel.mark and wheel.mark == state.timers.run.target.get("id"):
         return
     with contextlib.closing(RocketMQStore.open(directory, clock=call.clock)) as local:
         store_id = local.identity.store_id
