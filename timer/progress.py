@@ -19,7 +19,7 @@ import numpy as np
 
 from tiered.format.broker_checkpoint import decode_checkpoint
 from tiered.format.record import decode_record
-from tiered.local.catalog import SCHEDULE_TOPIC, TIMER_TOPICS
+from tiered.local.catalog import SCHEDULE_TOPIC, TIMER_TOPICS, WHEEL_TOPIC
 from tiered.local.layout import read_text, read_timer_progress
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.model import QueueOffset
@@ -98,6 +98,8 @@ def opened(directory: str, clock: Clock) -> Iterator[RocketMQStore]:
 def noted(directory: str, local: LocalStore, mark: str = "") -> WheelState:
     """What our wheel has noted, or, before it has, how far the broker was when it wrote its files at last.
 
+    Where the broker's files are lost, it may have delivered any of what its timer topics have still.
+
     Args:
         directory: Of the store.
         local: It.
@@ -108,11 +110,21 @@ def noted(directory: str, local: LocalStore, mark: str = "") -> WheelState:
     """
     if (state := WheelState.read(directory)) is not None:
         return state
+    progress = read_timer_progress(directory)
+    if _lacks_notes(progress, local):
+        return WheelState(mark, -1, {})
     checkpoint = decode_checkpoint(read_text(f"{directory}/checkpoint") or b"")
-    times = read_timer_progress(directory).wheel.read_ms, checkpoint.physical_timestamp_ms
+    times = progress.wheel.read_ms, checkpoint.physical_timestamp_ms
     time_ms = min((one for one in times if one > 0), default=0) - _LAG_MS
     ends = {str(queue): int(local.offset_by_time(queue, time_ms)) for queue in local.queues()}
     return WheelState(mark, -1, ends)
+
+
+def _lacks_notes(progress: TimerProgress, local: LocalStore) -> bool:
+    """Whether there are timers, and no word on how far their broker is with them."""
+    filled = {queue.topic for queue, bounds in local.queues().items() if bounds.min < bounds.end}
+    is_wheel_lost = WHEEL_TOPIC in filled and not progress.wheel.read_ms
+    return is_wheel_lost or (SCHEDULE_TOPIC in filled and not progress.delayed)
 
 
 def delivered_so_far(directory: str) -> Callable[[MessageQueue], ImportProgress]:

@@ -134,6 +134,26 @@ def test_without_a_brokers_notes_all_is_pending(tmp_path: Path):
     assert bring(made.folder, 0).total.taken == 2
 
 
+@pytest.mark.parametrize("lost", ["timercheck", "delayOffset.json"])
+def test_where_a_brokers_notes_are_lost_its_topics_tell_what_it_delivered(
+    lost: str, tmp_path: Path
+):
+    """However long ago: nobody knows when it noted something at last."""
+    with Made(tmp_path) as made:
+        made.timed(1_000, "A")
+        made.timed(90_000_000, "B")
+        made.level(1, "L")
+        made.clock.advance(2)
+        made.put("orders", "A", TIMER_OUT_MS=str(CAPTURED_MS + 1_000), TIMER_DEQUEUE_MS="1")
+        made.put("orders", "L", REAL_TOPIC="orders", DELAY="1")
+        made.clock.advance(3_600)
+        made.put("orders", "other")
+        made.note(3_500_000, 2, {1: 1})
+        (made.folder / "config" / lost).unlink()
+    assert bring(made.folder, 0).total.delivered == 2
+    assert made.held() == ["B@90000000"]
+
+
 def test_what_lies_in_a_queue_that_no_wheel_reads_is_not_taken_for_delivered(tmp_path: Path):
     with Made(tmp_path) as made:
         made.timed(-9_000, "A")
