@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from enum import Enum
@@ -195,6 +196,7 @@ class Outcome(Enum):
     AGAIN = "not now, or not there"
     UNKNOWN = "nobody knows"
     NO_WHEEL = "the broker has no timers"
+    TOO_FAR = "it is due later than the broker keeps timers"
 
 
 _TAKEN_CODES: Final = frozenset({0, 10, 11, 12})
@@ -210,12 +212,21 @@ def outcome_of(answer: Command | None) -> Outcome:
     if answer.code in _TAKEN_CODES:
         return Outcome.TAKEN
     if answer.code in _ILLEGAL_CODES:
-        return Outcome.REFUSED
+        return Outcome.REFUSED if limit_ms_of(answer.remark) is None else Outcome.TOO_FAR
     if answer.code in _ABSENT_CODES:
         return Outcome.ABSENT
     if answer.code == 1 and "timerWheelEnable" in answer.remark:
         return Outcome.NO_WHEEL
     return Outcome.AGAIN
+
+
+def limit_ms_of(remark: str) -> int | None:
+    """How far ahead a broker takes timers (``timerMaxDelaySec``), as it says when it refuses one for that."""
+    found = _LIMIT.search(remark)
+    return int(found[1]) if found else None
+
+
+_LIMIT: Final = re.compile(r"^timer message illegal.* max delay ([0-9]{1,15})ms")
 
 
 class BrokerTarget:
@@ -258,6 +269,9 @@ class BrokerTarget:
         self._names = set(producer.brokers())  # those that the journal names, or is about to
         self._forget()
         self._absent: dict[str, float] = {}  # topics, and since when they are missed
+        self._limits_ms: dict[
+            str, int
+        ] = {}  # how far ahead brokers take timers, where they have said so
         self._missing_since_s: float | None = None
         self.kept = 0
         self.waiting = self.refused = self.missing = self.late_ms_max = 0
@@ -369,10 +383,14 @@ class BrokerTarget:
         why = self._producer.greet(broker.address)
         if why:
             return f"broker {broker.name}: {why}"
+        limit_ms = self._limits_ms.get(broker.name)
         if not self._producer.has_wheel(broker.address):
-            now_ms = self._clock.now_ms()
-            timers = [one for one in timers if one.identity.deliver_ms <= now_ms]
-            why = f"broker {broker.name} has no timers, and gets each message when it is due"
+            limit_ms, why = 0, f"broker {broker.name} has no timers, and gets each message when it is due"  # fmt: skip
+        elif limit_ms is not None:
+            why = f"broker {broker.name} takes no timers further ahead than {limit_ms} ms, and gets each message then"
+        if limit_ms is not None:
+            until_ms = self._clock.now_ms() + limit_ms
+            timers = [one for one in timers if one.identity.deliver_ms <= until_ms]
         for at in range(0, len(timers), _CHUNK):
             some = timers[at : at + _CHUNK]
             require_ours(self._is_ours)
@@ -400,6 +418,9 @@ class BrokerTarget:
             self._refuse(timer, f"broker {broker.name}: code {answer.code}: {answer.remark}")
         elif outcome is Outcome.NO_WHEEL:
             self._producer.note_no_wheel(broker.address)
+        elif outcome is Outcome.TOO_FAR:
+            assert answer is not None
+            self._limits_ms[broker.name] = limit_ms_of(answer.remark) or 0
         return outcome
 
     def _miss(self, topic: str, timers: Sequence[Outgoing]) -> str:

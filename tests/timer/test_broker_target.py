@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from timer.handover import HandOver
 
 
+TOO_FAR = (
+    "timer message illegal, the delay time should not be bigger than the max delay 30000ms;"
+    " or if set del msg, the delay time should be bigger than the current time"
+)
+
+
 @pytest.fixture
 def timers() -> Iterator[Timers]:
     with Timers() as made:
@@ -341,6 +347,26 @@ def test_a_broker_without_timers_gets_each_message_when_it_is_due(why: str, time
     assert timers.now_ms - dues[-1] < 4_000
 
 
+def test_what_is_due_later_than_a_broker_keeps_timers_is_sent_when_it_takes_it(timers: Timers):
+    due_ms = [timers.now_ms + n for n in (2_000, 60_000)]
+    timers.put(due_ms)
+    with FakeCluster("a") as cluster:
+        broker = cluster.brokers["a"]
+        broker.codes = [(13, TOO_FAR)] * 2
+        run = timers.run(target_of(cluster, timers))
+        with pytest.raises(StoreUnavailableError, match="no timers further ahead than 30000 ms"):
+            run.step()
+        assert keys(cluster) == wanted(1)
+        timers.clock.advance(20)
+        with pytest.raises(StoreUnavailableError, match="no timers further ahead than 30000 ms"):
+            run.step()
+        timers.clock.advance(15)
+        while run.step():
+            pass
+        assert keys(cluster) == wanted(2)
+    assert (run.counters.handed + run.counters.found, run.counters.refused) == (2, 0)
+
+
 def test_the_broker_that_has_them_still_gets_none_twice(timers: Timers):
     """It lives on and delivers its own copies; what it has not any more it is given."""
     dues = [timers.now_ms + 1_000 * n for n in range(10)]
@@ -390,6 +416,8 @@ def test_the_time_that_was_asked_for(said: dict[str, str], asked: int):
         (Command(11), Outcome.TAKEN),
         (Command(12), Outcome.TAKEN),
         (Command(13), Outcome.REFUSED),
+        (Command(13, remark="the message body size over max value, MAX: 4096"), Outcome.REFUSED),
+        (Command(13, remark=TOO_FAR), Outcome.TOO_FAR),
         (Command(17), Outcome.ABSENT),
         (Command(26), Outcome.ABSENT),
         (Command(2), Outcome.AGAIN),
