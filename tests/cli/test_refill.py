@@ -166,6 +166,7 @@ def test_what_neither_has_is_told(tiered: CommandLine, tmp_path: Path, other: Pa
     with made(tmp_path / "late") as store:
         store.begin_queue(BUSY, QueueOffset(320))
         send(store, BUSY, ["k1"] * 9)
+    tiered.good("store", "topic", tmp_path / "late", "new", "--compacted")
     ran = tiered("store", "refill", tmp_path / "late", "--from", other, "--json")
     assert ran.code == 1
     assert [row["unknown"] for row in ran.document["queues"]] == [20, 0]
@@ -183,6 +184,9 @@ def test_mistakes_are_told(tiered: CommandLine, tmp_path: Path, replica: Path, o
         store.append(NewMessage("plain", 0, b"x"))
     assert "nothing of prices" in tiered(*refill, tmp_path / "plain").err
     assert tiered(*refill, tmp_path / "none").code == 2
+    tiered.good("store", "topic", replica, "new", "--compacted")
+    ran = tiered(*refill, other, "--topic", "prices,new")
+    assert (ran.code, "nothing of new" in ran.err) == (2, True)
     with opened(replica):
         ran = tiered(*refill, other)
     assert (ran.code, "another writer" in ran.err) == (2, True)

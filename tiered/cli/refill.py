@@ -101,9 +101,11 @@ def run(call: Call, options: RefillOptions) -> int:
         source = _open_source(call, options.from_, stack)
         wanted = set(options.topic) or topics
         ends = {queue: end for queue, end in source.ends().items() if queue.topic in wanted}
-        if not ends:
+        # One that is named has to be there; of all the store's, those to which nothing was sent are not.
+        absent = set(options.topic) - {queue.topic for queue in ends}
+        if absent or not ends:
             raise InvalidError(
-                f"it has nothing of {', '.join(sorted(wanted))}", where=options.from_
+                f"it has nothing of {', '.join(sorted(absent or wanted))}", where=options.from_
             )
         store = stack.enter_context(open_store(call, options.dir, begins=ends))
         for topic in sorted({queue.topic for queue in ends}):
