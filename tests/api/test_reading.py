@@ -196,6 +196,8 @@ def test_query_finds_by_key(basic_tier: str):
         assert same.to_json() == again.to_json()
         assert bytes(same.raw) == bytes(again.raw)
         assert len(tier.query("orders", "no such key")) == 0
+        with pytest.raises(InvalidError, match="no topic order"):
+            tier.query("order", key)
 
 
 def test_a_message_says_what_cat_prints(basic_tier: str):

@@ -215,11 +215,7 @@ class Tier(OpenTier):
         state = self.state  # of which all queues are read, whenever their turn comes
         queues = sorted(queue for queue in state.queues if queue.topic == topic)
         if not queues:
-            raise InvalidError(
-                f"the tier has no topic {topic}",
-                where=self.store.url,
-                do="`tiered ls URL` lists the topics",
-            )
+            raise self._no_topic(topic)
         cursors = [self.reader.cursor(queue, state=state) for queue in queues]
         spans = [plan_span(cursor, 0, cursor.end) for cursor in cursors]
         return read_spans(self, spans, batch_bytes=batch_bytes, at_once=queues_at_once)
@@ -297,7 +293,7 @@ class Tier(OpenTier):
             count: So many at most (> 0).
 
         Raises:
-            InvalidError: ``count`` is not above 0.
+            InvalidError: No such topic, or ``count`` is not above 0.
             DataError: Something that may hold one is damaged; ``tiered query`` gives out what was found all the same.
         """
         from tiered.api.message import Found  # noqa: PLC0415
@@ -310,8 +306,17 @@ class Tier(OpenTier):
             from_ms=-TIME_MAX if from_time is None else time_ms(from_time),
             until_ms=TIME_MAX if until_time is None else time_ms(until_time),
         )
+        if not self.queues(topic):
+            raise self._no_topic(topic)
         with backend_errors():
             return Found.of(self.lookup(wish))
+
+    def _no_topic(self, topic: str) -> InvalidError:
+        return InvalidError(
+            f"the tier has no topic {topic}",
+            where=self.store.url,
+            do="`tiered ls URL` lists the topics",
+        )
 
 
 REQUESTS = 16
