@@ -230,6 +230,7 @@ def test_nothing_is_written(tmp_path: Path):
         ("%RETRY%group", True),
         ("%DLQ%group", True),
         ("my_REPLY_TOPIC_x", True),
+        ("orders_REPLY_TOPIC", True),
         ("%LMQ%a", False),
         ("rmq_sys_wheel_timer", False),
         ("RMQ_SYS_TRACE_TOPIC", False),
@@ -244,6 +245,10 @@ def test_nothing_is_written(tmp_path: Path):
 )
 def test_which_topics_are_tiered(topic: str, is_tiered: bool):
     assert (reason_left_out(topic, cluster="c1", broker="b1") is None) == is_tiered
+
+
+def test_topics_of_replies_are_left_out_where_the_cluster_is_not_known():
+    assert reason_left_out("c1_REPLY_TOPIC", cluster=None, broker=None) is not None
 
 
 def test_controller_identity(store: Path):

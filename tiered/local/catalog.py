@@ -45,6 +45,7 @@ _SYSTEM: Final = frozenset(
     }
 )
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
+_REPLIES: Final = "_REPLY_TOPIC"
 LIGHT_PREFIX: Final = "%LMQ%"
 WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -86,7 +87,8 @@ def reason_left_out(
         return "light queue: its messages are tiered with their topic"
     if topic in _SYSTEM or topic.startswith(_SYSTEM_PREFIXES):
         return "system topic"
-    if topic.endswith("_REPLY_TOPIC"):
+    # The cluster's own, and no other: who calls a topic so has made it, and would miss what is in it.
+    if topic.endswith(_REPLIES) and cluster in {None, topic.removesuffix(_REPLIES)}:
         return "system topic (replies)"
     if topic in {cluster, broker}:
         return "system topic (named as the cluster or broker)"
