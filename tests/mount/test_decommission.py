@@ -139,6 +139,18 @@ def test_topics_that_are_left_out_stand_in_the_way(tmp_path: Path):
     assert "not done: messages of topics that --topics or --exclude leaves out (172)" in ran.err
 
 
+def test_messages_of_static_topics_are_in_no_tier_and_stand_in_the_way(tmp_path: Path):
+    store = unpack("s10-consumers", tmp_path)
+    mapping = {"topicQueueMappingInfoMap": {"work": {}, "never-used": {}}}
+    (store / "config" / "topicQueueMapping.json").write_text(json.dumps(mapping))
+    url = f"file://{tmp_path}/tier"
+    ran = here("attach", store, "--to", url, "--decommission")
+    assert ran.code == 1
+    queues = here("store", "info", store, "--json").document["queues"]
+    assert "work" not in {row["topic"] for row in queues}  # left out by name
+    assert "not done: messages of static topics (130); have the broker serve them" in ran.err
+
+
 def test_no_writer_goes_on_until_the_broker_is_said_to_be_back(tmp_path: Path):
     store, url = handed_over("s10-consumers", tmp_path)
     ran = here("attach", store, "--to", url, "--once")

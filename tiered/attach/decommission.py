@@ -18,6 +18,7 @@ delayed messages             of each delay level, what its queue has behind ``de
 timed messages               what slots of the wheel that are still to come count, and what has not reached the wheel
 half messages                those behind the broker's own progress that no operation message decides
 popped messages              records of the revive topics behind the broker's own progress
+static topics                all of their messages, which are never tiered
 retries                      messages of ``%RETRY%`` topics that their group has not committed; these are in the tier,
                              and are no obstacle: consumers take them from a mount
 ============================ ========================================================================================
@@ -46,6 +47,7 @@ from tiered.local.layout import (
     queue_file_bytes,
     read_table,
     read_timer_progress,
+    read_topics,
 )
 from tiered.local.rows import FileCache, FileRow
 from tiered.log.broker_tables import Handover
@@ -211,6 +213,7 @@ class _Looking:
             Pending("timed messages", self._timed(), _TIMERS_DO),
             Pending("half messages", self._undecided(offsets), _HALF_DO),
             Pending("popped messages", self._popped(offsets), _POPPED_DO),
+            Pending("messages of static topics", self._static(), _STATIC_DO),
         )
         metadata = Handover(
             now_ms, topics, groups, offsets, delays, notes=tuple(dict.fromkeys(self._notes))
@@ -283,6 +286,11 @@ class _Looking:
             for queue, index in self._queues(topic)
         )
 
+    def _static(self) -> int:
+        """Messages of static topics, which are never tiered."""
+        topics = read_topics(self._layout.root).static
+        return sum(self._left(index, 0) for topic in topics for _, index in self._queues(topic))
+
     # -- timers -----------------------------------------------------------------------------------
 
     def _timed(self) -> int:
@@ -344,4 +352,7 @@ _TIMERS_DO: Final = (
     " `tiered timer run` delivers them"
 )
 _HALF_DO: Final = "let the broker run until it has asked their producers"
+_STATIC_DO: Final = (
+    "have the broker serve them until they are consumed: static topics are not tiered"
+)
 _POPPED_DO: Final = "let the broker run until they are acknowledged, or have come again"
