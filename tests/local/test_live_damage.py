@@ -243,6 +243,49 @@ def test_damage_in_front_of_what_is_listed_is_leapt_over(
     assert not taken.gaps
 
 
+def test_damage_that_is_looked_at_with_all_that_follows_in_its_file_is_leapt_over(
+    broker: FakeBroker, attach: Attach, clock: ManualClock
+):
+    """However much is read at once: to the end of the file, behind which the log goes on."""
+    broker.start(START_MS)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    known = fill(broker, 10)
+    harness.drain(follower, taken)
+    place = broker.position
+    more = fill(broker, 60)
+    broker.write_log(place + 95, b"!!!!")
+    for _ in range(4):
+        harness.drain(follower, taken)
+        clock.advance(10)
+    follower.close()
+    del more[QUEUE][5]
+    assert dict(taken.raw) == join(known, more)
+    assert taken.holes == {QUEUE: {5: HoleReason.DAMAGED}}
+
+
+def test_a_clock_that_was_set_back_before_the_start_holds_up_nothing_once_it_is_right_again(
+    broker: FakeBroker, attach: Attach, clock: ManualClock
+):
+    """What was stored meanwhile looks as if the start had given it up, until something newer stands behind it."""
+    broker.start(START_MS)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    known = fill(broker, 10)
+    harness.drain(follower, taken)
+    broker.now_ms -= 3_600_000
+    known = join(known, fill(broker, 150))
+    broker.now_ms += 3_600_000
+    known = join(known, fill(broker, 10))
+    for _ in range(4):
+        harness.drain(follower, taken)
+        clock.advance(10)
+    follower.close()
+    assert dict(taken.raw) == known
+    assert not taken.holes
+    assert not taken.gaps
+
+
 def join(
     one: dict[MessageQueue, dict[int, bytes]], other: dict[MessageQueue, dict[int, bytes]]
 ) -> dict[MessageQueue, dict[int, bytes]]:

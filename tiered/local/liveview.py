@@ -190,7 +190,8 @@ class LiveView:
             self.log_end, _FAR, min(bytes_max, max(self._wanted_bytes, _PIECE_BYTES_MIN))
         )
         count = self._count_proven(piece)
-        if not count and not (piece.follows is Next.FILE and piece.next_file is not None):
+        is_blank = not len(piece.block) and piece.follows is Next.FILE
+        if not count and not (is_blank and piece.next_file is not None):
             self._look_behind_damage(_BROKEN_AGAIN_S)
             return None
         taken = self._match(piece, count)
