@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tiered.cli import frame
-from tiered.cli.stderr import Progress, Progressed, logging_to_stderr
+from tiered.cli.stderr import Progress, Progressed, logging_to_stderr, write_line
 from tiered.clock import ManualClock, SystemClock
 
 if TYPE_CHECKING:
@@ -205,3 +205,13 @@ def test_logs_as_text_and_as_json(capfd: pytest.CaptureFixture[str]):
     log.warning("after")
     assert "after" not in capfd.readouterr().err
     assert log.getEffectiveLevel() == before
+
+
+def test_names_of_others_tell_a_terminal_nothing(capfd: pytest.CaptureFixture[str]):
+    """Topics, keys and hosts are what somebody has put into a bucket or a store."""
+    evil = "host \x1b]0;evil\x07\x1b[31m \u202e \udcff ä"
+    with logging_to_stderr("text", logging.INFO, lambda: 0):
+        logging.getLogger("tiered.attach").warning("%s", evil)
+    write_line("text", 0, "error", f"tiered: error: {evil}")
+    for line in capfd.readouterr().err.splitlines():
+        assert line.endswith(r"host \x1b]0;evil\x07\x1b[31m \u202e \udcff ä")

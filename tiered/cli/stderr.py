@@ -3,6 +3,8 @@
 With JSON whatever else is written there comes as an object, too. Progress is a bar on a terminal once two seconds have
 passed, else (as with JSON) a line every ten seconds. A thread of its own asks how far things are; it ends with the block.
 Nothing here may delay or fail the work. A line that would say what the last one said is left out.
+
+Of names that others gave (topics, keys, hosts) nothing comes out that a terminal would obey.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.local_files import read_regular
+from tiered.cli.output import printable
 from tiered.cli.signals import at_end
 from tiered.cli.values import format_time
 
@@ -48,7 +51,7 @@ def write_line(
         for prefix in _PREFIXES:
             text = text.removeprefix(prefix)
         text = _json_line(now_ms, level, "tiered", text, fields or {})
-    write(f"{text}\n")
+    write(f"{printable(text)}\n")
 
 
 def write(text: str) -> None:
@@ -89,7 +92,7 @@ def _json_line(
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """As ``2026-07-01T12:00:00.123Z WARNING tiered.attach: what happened``."""
-        text = " ".join(record.getMessage().split())
+        text = printable(" ".join(record.getMessage().split()))
         if record.exc_info:
             text += f"\n{self.formatException(record.exc_info)}"
         return (
