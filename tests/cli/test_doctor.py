@@ -19,7 +19,8 @@ from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tests.e2e import harness
 from tiered.clock import ManualClock
-from tiered.keys import broker_prefix
+from tiered.journal.entry import seal_text
+from tiered.keys import LEASE, broker_prefix
 from tiered.upkeep import doctor
 from tiered.upkeep.doctor import Check, examine
 
@@ -247,3 +248,14 @@ def test_it_is_said_where_only_some_objects_were_looked_at_for_names_of_others(
     assert (found.status, "none among the first 2 objects" in found.detail) == ("ok", True)
     monkeypatch.setattr(doctor, "_LOOKED_AT_MAX", 4)
     assert "among" not in checks_of(builder.store)["foreign_keys"].detail
+
+
+def test_a_broker_that_cannot_be_looked_at_hides_no_other():
+    first = TierBuilder(prefix=broker_prefix("c", "a"))
+    TierBuilder(first.store, prefix=broker_prefix("c", "b"))
+    first.store.put_if_absent(first.prefix + LEASE, seal_text({"format": 99}))
+    found = list(examine("memory://x", first.store, S3Options(), clock=ManualClock(), probe_id="0"))
+    told = [(one.name, one.status, one.detail) for one in found]
+    assert ("journal", "ok", "c/b: generation 1, 0 queues") in told
+    (failed,) = (detail for name, status, detail in told if status == "fail")
+    assert failed.startswith("c/a: format version 99 is newer")

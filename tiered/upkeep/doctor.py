@@ -263,13 +263,17 @@ def _bucket(location: str, options: S3Options) -> Iterator[Check]:
 def _tier(store: ObjectStore, clock: Clock) -> Iterator[Check]:
     try:
         places = _places(store)
-        if not places:
-            yield Check("tier", OK, "no tier here yet; `tiered attach` makes one")
-        for place in places:
-            yield from _broker(store, place, clock)
-            yield _foreign(store, place)
     except (BackendError, TieredStoreError) as error:
         yield Check("tier", FAIL, str(error), "see the other checks")
+        return
+    if not places:
+        yield Check("tier", OK, "no tier here yet; `tiered attach` makes one")
+    for place in places:
+        try:
+            yield from _broker(store, place, clock)
+            yield _foreign(store, place)
+        except (BackendError, TieredStoreError) as error:
+            yield Check("tier", FAIL, f"{_name(place)}: {error}", "see the other checks")
 
 
 def _places(store: ObjectStore) -> list[Place]:
