@@ -222,3 +222,15 @@ def test_a_damaged_journal_is_damage(tiered: CommandLine, unpacked: Unpack, tmp_
     checked = tiered("verify", url, "--json")
     assert checked.code == 1
     assert checked.document["problem_counts"]["journal"] >= 1
+
+
+@pytest.mark.parametrize(
+    "words", [("verify", "--store"), ("status", "--store"), ("gc", "--plan"), ("gc", "--apply")]
+)
+def test_an_empty_name_is_not_taken_for_no_option(
+    tiered: CommandLine, basic_tier: str, words: tuple[str, str]
+):
+    """As of a variable that is not set: `verify --store "$STORE"` held the tier against nothing, and called it whole."""
+    command, option = words
+    ran = tiered(command, basic_tier, option, "")
+    assert (ran.code, option in ran.error, "names nothing" in ran.error) == (2, True, True)

@@ -298,6 +298,9 @@ else:
     _ParamType = click.ParamType  # generic in newer releases only
 
 
+_PLACES = frozenset({"DIR", "FILE"})
+
+
 class _Kind(_ParamType):
     """Hands a text of the command line to a setting's own parser."""
 
@@ -308,6 +311,9 @@ class _Kind(_ParamType):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
+        if value == "" and self.setting.metavar in _PLACES:
+            # A script's variable that is not set: as no option it would be compared with nothing, or only planned.
+            self.fail("an empty text names nothing; leave the option out", param, ctx)
         try:
             return self.setting.convert(value, "command line")
         except InvalidError as error:
@@ -321,7 +327,7 @@ class _Kind(_ParamType):
     ) -> list[click.shell_completion.CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        if self.setting.metavar in {"DIR", "FILE"}:
+        if self.setting.metavar in _PLACES:
             return [CompletionItem(incomplete, type=self.setting.metavar.lower())]
         fitting = [text for text in self.setting.choices if text.startswith(incomplete)]
         return [CompletionItem(text) for text in fitting]
