@@ -189,6 +189,10 @@ def test_what_stands_behind_damage_of_a_stopped_store_waits_for_a_person(
     assert ran.document["waiting_records"] >= 20
     assert f"{file}, byte {at}, where a record is damaged" in ran.err
     assert f"{file}, byte {at}" in tiered("status", url, "--store", store).text
+    checked = tiered("verify", url, "--store", store, "--json")
+    assert checked.code == 1  # they are not in the tier, and the disks may not go
+    assert checked.document["comparison"]["waiting_records"] == ran.document["waiting_records"]
+    assert f"{file}, byte {at}" in checked.document["problems"][0]["detail"]
     file.write_bytes(sound)
     assert tiered.good("attach", store, "--to", url, "--once", "--json").document["is_complete"]
     assert len(tiered.good("cat", url, "far").lines) == len(messages)

@@ -176,7 +176,12 @@ class _VerifyRun:
         for queue, bounds in theirs.items():
             if queue not in self._reader.state.queues:
                 count.lag_messages += bounds.end - bounds.min
-        self.take(Finding(comparison=count))
+        found, waiting = Finding(comparison=count), local.waiting()
+        count.waiting_records = waiting.records
+        if waiting.is_behind_damage:
+            detail = f"{waiting.records} records are not compared: {waiting.reason}"
+            found.problem("unreadable", "local store", detail)
+        self.take(found)
         return steps
 
     def take(self, finding: Finding) -> None:

@@ -133,6 +133,7 @@ class StoreComparison:
         expired_messages: Only in the tier, below the local minimum (all of a queue that is gone locally).
         ahead_messages: Only in the tier, above the local end: the local store lags or has lost its tail.
         compacted_messages: Only local: compaction took them out of the tier.
+        waiting_records: Only local: not proven committed, or behind damage, so nobody compared them.
     """
 
     queues: int = 0
@@ -143,6 +144,7 @@ class StoreComparison:
     expired_messages: int = 0
     ahead_messages: int = 0
     compacted_messages: int = 0
+    waiting_records: int = 0
 
     def add(self, other: StoreComparison) -> None:
         """Add what another comparison found."""
