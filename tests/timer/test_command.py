@@ -143,6 +143,21 @@ def test_a_queue_that_is_no_number_holds_up_no_listing(tiered: CommandLine, tmp_
     assert [(row["msg_id"], row["queue_id"]) for row in ran.lines] == [("A", 0), ("B", 3)]
 
 
+def test_a_timer_that_cannot_be_understood_needs_a_person_whoever_takes_timers(
+    tiered: CommandLine, tmp_path: Path
+):
+    url, tiered.clock = f"file://{tmp_path}/", ManualClock(CAPTURED_MS)
+    with Made(tmp_path) as made:
+        made.timed(HOUR_MS, "A")
+        made.timed(HOUR_MS, "B", TIMER_OUT_MS="x")
+    near = ("--near", "0s")
+    ran = tiered("timer", "import", made.folder, "--to", f"{url}1", *near, "--json")
+    assert (ran.code, ran.document["taken"], ran.document["odd"]) == (1, 1, 1)
+    tiered.clock = Shifted()
+    ran = tiered("attach", made.folder, "--to", f"{url}2", "--once", "--timers", *near)
+    assert (ran.code, "1 timer with a due time that cannot be understood" in ran.err) == (1, True)
+
+
 def test_timers_behind_damage_of_a_stopped_store_need_a_person(tiered: CommandLine, tmp_path: Path):
     """They are pending, and not taken: a broker's start would give them up."""
     url, tiered.clock = f"file://{tmp_path}/tier", ManualClock(CAPTURED_MS)

@@ -688,6 +688,9 @@ def lines(document: dict[str, Any]) -> list[str]:
     if (timers := document["timers"]) is not None:
         taken, near = counted(timers["taken"], "timer"), counted(timers["near"], "near one")
         found.append(f"tiered: {taken} taken; {near} left with the broker")
+        if timers["odd"]:
+            odd = counted(timers["odd"], "timer")
+            found.append(f"tiered: {odd} with a due time that cannot be understood: left there")
     found += [
         f"tiered: {counted(document[name], one, many)} {text.format_map(document)}"
         for name, one, many, text in _SAID
@@ -719,7 +722,7 @@ def few(names: Sequence[str], count_max: int = 5) -> str:
 def exit_code(
     options: AttachOptions, ending: Ending, document: dict[str, Any], stopper: Stopper
 ) -> int:
-    """By the contract: what waits with ``--once``, was quarantined, or is missing in the store, needs a person."""
+    """By the contract: what waits with ``--once``, was quarantined, is missing, or is no timer, needs a person."""
     cut_short = options.ends_by_itself and not ending.result.is_complete
     if not ending.is_drained or (cut_short and stopper.received):
         return stopper.exit_code or NEEDS_A_PERSON
@@ -728,7 +731,8 @@ def exit_code(
     is_short = not ending.result.is_complete or matches_nothing
     is_damaged = document["quarantined"] > 0 or document["missing"] > 0
     is_damaged = is_damaged or ending.result.waiting.is_behind_damage
-    needs = is_damaged or (options.ends_by_itself and is_short)
+    is_odd = document["timers"] is not None and document["timers"]["odd"] > 0
+    needs = is_damaged or is_odd or (options.ends_by_itself and is_short)
     needs = needs or (ending.handover is not None and not ending.handover.key)
     if options.strict:
         recorded = (
