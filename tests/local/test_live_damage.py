@@ -264,6 +264,29 @@ def test_damage_that_is_looked_at_with_all_that_follows_in_its_file_is_leapt_ove
     assert taken.holes == {QUEUE: {5: HoleReason.DAMAGED}}
 
 
+def test_a_leap_takes_along_what_only_a_new_queue_lists(
+    broker: FakeBroker, attach: Attach, clock: ManualClock
+):
+    """A record has become zeros, and behind it a queue begins that nobody had met."""
+    broker.start(START_MS)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    known = fill(broker, 10)
+    harness.drain(follower, taken)
+    place = broker.position
+    new = MessageQueue(TOPIC, 7)
+    lost = broker.put(1)
+    known[new] = dict(enumerate(broker.put(3, new.queue_id)))
+    broker.write_log(place, bytes(len(lost[0])))
+    known[OTHER] |= dict(enumerate(broker.put(1, 1), 5))
+    for _ in range(4):
+        harness.drain(follower, taken)
+        clock.advance(10)
+    follower.close()
+    assert dict(taken.raw) == known
+    assert store.waiting().records == 0
+
+
 def test_a_clock_that_was_set_back_before_the_start_holds_up_nothing_once_it_is_right_again(
     broker: FakeBroker, attach: Attach, clock: ManualClock
 ):

@@ -404,6 +404,7 @@ class LiveView:
         self.damages += 1
         self._sightings.count("damaged_places")
         self.log_end = behind
+        self.catalog.load()  # a queue that has come since, and of which nothing lies behind the leap
         for state in list(self.catalog.states.values()):
             self._raise_end(state, behind)
 
