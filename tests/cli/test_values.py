@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered.cli.output import printable
 from tiered.cli.values import (
     TIME_MS_MAX,
     addresses,
@@ -13,6 +12,7 @@ from tiered.cli.values import (
     format_time,
     parse_size,
     parse_time,
+    printable,
 )
 
 NOW = 1_784_000_000_123

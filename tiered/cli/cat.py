@@ -485,8 +485,7 @@ def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
     """A message for eyes: one line, nothing that a terminal would obey."""
     from base64 import b64decode
 
-    from tiered.cli.output import printable
-    from tiered.cli.values import format_time
+    from tiered.cli.values import format_time, printable
 
     stored_ms = message["store_timestamp_ms"]
     assert isinstance(stored_ms, int)

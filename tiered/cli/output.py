@@ -9,6 +9,8 @@ from itertools import zip_longest
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from tiered.cli.values import SAFE, printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -32,30 +34,6 @@ def json_bytes(value: object, *, indent: int | None = None) -> bytes:
         return json.dumps(value, ensure_ascii=False, indent=indent).encode()
     except UnicodeEncodeError:
         return json.dumps(value, indent=indent).encode()
-
-
-class _Safe(dict[int, str]):
-    """What stands for each character, made when it is first met."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        self[code] = char if char.isprintable() else char.encode("unicode_escape").decode()
-        return self[code]
-
-
-_SAFE = _Safe()
-
-
-def printable(value: object) -> str:
-    """One cell of a table, without anything that a terminal would obey."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(printable, value))
-    text = f"{value:,}" if isinstance(value, int) else str(value)
-    return text if text.isprintable() else text.translate(_SAFE)
 
 
 class Output:
@@ -120,7 +98,7 @@ class Output:
 
     def line(self, text: str = "") -> None:
         """A line between tables."""
-        self._stdout.write(text.translate(_SAFE).encode("utf-8", "backslashreplace") + b"\n")
+        self._stdout.write(text.translate(SAFE).encode("utf-8", "backslashreplace") + b"\n")
 
     def table(self, rows: Iterable[Row], columns: Sequence[str]) -> None:
         """A table: as wide as the terminal, elsewhere (and with ``-o wide``) as wide as it needs."""

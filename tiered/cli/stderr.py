@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.local_files import read_regular
-from tiered.cli.output import printable
 from tiered.cli.signals import at_end
-from tiered.cli.values import format_time
+from tiered.cli.values import format_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -314,3 +314,28 @@ def topic_filter(globs: Sequence[str], excluded: Sequence[str] = ()) -> Callable
         return wanted and not any(fnmatchcase(topic, glob) for glob in excluded)
 
     return takes
+
+
+class _Safe(dict[int, str]):
+    """What stands for each character, made when it is first met."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        self[code] = char if char.isprintable() else char.encode("unicode_escape").decode()
+        return self[code]
+
+
+SAFE = _Safe()
+"""For ``str.translate``: nothing that a terminal would obey is left."""
+
+
+def printable(value: object) -> str:
+    """One cell of a table, without anything that a terminal would obey."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(printable, value))
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if text.isprintable() else text.translate(SAFE)
