@@ -305,3 +305,14 @@ def test_rows_alone_do_not_hide_that_nothing_may_be_deleted(
     ran = tiered("gc", url, "-o", form)
     assert ran.code == 1
     assert f"refused: {key} is named by the journal and is gone" in ran.err
+
+
+def test_a_plan_with_another_grace_than_is_given_deletes_nothing(
+    tiered: CommandLine, basic_tier: str, tmp_path: Path
+):
+    file = tmp_path / "plan.json"
+    tiered.good("gc", basic_tier, "--grace", "1s", "--plan", file)
+    ran = tiered("gc", basic_tier, "--grace", "7d", "--apply", file)
+    assert (ran.code, "this plan has a grace of 1s" in ran.error) == (2, True)
+    tiered.good("gc", basic_tier, "--grace", "1000ms", "--apply", file)
+    tiered.good("gc", basic_tier, "--apply", file)

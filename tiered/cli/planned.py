@@ -263,6 +263,12 @@ def run_gc(call: Call, options: GcOptions) -> int:
             ),
         )
         _require_erases(options, plan)
+        if call.is_given("gc.grace") and plan["grace_ms"] != grace_ms:
+            raise InvalidError(
+                f"this plan has a grace of {format_duration(plan['grace_ms'])}",
+                where=options.apply or "",
+                do="leave --grace out, or plan again",
+            )
         if options.apply:
             require_within(limit, len(plan["deletions"]))
         if options.apply and plan["erasures"]:
