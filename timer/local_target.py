@@ -35,7 +35,7 @@ import numpy as np
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
 from tiered.local.catalog import TIMER_TOPICS, WHEEL_TOPIC, check_topic
-from tiered.local.layout import read_topics
+from tiered.local.layout import ABORT_FILE, read_topics
 from tiered.local.queue_reader import cut_records
 from tiered.log.timers import TimerSource
 from tiered.model import MessageQueue
@@ -138,6 +138,7 @@ class LocalTarget:
             )
             return cls(store, WheelState(_new_mark(rng), -1, {}), (), -1, clock)
         with opened(directory, clock) as local:
+            _require_whole(local, directory)
             state = noted(directory, local, _new_mark(rng))
             given = delivered_since(local, state)
             last_ms, pending = given.last_due_ms, list(_pending(directory, local, given))
@@ -375,6 +376,25 @@ class LocalTarget:
 
 def _new_mark(rng: random.Random) -> str:
     return f"{rng.getrandbits(64):016x}"
+
+
+def _require_whole(local: LocalStore, directory: str) -> None:
+    """Refuse a store that was stopped cleanly and is damaged.
+
+    It is read up to the damage, as a broker's start would cut it there, and goes on behind it all the same: what is pending
+    behind, and whatever is given to it later, would be in no wheel any more when it is opened again. (Of one that was not
+    stopped cleanly, recovery decides.)
+
+    Raises:
+        DataError: So it is.
+    """
+    waiting = local.waiting()
+    if waiting.is_behind_damage and not Path(directory, ABORT_FILE).exists():
+        raise DataError(
+            f"{waiting.records} records, timers perhaps among them, lie {waiting.reason}",
+            where=directory,
+            do="or hand over to another directory: what waits in this one is not delivered then",
+        )
 
 
 def _pending(

@@ -12,7 +12,7 @@ from support.timers import Timers, wheel_record
 
 from tests.timer.test_import import CAPTURED_MS, pending, set_back
 from tiered.clock import SystemClock
-from tiered.errors import StoreUnavailableError
+from tiered.errors import DataError, StoreUnavailableError
 from tiered.format.record import decode_record
 from tiered.local.rocketmq import RocketMQStore
 from tiered.log.messages import messages_json
@@ -20,6 +20,7 @@ from tiered.log.timers import HOUR_MS
 from tiered.model import TimestampMs
 from tiered.store.encoding import PROPERTIES_BYTES_MAX
 from tiered.store.store_options import StoreOptions
+from timer.dequeue import DueMessage
 from timer.local_target import WHEEL, LocalTarget
 
 if TYPE_CHECKING:
@@ -282,6 +283,27 @@ def test_what_the_store_has_lost_when_it_is_due_is_counted(tmp_path: Path):
         while len(target.wheel):
             target.tick()
         assert (target.delivered, target.refused, target.missing) == (2, 0, 1)
+
+
+def test_a_store_with_damage_before_what_waits_in_it_is_refused(tmp_path: Path):
+    """It would go on without what lies behind, and lose whatever it is given each time it is opened."""
+    due_ms = CLOCK.now_ms() + HOUR_MS
+    records = [wheel_record(n, due_ms) for n in range(3)]
+    with contextlib.closing(opened(tmp_path)) as target:
+        target.give([DueMessage(due_ms, n, one) for n, one in enumerate(records)])
+    with contextlib.closing(opened(tmp_path)) as target:
+        assert len(target.wheel) == 3
+    log = next((tmp_path / "commitlog").iterdir())
+    sound = log.read_bytes()
+    with log.open("r+b") as file:
+        file.seek(sound.index(b"xxx", len(records[0]) + 100))
+        file.write(b"!!")
+    told = "2 records, timers perhaps among them, lie at and behind"
+    with pytest.raises(DataError, match=told), contextlib.closing(opened(tmp_path)):
+        pass
+    log.write_bytes(sound)
+    with contextlib.closing(opened(tmp_path)) as target:
+        assert len(target.wheel) == 3
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 30, 31])
