@@ -93,6 +93,19 @@ def test_a_tier_inside_the_store(basic: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in store.iterdir()) == sorted(p.name for p in basic.iterdir())
 
 
+def test_a_tier_where_a_link_in_the_store_leads(basic: Path, tmp_path: Path) -> None:
+    """A commit log that lies elsewhere is brought in by a link; a broker may refuse to start on what is strange there."""
+    store, log = tmp_path / "store", tmp_path / "disk" / "log"
+    shutil.copytree(basic, store)
+    log.parent.mkdir()
+    shutil.move(store / "commitlog", log)
+    (store / "commitlog").symlink_to(log)
+    url = (log / "tier").as_uri()
+    refused(attach_to(store, url), 2, "inside the broker's store directory", log)
+    assert not (log / "tier").exists()
+    attach_to(store, (log.parent / "tier").as_uri()).good()
+
+
 # -- permissions ----------------------------------------------------------------------------------
 
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from tiered.api.broker_place import Place, find_places, require_fitting
 from tiered.errors import ClosedError, DataError, InvalidError
+from tiered.local.layout import BATCH_DIRECTORY, LOG_DIRECTORY, QUEUE_DIRECTORY
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ def ask_max_offset(host: str, port: int, timeout_s: float = TIMEOUT_S) -> int:
 # -- names -----------------------------------------------------------------------------------------
 
 
+_FOLDERS = (LOG_DIRECTORY, QUEUE_DIRECTORY, BATCH_DIRECTORY, "compaction", "config", "index")
 DEFAULT = Place("DefaultCluster", "broker")
 _LOOK_AGAIN_S = 0.5
 _NAMELESS = (
@@ -151,7 +154,7 @@ def _is_bare(directory: str) -> bool:
 
 
 def require_apart(directory: str, url: str) -> None:
-    """Refuse a tier inside the store directory, in which nothing is ever written (I10).
+    """Refuse a tier inside the store directory, in which nothing is ever written (I10), or where its links lead.
 
     Args:
         directory: The broker's store directory.
@@ -163,7 +166,8 @@ def require_apart(directory: str, url: str) -> None:
     if not url.startswith("file://"):
         return
     store, tier = Path(directory).resolve(), Path(unquote(url.removeprefix("file://"))).resolve()
-    if tier.is_relative_to(store):
+    folders = [store, *(Path(os.path.realpath(store / name)) for name in _FOLDERS)]
+    if any(tier.is_relative_to(folder) for folder in folders):
         raise InvalidError(
             "the tier would lie inside the broker's store directory",
             where=str(tier),
