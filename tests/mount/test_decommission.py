@@ -104,6 +104,24 @@ def test_a_table_that_is_not_there_stands_in_the_way(tmp_path: Path):
     assert "not done: config/consumerOffset.json is not there" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("delayOffset", {"1": None}),
+        ("delayOffset", {"one": 1}),
+        ("consumerOffset", {"work@g": {"0": None}}),
+        ("consumerOffset", {"work@g": {"0": "x"}}),
+    ],
+)
+def test_a_table_with_something_else_in_it_stands_in_the_way(
+    name: str, table: dict[str, Any], tmp_path: Path
+):
+    store = unpack("s10-consumers", tmp_path)
+    (store / "config" / f"{name}.json").write_text(json.dumps({"offsetTable": table}))
+    found = look(str(store), NOW_MS).pending
+    assert [one.count for one in found if one.what.startswith(f"config/{name}.json: ")] == [0]
+
+
 # -- the command ----------------------------------------------------------------------------------
 
 

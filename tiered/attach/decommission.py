@@ -205,7 +205,7 @@ class _Looking:
     def look(self, now_ms: int) -> Near:
         topics = self._table(TOPICS_FILE, "topicConfigTable")
         groups = self._table(GROUPS_FILE, "subscriptionGroupTable")
-        delays = self._numbers(self._table(DELAY_OFFSETS_FILE, "offsetTable"))
+        delays = self._delays()
         offsets = self._offsets()
         pending = (
             *self._unread,
@@ -241,9 +241,13 @@ class _Looking:
             self._unread.append(Pending(f"{OFFSETS_FILE}: {error}", 0, _TABLE_DO))
             return {}
 
-    @staticmethod
-    def _numbers(table: Mapping[str, Any]) -> dict[int, int]:
-        return {int(name): int(value) for name, value in table.items()}
+    def _delays(self) -> dict[int, int]:
+        table = self._table(DELAY_OFFSETS_FILE, "offsetTable")
+        try:
+            return {int(level): int(offset) for level, offset in table.items()}
+        except (TypeError, ValueError) as error:
+            self._unread.append(Pending(f"{DELAY_OFFSETS_FILE}: {error}", 0, _TABLE_DO))
+            return {}
 
     # -- queues -----------------------------------------------------------------------------------
 

@@ -434,7 +434,10 @@ def parse_offsets(document: object) -> dict[tuple[str, str], dict[int, int]]:
     for name, row in table.items():
         topic, at, group = str(name).partition("@")
         if at and topic and group and "@" not in group and isinstance(row, dict):
-            offsets = {int(queue_id): int(offset) for queue_id, offset in row.items()}
+            try:
+                offsets = {int(queue_id): int(offset) for queue_id, offset in row.items()}
+            except TypeError as error:
+                raise ValueError(f"{name}: {error}") from error
             found[group, topic] = {key: value for key, value in offsets.items() if value >= 0}
     return found
 
