@@ -269,9 +269,8 @@ class BrokerTarget:
         self._names = set(producer.brokers())  # those that the journal names, or is about to
         self._forget()
         self._absent: dict[str, float] = {}  # topics, and since when they are missed
-        self._limits_ms: dict[
-            str, int
-        ] = {}  # how far ahead brokers take timers, where they have said so
+        # How far ahead brokers take timers, where they have said so.
+        self._limits_ms: dict[str, int] = {}
         self._missing_since_s: float | None = None
         self.kept = 0
         self.waiting = self.refused = self.missing = self.late_ms_max = 0
