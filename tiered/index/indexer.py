@@ -165,7 +165,7 @@ class WorkFile:
 
 
 _ROW: Final = np.dtype(f"V{ITEM_BYTES}")
-"""An item as bytes without a meaning, which NumPy puts into their place four times as fast as fields."""
+"""An item as bytes without a meaning, which NumPy puts into their place twice as fast as words."""
 COVER_MAX: Final = 2**32 - 1
 """Queue offsets of one life that one object can cover: items count them with 32 bits."""
 Life = tuple["MessageQueue", int]
