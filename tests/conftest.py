@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,22 @@ settings.load_profile("tiered")
 _SECONDS = {"java": 20.0, "torture": 15.0, "simulation": 15.0, "spark": 10.0, "e2e": 1.0}
 """About what a test takes that has this marker, or lies in this directory; any other takes ``_SHORT_S``."""
 _SHORT_S = 0.2
+_STAYS = "TIERED_TESTS_STAY"
+"""Set by the process that was told to ignore SIGHUP, for its workers."""
 
 
 def pytest_configure() -> None:
-    """A script that runs us in the background has us ignore Ctrl-C, and so would every command that we start."""
+    """Commands that tests start react to signals, even where we ourselves were told to ignore them.
+
+    A script that runs us in the background has us ignore Ctrl-C, and ``nohup`` the loss of the terminal; what is ignored a
+    child inherits, what has a handler starts in it as the system has it. So we go on ignoring SIGHUP by a handler that does
+    nothing, in workers, too: they are children, and are told by a variable.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or _STAYS in os.environ:
+        os.environ[_STAYS] = "1"
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

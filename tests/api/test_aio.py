@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from backends.wrapping import WrappingStore
 from tiered import open_async
 from tiered.api.aio import AsyncTier
 from tiered.api.message import Message
-from tiered.api.reading import LEAVE_SECONDS, QueueFollower
+from tiered.api.reading import QueueFollower
 from tiered.api.tier import Tier
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError
@@ -41,11 +40,12 @@ class Held(WrappingStore):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.go, self.asked, self.is_on = threading.Event(), threading.Event(), False
+        self.waited_in_vain = False
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         if self.is_on:
             self.asked.set()
-            self.go.wait(30)
+            self.waited_in_vain |= not self.go.wait(30)
         return super().get(key, byte_range)
 
 
@@ -116,11 +116,10 @@ def test_cancelling_lets_go_at_once():
         opened, store = held(made(5))
         reading = asyncio.create_task(anext(opened.read("orders", 0)))
         await asyncio.to_thread(store.asked.wait, 10)
-        begin_s = time.monotonic()
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        assert time.monotonic() - begin_s < 5
+        assert not store.waited_in_vain
         store.go.set()
         assert len([m async for m in opened.read("orders", 0)]) == 5
         await opened.close()
@@ -392,9 +391,8 @@ def test_to_close_what_reads_ahead_does_not_hold_the_loop():
         async with AsyncTier(slow) as tier:
             reading = tier.read_topic_arrow("orders", batch_bytes=1000, queues_at_once=4)
             await anext(reading)
-            began_s = time.monotonic()
             await reading.aclose()
-            assert time.monotonic() - began_s < LEAVE_SECONDS / 2
+            assert not store.waited_in_vain
             store.go.set()
 
     asyncio.run(asyncio.wait_for(main(), 60))

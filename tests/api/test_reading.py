@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -387,11 +386,12 @@ def test_sources_take_turns_and_the_first_error_ends_all():
 
 def test_an_error_does_not_wait_for_what_the_others_are_amid_of():
     go_on, is_amid = threading.Event(), threading.Event()
+    in_vain: list[bool] = []
 
     def slow() -> Iterator[int]:
         yield 2
         is_amid.set()
-        go_on.wait(20)
+        in_vain.append(not go_on.wait(60))
 
     def broken() -> Iterator[int]:
         yield 1
@@ -400,11 +400,10 @@ def test_an_error_does_not_wait_for_what_the_others_are_amid_of():
 
     both = interleave([broken(), slow()], at_once=2)
     assert [next(both), next(both)] == [1, 2]
-    began_s = time.monotonic()
     try:
         with pytest.raises(DataError):
             next(both)
-        assert time.monotonic() - began_s < 10
+        assert not in_vain, "the other one still waits"
     finally:
         go_on.set()
 

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 MACHINE = ArchiveMachine()
-REQUESTS_MAX, CPU_SECONDS_MAX, MIB_MAX = 20, 10.0, 400
-SHARE_MIN = 0.2
-"""Of the CPU time, for a log of any size: opening files, importing."""
+REQUESTS_MAX, MIB_MAX = 20, 400
 
 
 def lane(number: int) -> ArchiveLane:
@@ -54,12 +52,8 @@ def lane(number: int) -> ArchiveLane:
 # -- planning --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("lanes", "share"), [(1000, 0.1), pytest.param(10_000, 1.0, marks=pytest.mark.slow)]
-)
-def test_planning_where_ninety_nine_in_a_hundred_are_archived(
-    lanes: int, share: float, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("lanes", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_planning_where_ninety_nine_in_a_hundred_are_archived(lanes: int, tmp_path: Path) -> None:
     """A hundred segments of each queue, in a process of its own; ``pytest -s`` tells what it took."""
 
     def call(code: str) -> str:
@@ -74,8 +68,6 @@ def test_planning_where_ninety_nine_in_a_hundred_are_archived(
     print(found)
     assert (found["tasks"], found["archived"]) == (lanes - 4, 99 * lanes + 4)
     assert found["requests"] <= REQUESTS_MAX
-    took_s = found["archive_cpu_s"] + found["tier_cpu_s"] + found["plan_cpu_s"]
-    assert took_s <= CPU_SECONDS_MAX * max(share, SHARE_MIN)
     assert found["archive_mib"] + found["tier_mib"] + found["plan_mib"] <= MIB_MAX
 
 

@@ -26,9 +26,6 @@ from tests.e2e.harness import here, program
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-SECONDS_MAX = 60.0
-"""How long anybody waits for the news that there is no server."""
-
 
 @pytest.fixture
 def basic(stores: Callable[[str], Path]) -> Path:
@@ -237,11 +234,9 @@ def test_servers_that_refuse_or_are_unknown_or_never_answer(basic: Path) -> None
             (look, "http://no-such-host.invalid"),
             ((*attach, "--request-timeout", "1"), silent),
         )
-        began_s = time.monotonic()
         ended = [pool.submit(program, *words, env=s3_environment(to)) for words, to in tries]
         for (_, endpoint), ran in zip(tries, ended, strict=True):
             refused(ran.result(), 3, endpoint, "check that the store can be reached")
-        assert time.monotonic() - began_s < SECONDS_MAX
 
 
 def test_a_bucket_that_is_not_there(ministack: S3Server, basic: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -354,10 +353,11 @@ def test_near_damage_a_read_keeps_to_its_deadline():
     class Hanging(WrappingStore):
         hangs = threading.Event()
         goes_on = threading.Event()
+        waited_in_vain = False
 
         def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-            if self.hangs.is_set():
-                self.goes_on.wait(20)
+            if self.hangs.is_set() and not self.goes_on.wait(60):
+                self.waited_in_vain = True
             return super().get(key, byte_range)
 
     store = Hanging(builder.store)
@@ -366,9 +366,8 @@ def test_near_damage_a_read_keeps_to_its_deadline():
         with pytest.raises(DataError):
             batch_at(fetcher, 37, bytes_max=1)
         store.hangs.set()
-        begin_s = time.monotonic()
         with pytest.raises(StoreUnavailableError, match="deadline"):
             batch_at(fetcher, 37, bytes_max=1, timeout_s=0.2)
-        assert time.monotonic() - begin_s < 10
+        assert not store.waited_in_vain, "it ended before the store answered"
         store.goes_on.set()
         fetcher.close()

@@ -53,12 +53,14 @@ class Gate(WrappingStore):
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
-        self.is_gone = False
+        self.is_gone = self.waited_in_vain = False
+        self.asked = 0
         self.open = threading.Event()
         self.open.set()
 
     def _pass(self) -> None:
-        self.open.wait(20)
+        self.asked += 1
+        self.waited_in_vain |= not self.open.wait(20)
         if self.is_gone:
             raise UnavailableError("gone")
 
@@ -152,19 +154,16 @@ def test_a_slow_tier_costs_a_part_of_the_deadline_once_and_then_nothing():
             both.expire(50)
             gate.open.clear()
             try:
-                began_s = time.monotonic()
                 found = both.get(100, timeout_s=4.0)
                 assert found.status is Is.FOUND
                 assert found.pieces[0].side is Side.LOCAL
-                assert 1.6 <= time.monotonic() - began_s < 4.0
-                began_s = time.monotonic()
+                asked = gate.asked
+                assert asked > 0, "the tier was tried"
                 assert both.get(101, timeout_s=4.0).status is Is.FOUND
-                assert time.monotonic() - began_s < 1.6
-                began_s = time.monotonic()
+                assert gate.asked == asked, "it is not tried again"
                 assert both.get(10, timeout_s=0.3).status is Is.TRY_AGAIN
                 with pytest.raises(StoreUnavailableError):
                     both.store.offset_by_time("t", 0, 1_700_000_000_005, timeout_s=0.3)
-                assert 0.5 <= time.monotonic() - began_s < 20.0
             finally:
                 gate.open.set()
             assert both.get(10).status is Is.FOUND
@@ -340,12 +339,11 @@ def test_where_an_object_is_gone_the_journal_is_looked_at_within_the_deadline(ha
         delete_unnamed(both.builder, before)
         gate.open.clear()
         try:
-            began_s = time.monotonic()
             found = both.get(5)
             if not has_local:
                 with pytest.raises(StoreUnavailableError):
                     both.store.offset_by_time("t", 0, 1_700_000_000_005)
-            assert time.monotonic() - began_s < 5
+            assert not gate.waited_in_vain
         finally:
             gate.open.set()
         assert found.status is (Is.FOUND if has_local else Is.TRY_AGAIN)

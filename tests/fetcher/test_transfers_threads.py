@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 import threading
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.transfers import AskedStore, HeldExecutor
+from support.work import calls
 
 from backends.base import ByteRange
 from backends.errors import UnavailableError
@@ -24,9 +24,10 @@ from tiered.clock import SystemClock
 from tiered.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 BODY = bytes(range(256)) * 256
+READS = 2000
 
 
 class SlowStore(WrappingStore):
@@ -83,11 +84,13 @@ def ticking(store: Any, **limits: Any) -> Iterator[Transfers]:
 
 def test_without_hedging_they_are_late():
     """What ``test_transfers_hedged`` shows with hedges, without."""
-    with ticking(SlowStore(frozenset([3])), hedge_budget=0.0) as transfers:
-        begin = time.perf_counter()
+    store = SlowStore(frozenset([3]))
+    with ticking(store, hedge_budget=0.0) as transfers:
         for number in range(5):
-            transfers.ask("s", "k", ByteRange(number, number + 1), urgent=True).result(10)
-        assert time.perf_counter() - begin > 1
+            transfers.ask("s", "k", ByteRange(number, number + 1), urgent=True).result(60)
+    assert store.calls == 5, (
+        "nothing was asked for twice, so whoever wanted the third waited for it"
+    )
 
 
 def test_many_threads_at_once():
@@ -151,32 +154,33 @@ def test_who_waits_while_it_is_closed_is_told_so(is_sent: bool):
             future.result(20)
 
 
-def test_asking_costs_little():
-    """CPU of a read that needs no waiting, threads included, beside that of a bare task for the same threads."""
+def test_asking_costs_few_calls_and_wakes_nobody():
+    """Calls in the asking thread, beside those of a bare task for the same threads; and how often the clock is woken."""
 
     class NoStore(WrappingStore):
         def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
             return b"x"
 
-    reads, ratios = 4000, []
-    with (
-        ticking(NoStore(MemoryStore()), hedge_floor_s=5.0) as transfers,
-        ThreadPoolExecutor(8) as bare,
-    ):
-        for turn in range(3):
-            places = range(turn * reads, (turn + 1) * reads)
-            plain = cpu_s(lambda at: bare.submit(pow, at, 2), places)
-            asked = cpu_s(
-                lambda at: transfers.ask("s", "k", ByteRange(2 * at, 2 * at + 1), urgent=True),
-                places,
+    woken: list[None] = []
+    with ThreadPoolExecutor(8) as pool:
+        limits = TransferLimits(hedge_floor_s=5.0)
+        transfers = Transfers(
+            NoStore(MemoryStore()), pool, SystemClock(), limits, wake=lambda: woken.append(None)
+        )
+
+        def ask() -> None:
+            asked.extend(
+                transfers.ask("s", "k", ByteRange(2 * at, 2 * at + 1), urgent=True)
+                for at in range(READS)
             )
-            ratios.append(asked / plain)
-    assert min(ratios) < 6, ratios
 
-
-def cpu_s(begin: Callable[[int], Future[Any]], places: range) -> float:
-    """CPU seconds of the process until all that was begun has ended."""
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    wait([begin(at) for at in places], 60)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        asked: list[Future[Any]] = []
+        spent = calls(ask)
+        assert not wait(asked, 60).not_done
+        bare = calls(lambda: [pool.submit(pow, at, 2) for at in range(READS)])
+        transfers.close()
+    print(
+        f"{spent / READS:.0f} calls a read, {bare / READS:.0f} a bare task, woken {len(woken)} times"
+    )
+    assert spent < 6 * bare
+    assert len(woken) < READS / 4

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import json
 import resource
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -224,10 +223,8 @@ def test_a_lease_that_is_nonsense_is_free(holder: Any):
 
 def test_a_body_of_a_million_empty_frames():
     one = zstandard.ZstdCompressor().compress(b"")
-    begin = time.perf_counter()
     with pytest.raises(DataError, match="frames"):
         decompress_body(one * 1_000_000, COMPRESSED | COMPRESSION_ZSTD)
-    assert time.perf_counter() - begin < 20
 
 
 class Enormous(WrappingStore):

@@ -227,7 +227,10 @@ def parked_row(folder: Path, asked: argparse.Namespace) -> Row:
     asked.messages = 10_000
     url = tier_of(make_store(folder, asked, queues=1000), f"file://{folder}/tier-1000")
     with MountProcess(url, folder / "mount.log", *LISTEN) as mount:  # noqa: SIM117 (one is of the other)
-        with parked(mount, TOPIC, clients=1000, each=5, queues=1000) as (more_bytes, share):
+        with parked(mount, TOPIC, clients=1000, each=5, queues=1000) as (more_bytes, _):
+            began_s, used_s = time.monotonic(), cpu_s(mount.process.pid)
+            time.sleep(2.0)
+            share = (cpu_s(mount.process.pid) - used_s) / (time.monotonic() - began_s)
             reached = f"{more_bytes / MIB:.0f} MiB, {share:.1%} of a core"
     return (
         "5,000 held pulls over 1,000 connections, 1,000 queues",

@@ -242,7 +242,6 @@ def test_a_mount_that_hangs_is_taken_over_after_its_lease_and_its_later_offsets_
         suspend(first.process, url)
         last = load.stop()
         second = held.enter_context(MountProcess(url, tmp_path / "second", *options))
-        assert time.monotonic() - stopped_s > 1.5  # it waited for the lease
         assert "waiting for the mount of process" in second.text
         with Client(second.address) as client:
             kept = int(client.ask(protocol.QUERY_CONSUMER_OFFSET, **PLACE).fields["offset"])

@@ -74,14 +74,10 @@ def test_a_reader_of_a_queue_without_messages_is_held_and_costs_no_request(growi
         before = served.mount.store.opened.meter.snapshot().requests
         with served.client() as client:
             client.heartbeat("c", "g", "t")
-            began_s = time.monotonic()
             found = client.pull("%RETRY%g", 0, 0, suspendTimeoutMillis=400, **HOLD)
-            assert time.monotonic() - began_s >= 0.4
             assert (found.code, found.fields["nextBeginOffset"]) == (Code.PULL_NOT_FOUND, "0")
             assert client.pull("t", 0, 2, suspendTimeoutMillis=400, **HOLD).code == found.code
-            began_s = time.monotonic()
             assert client.pull("%RETRY%g", 0, 5, **HOLD).code == Code.PULL_OFFSET_MOVED
-            assert time.monotonic() - began_s < 15
         assert served.mount.puller.found[Is.NO_MATCHED_LOGIC_QUEUE] == 2  # type: ignore[union-attr]
         assert served.mount.store.opened.meter.snapshot().requests == before
 
@@ -98,9 +94,7 @@ def test_a_topic_that_comes_later_is_served(growing: Growing):
 
 def test_a_held_request_is_answered_when_its_time_is_over(growing: Growing):
     with mounted(growing.url, keeps_offsets=False) as served, served.client() as client:
-        began_s = time.monotonic()
         found = client.pull("t", 0, 2, suspendTimeoutMillis=300, **HOLD)
-        assert time.monotonic() - began_s >= 0.3
         assert (found.code, found.fields["nextBeginOffset"]) == (Code.PULL_NOT_FOUND, "2")
         assert not served.mount.puller.held  # type: ignore[union-attr]
 
@@ -383,22 +377,22 @@ def test_every_status_is_answered():
 def test_pulls_that_wait_for_a_thread_are_answered_by_their_deadline(
     captured_tier: Callable[[str], tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
 ):
-    """While the tier does not answer, each read takes its whole time, and clients wait for 10 s."""
+    """The tier takes all the time that each read has: what waited meanwhile for the only reader waits no more."""
     _, url = captured_tier("s01-basic")
     limits = PullLimits(read_s=1.0)
     with mounted(url, keeps_offsets=False, readers=1, pulls=limits) as served:
-        real = served.mount.store.get_message
+        real, given = served.mount.store.get_message, list[float]()
 
         def slow(*asked: Any, timeout_s: float, **more: Any) -> Any:
+            given.append(timeout_s)
             time.sleep(timeout_s)
             return real(*asked, timeout_s=0.0, **more)
 
         monkeypatch.setattr(served.mount.store, "get_message", slow)
         with served.client() as client:
-            began_s = time.monotonic()
             for queue_id in range(4):
                 for group in ("g", "h"):
                     client.send_pull("orders", queue_id, 0, consumerGroup=group)
             for _ in range(8):
                 client.receive()
-            assert time.monotonic() - began_s < 4.0
+    assert 0.0 < max(given) < limits.read_s, given

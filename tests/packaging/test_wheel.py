@@ -1,7 +1,6 @@
 """The wheel holds the four packages, all of them, and nothing else."""
 
 import email
-import resource
 import subprocess
 import sys
 import zipfile
@@ -13,9 +12,7 @@ import pytest
 PACKAGES = {"tiered", "backends", "fetcher", "timer"}
 EXTRAS = {"bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql", "test"}
 SECONDS_MAX = 270
-"""Far above what any extra takes beside Spark's download; far below what trying pairs takes."""
-PROCESSOR_SECONDS_MAX = 60.0
-"""Of an extra without Spark, which takes ten, on a machine however busy."""
+"""Far above what any extra takes beside Spark's download; far below what trying pairs takes: then it hangs."""
 
 
 @pytest.fixture(scope="module")
@@ -70,21 +67,13 @@ def test_brings_the_licence(wheel: zipfile.ZipFile):
     assert any(name.endswith("/LICENSE") for name in wheel.namelist())
 
 
-def processor_s() -> float:
-    """What the processes that this one has waited for have taken."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 @pytest.mark.slow  # half a minute each: all that pip asks the index for, and the whole of Spark
 @pytest.mark.parametrize("extra", [*sorted(EXTRAS), ",".join(sorted(EXTRAS))])
 def test_plain_pip_resolves_each_extra_without_searching(extra: str, built: Path, pip: Path):
     """Where it has to try versions one after another it says so, and each release of theirs makes it longer."""
     command = [pip, "install", "--dry-run", "--no-cache-dir", f"{built}[{extra}]"]
-    before_s = processor_s()
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert ran.returncode == 0, ran.stderr
-    assert "spark" in extra or processor_s() - before_s < PROCESSOR_SECONDS_MAX
     assert "Would install" in ran.stdout
     searched = [line for line in ran.stdout.splitlines() if "multiple versions" in line]
     assert searched == []
