@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     Search = Callable[[Entries, "Fetched"], bool]
     """(entries of one queue, what became of them) -> whether to read them again."""
-    from tiered.local.catalog import QueueState
+    Span = tuple[int, int]
 
 
 # -- fetch -------------------------------------------------------------------------------------------
@@ -668,35 +668,55 @@ def _quarantine(entries: Entries, found: Fetched, at: int) -> Quarantined:
 # Finding a queue offset by store time.
 
 _LOOKED_AT: Final = 32
+_LOOKED_AT_MAX: Final = 4096
+_LOOKED_AT_BYTES: Final = 1 << 20
 
 
-def first_at_or_after(log: FileRow, state: QueueState, bounds: Bounds, timestamp_ms: int) -> int:
-    """First queue offset whose store time is at or after ``timestamp_ms``, by bisection; the end when there is none.
+def first_at_or_after(
+    log: FileRow,
+    queue: MessageQueue,
+    index: QueueIndex,
+    bounds: Bounds,
+    *,
+    span: Span,
+    time_ms: int,
+) -> int:
+    """First queue offset whose store time is at or after ``time_ms``, by bisection; the end when there is none.
 
     Holes have no time: they go with the message behind them.
+
+    Args:
+        log: The commit log.
+        queue: Whose.
+        index: Its consume queue.
+        bounds: Which part of the log counts.
+        span: Queue offsets ``(first, one past the last)``.
+        time_ms: UTC.
     """
-    low, high = min(state.min, state.end), state.end
+    low, high = min(span), span[1]
     while low < high:
         middle = (low + high) // 2
-        at, time_ms = _next_time(log, state, bounds, middle, high)
-        if at is None or time_ms >= timestamp_ms:
+        at, found_ms = first_message(log, queue, index, bounds, span=(middle, high))
+        if at is None or found_ms >= time_ms:
             high = middle
         else:
             low = at + 1
     return low
 
 
-def _next_time(
-    log: FileRow, state: QueueState, bounds: Bounds, start: int, end: int
+def first_message(
+    log: FileRow, queue: MessageQueue, index: QueueIndex, bounds: Bounds, *, span: Span
 ) -> tuple[int | None, int]:
-    """The first message of ``[start, end)`` and its store time; None without one."""
+    """The first queue offset of ``span`` that has a message, and its store time; None without one."""
+    start, end = span
     count = 1
     while start < end:
-        entries = state.index.entries(start, min(end, start + count))
-        found = fetch(log, state.queue, entries, bounds, is_batch=state.index.is_batch)
+        entries = index.entries(start, min(end, start + count))
+        entries = entries.head(plan_count(entries, bounds, log, _LOOKED_AT_BYTES))
+        found = fetch(log, queue, entries, bounds, is_batch=index.is_batch)
         good = np.flatnonzero(found.verdicts == 0)
         if len(good):
             at = int(good[0])
             return start + at, int(found.block.store_timestamps_ms[found.record_of[at]])
-        start, count = start + len(entries), _LOOKED_AT
+        start, count = start + len(entries), min(max(_LOOKED_AT, 2 * count), _LOOKED_AT_MAX)
     return None, 0

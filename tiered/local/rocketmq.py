@@ -311,7 +311,10 @@ class RocketMQStore:
         if state is None:
             return QueueOffset(0)
         bounds = Bounds(view.log_min, view.log_end)
-        return QueueOffset(first_at_or_after(view.log, state, bounds, timestamp_ms))
+        span = state.min, state.end
+        return QueueOffset(
+            first_at_or_after(view.log, queue, state.index, bounds, span=span, time_ms=timestamp_ms)
+        )
 
     def waiting(self) -> Waiting:
         """See ``LocalStore``. Of a stopped store only what stands behind damage waits: the rest has been decided."""

@@ -11,9 +11,15 @@ NO_MESSAGE_IN_QUEUE     it has never had a message                              
 OFFSET_TOO_SMALL        below the first message that is there                       that one
 OFFSET_OVERFLOW_ONE     just behind the last message                                as asked
 OFFSET_OVERFLOW_BADLY   farther behind                                              the end
-MESSAGE_WAS_REMOVING    its records have expired meanwhile                          the first there is
+MESSAGE_WAS_REMOVING    its records have expired meanwhile, or none of its own      the next that may
+                        stands there: it was damaged, or its entry names another's  have one
 FOUND                   at least one message                                        behind the last one
 ======================= =========================================================== ==================
+
+Whether a record is the one that an entry means is judged as for every reader of local stores (``fetch``,
+``tiered.local.verdicts``): a record of another queue or another offset is never given, by offset, time or key. The next
+offset always lies above the one that was asked for and that there is, whatever records say of themselves. A message id
+names a place in the log, and not an entry: what stands there is given.
 
 A compacted topic is read from its compaction log as far as that goes, so it begins where that begins, and queue offsets have
 gaps: an offset that is gone gives the next greater one.
@@ -21,46 +27,49 @@ gaps: an offset that is gone gives the next greater one.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from enum import Enum
-from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from tiered.errors import InvalidError
-from tiered.format.block import parse_records
-from tiered.format.items import is_message
-from tiered.format.properties import KEYS, UNIQ_KEY, inner_count, split_keys
+from tiered.format.block import distinct, parse_records
+from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
 from tiered.format.record import (
     RECORD_BYTES_MIN,
     Record,
     RecordError,
+    RecordFault,
     decode_record,
     parse_offset_msg_id,
 )
-from tiered.format.sysflag import INNER_BATCH
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
-from tiered.local.queue_reader import Bounds, fetch
-from tiered.model import Boundary
+from tiered.local.queue_reader import (
+    BATCH_COUNT_MAX,
+    Bounds,
+    fetch,
+    first_at_or_after,
+    first_message,
+    first_said,
+    plan_count,
+    whole_records,
+)
+from tiered.model import Boundary, MessageQueue
 from tiered.store.facts import key_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tiered.format.block import RecordBlock
     from tiered.local.compaction_log import CompactionLog
-    from tiered.model import MessageQueue
     from tiered.store.opening import StoreParts
 
 COUNT_MAX: Final = 32
 BYTES_MAX: Final = 1 << 20
 KEYS_MAX: Final = 64
 _FAR_MS: Final = 2**63 - 1
-_AHEAD: Final = 4096
-"""Queue offsets that are looked at together for one behind a hole."""
 
 
 class Status(Enum):
@@ -147,13 +156,13 @@ class StoreReader:
             return Got(Status.OFFSET_OVERFLOW_ONE, (), offset, low, end)
         if offset > end:
             return Got(Status.OFFSET_OVERFLOW_BADLY, (), end, low, end)
-        records = self._compacted_records(queue, offset, count_max, bytes_max)
+        records, behind = self._compacted_records(queue, offset, count_max, bytes_max)
         if not records:
-            records = self._records(queue, offset, min(end, offset + count_max), bytes_max)
+            records, behind = self._records(queue, (offset, end), count_max, bytes_max)
         if not records:
             low, end = self.bounds(queue)
-            return Got(Status.MESSAGE_WAS_REMOVING, (), max(low, offset + 1), low, end)
-        return Got(Status.FOUND, records, _behind(records[-1]), low, end)
+            return Got(Status.MESSAGE_WAS_REMOVING, (), max(low, behind), low, end)
+        return Got(Status.FOUND, records, behind, low, end)
 
     def block(self, queue: MessageQueue, start: int, end: int) -> RecordBlock:
         """The sound records at queue offsets ``[start, end)`` of a queue without inner batches, by columns."""
@@ -162,8 +171,7 @@ class StoreReader:
         if low >= high:
             return parse_records(b"", np.empty(0, np.int64), np.empty(0, np.int32))
         entries = self._queue(queue).entries(low, high)
-        bounds = Bounds(self._log.bases[0], self._confirmed())
-        found = fetch(self._log, queue, entries, bounds, is_batch=False)
+        found = fetch(self._log, queue, entries, self._log_bounds(), is_batch=False)
         if not found.verdicts.any():
             return found.block
         good = found.record_of[found.verdicts == 0]
@@ -185,35 +193,13 @@ class StoreReader:
                 return first if before is None else before
             first = log.end - 1
             low = max(self._listed_bounds(queue, end)[0], log.end)
-        at = self._first_since(queue, limit_ms, low, end)
+        index, bounds = self._queue(queue), self._log_bounds()
+        span = low, end
+        at = first_at_or_after(self._log, queue, index, bounds, span=span, time_ms=limit_ms)
         if boundary is Boundary.UPPER:
             return at - 1 if at > low else first
-        found = self._first_record(queue, at, end)
-        return end if found is None else max(at, found.queue_offset)
-
-    def _first_since(self, queue: MessageQueue, time_ms: int, low: int, high: int) -> int:
-        """One past the last message of ``[low, high)`` that is older than a time; ``low`` without one."""
-        while low < high:
-            middle = (low + high) // 2
-            # What cannot be read says nothing of its time; what comes behind it does.
-            found = self._first_record(queue, middle, high)
-            if found is not None and found.store_timestamp_ms < time_ms:
-                low = max(middle, found.queue_offset) + 1
-            else:
-                high = middle
-        return low
-
-    def _first_record(self, queue: MessageQueue, start: int, end: int) -> Record | None:
-        """The first record of queue offsets ``[start, end)`` that can be read."""
-        count = 1
-        while start < end:
-            entries = self._queue(queue).entries(start, min(end, start + count))
-            for place in dict.fromkeys(entries.physical_offsets[entries.is_written].tolist()):
-                record = self._record(place)
-                if record is not None:
-                    return record
-            start, count = start + count, _AHEAD
-        return None
+        found, _ = first_message(self._log, queue, index, bounds, span=(at, end))
+        return end if found is None else found
 
     def by_key(
         self,
@@ -234,7 +220,8 @@ class StoreReader:
                 continue
             names = record.properties
             is_named = key in split_keys(names.get(KEYS)) or names.get(UNIQ_KEY) == key
-            if is_named and begin_ms <= record.store_timestamp_ms <= end_ms:
+            is_in_time = begin_ms <= record.store_timestamp_ms <= end_ms
+            if is_named and is_in_time and self._is_listed(record):
                 found[place] = record
         return list(found.values())
 
@@ -262,45 +249,60 @@ class StoreReader:
         index.row.rescan()
         return index
 
-    def _records(self, queue: MessageQueue, start: int, end: int, bytes_max: int) -> list[Record]:
-        found: list[Record] = []
-        total = 0
-        for place, size in self._places(queue, start, end):
-            total += size
-            record = self._record(place) if not found or total <= bytes_max else None
-            if record is None:
-                break
-            found.append(record)
-        return found
+    def _log_bounds(self) -> Bounds:
+        """What may be read of the log; its files are as ``bounds`` found them."""
+        return Bounds(self._log.bases[0] if self._log.bases else 0, self._confirmed())
+
+    def _is_listed(self, record: Record) -> bool:
+        """Whether a record's own queue lists it at the offset that it says."""
+        queue, offset = MessageQueue(record.topic, record.queue_id), record.queue_offset
+        end = self._listing.queues.get(queue)
+        if end is None or end.is_new or not 0 <= offset < end.next_offset:
+            return False
+        listed = self._queue(queue).entries(offset, offset + 1)
+        return (
+            bool(listed.is_written[0]) and int(listed.physical_offsets[0]) == record.physical_offset
+        )
+
+    def _records(
+        self, queue: MessageQueue, span: tuple[int, int], count_max: int, bytes_max: int
+    ) -> tuple[list[Record], int]:
+        """Records from the first queue offset of ``span`` on, as far as each is its own, and where to go on.
+
+        Without one: the next queue offset that may have one.
+        """
+        index, (start, end) = self._queue(queue), span
+        slack = BATCH_COUNT_MAX if index.is_batch else 0
+        entries = index.entries(start, min(end, start + count_max + slack))
+        entries = entries.head(whole_records(entries, count_max))
+        bounds = self._log_bounds()
+        entries = entries.head(plan_count(entries, bounds, self._log, bytes_max))
+        found = fetch(self._log, queue, entries, bounds, is_batch=index.is_batch)
+        own = int((found.verdicts == 0).cumprod().sum())
+        if not own:
+            others = np.append(found.verdicts == 0, True)
+            return [], max(start + int(np.argmax(others)), first_said(index, start, end))
+        numbers = distinct(found.record_of[:own]).tolist()
+        return _decoded(found.block, numbers), start + own
 
     def _compacted_records(
         self, queue: MessageQueue, start: int, count_max: int, bytes_max: int
-    ) -> list[Record]:
-        """Records of the compaction log from the first at or above an offset on; none where it does not reach."""
+    ) -> tuple[list[Record], int]:
+        """Records of the compaction log from the first at or above an offset on, and where to go on.
+
+        None where it does not reach. A damaged one stops no reader, and passes tell of it.
+        """
         log = self._compacted(queue)
         if log is None or start >= log.end:
-            return []
+            return [], start
         for file, units in log.pieces(start, count_max=count_max, bytes_max=bytes_max):
-            data, positions = file.data(units)
-            places = zip(positions.tolist(), units["physical_offset"].tolist(), strict=True)
-            if found := list(_sound(data, places)):
-                return found
-        return []
-
-    def _places(self, queue: MessageQueue, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Physical offset and size of each record, as far as they are listed without a gap; an inner batch once."""
-        index = self._queue(queue)
-        if isinstance(index, PlainQueue):
-            items = index.units(start, end)
-            for item in items[: int(is_message(items).cumprod().sum())]:
-                yield int(item["physical_offset"]), int(item["size"])
-            return
-        entries = index.entries(start, end)
-        pairs = zip(entries.physical_offsets.tolist(), entries.sizes.tolist(), strict=True)
-        for (place, size), _ in groupby(pairs):
-            if size <= 0:
-                return
-            yield place, size
+            block = log.block(file, units)
+            is_sound = (block.faults == RecordFault.OK) & (units["base_offset"] >= start)
+            sound = np.flatnonzero(is_sound).tolist()
+            if sound:
+                last = units[sound[-1]]
+                return _decoded(block, sound), int(last["base_offset"]) + max(1, int(last["count"]))
+        return [], start
 
     def _record(self, place: int) -> Record | None:
         """The record at a physical offset, checked; None when there is none that may be seen."""
@@ -317,14 +319,7 @@ class StoreReader:
             return None
 
 
-def _sound(data: bytes, places: Iterable[tuple[int, int]]) -> Iterator[Record]:
-    """Records at positions that have these physical offsets; a damaged one stops no reader, and passes tell of it."""
-    for at, place in places:
-        with contextlib.suppress(RecordError):
-            yield decode_record(data, at, physical_offset=place)
-
-
-def _behind(record: Record) -> int:
-    """The queue offset behind a record, or behind the messages in it."""
-    count = inner_count(record.properties) if record.sys_flag & INNER_BATCH else 1
-    return record.queue_offset + count
+def _decoded(block: RecordBlock, numbers: Iterable[int]) -> list[Record]:
+    """Records of a block that have been checked."""
+    positions = block.positions.tolist()
+    return [decode_record(block.buffer, positions[number], check_crc=False) for number in numbers]
