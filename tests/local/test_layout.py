@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -15,6 +16,7 @@ from tests.local import harness
 from tests.local.fakebroker import FakeBroker
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.catalog import reason_left_out
+from tiered.local.layout import is_topic_name
 from tiered.local.rows import FileCache, default_open_max
 from tiered.model import MessageQueue, QueueOffset
 
@@ -327,3 +329,87 @@ def test_as_many_files_stay_open_as_leave_enough_to_others(
 ):
     monkeypatch.setattr("resource.getrlimit", lambda _kind: (may, may))
     assert default_open_max() == open_max
+
+
+# -- what is no part of a store --------------------------------------------------------------------------
+
+COPIES = ("orders.bak", "lost+found", ".snapshot", ".DS_Store", "backup", "00", "4294967296")
+
+
+def _put_strangers(store: Path, topic: str) -> list[Path]:
+    """Names that are no part of a store, on each level, some of which only root may look into; those that are named."""
+    table = {"topicConfigTable": {topic: {"topicName": topic, "readQueueNums": 8, "perm": 6}}}
+    (store / "config" / "topics.json").write_text(json.dumps(table))
+    queue = store / "consumequeue" / topic / "0"
+    kinds = [store / "consumequeue", store / "consumequeue" / topic, queue, store / "commitlog"]
+    found: list[Path] = []
+    for folder in (store, store / "config", *kinds):
+        for name in COPIES:
+            (folder / name).mkdir()
+            if folder != store / "consumequeue" or not is_topic_name(
+                name
+            ):  # else a topic of theirs
+                (folder / name / "0").mkdir()
+                shutil.copy(queue / f"{0:020d}", folder / name / "0" / f"{0:020d}")
+                found += [folder / name] if folder in kinds else []
+        (folder / "empty-file").touch()
+        (folder / f"{0:020d}.bak").write_text("x")
+        (folder / "lost+found").chmod(0)
+    (store / "consumequeue" / "unreadable").mkdir(mode=0)
+    return [*found, store / "consumequeue" / "unreadable"]
+
+
+def _assert_passed_over(store: Path, before: harness.Taken, strangers: list[Path]) -> None:
+    opened = harness.open_store(store)
+    try:
+        assert harness.follow_all(opened).messages == before.messages
+        notes = "\n".join(opened.report().notes)
+        missing = [path for path in strangers if f"{path}: no part of a store" not in notes]
+        assert not missing or "not all are named" in notes
+        assert str(store / "consumequeue" / "lost+found") in notes
+        assert set(opened.queues()) == set(before.messages)
+    finally:
+        opened.close()
+
+
+def test_what_is_no_part_of_a_store_is_passed_over_and_named():
+    with reachable_folder() as folder:
+        broker = FakeBroker(folder / "store")
+        broker.put(200)
+        opened = harness.open_store(broker.store)
+        before = harness.follow_all(opened)
+        opened.close()
+        topic = next(iter(before.messages)).topic
+        for queue in before.messages:
+            assert queue.topic == topic
+        strangers = _put_strangers(broker.store, topic)
+        run_unprivileged(lambda: _assert_passed_over(broker.store, before, strangers))
+
+
+def test_a_queue_that_cannot_be_read_is_no_stranger():
+    with reachable_folder() as folder:
+        broker = FakeBroker(folder / "store")
+        broker.put(200)
+        topic = next((broker.store / "consumequeue").iterdir())
+        for told in (topic, next(topic.iterdir())):
+            told.chmod(0)
+            try:
+                run_unprivileged(lambda path=told: assert_names(path, refusal(broker.store)))  # type: ignore[misc]
+            finally:
+                told.chmod(0o755)
+
+
+def test_a_topic_of_an_unusual_name_is_one_where_the_table_has_it(tmp_path: Path):
+    broker = FakeBroker(tmp_path / "store")
+    queue = MessageQueue("orders.v2", 0)
+    broker.append(0, topic="orders.v2")
+    broker.dispatch()
+    opened = harness.open_store(broker.store)
+    assert [queue] == list(harness.follow_all(opened).messages)
+    opened.close()
+    table = {"topicConfigTable": {"orders.v2": {"topicName": "orders.v2"}}}
+    (broker.store / "config" / "topics.json").write_text(json.dumps(table))
+    opened = harness.open_store(broker.store)
+    assert opened.queues()[queue].end == 1
+    assert not any("no part" in note for note in opened.report().notes)
+    opened.close()

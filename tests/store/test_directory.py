@@ -13,6 +13,7 @@ import pytest
 from local.harness import unpack
 from store.harness import create, reopen
 from store.reading import KINDS, RETRY, check_same, read_all, without_cluster
+from support.unprivileged import reachable_folder, run_unprivileged
 
 from tiered.clock import Clock, ManualClock, SystemClock
 from tiered.errors import ClosedError, DataError, InvalidError
@@ -310,3 +311,31 @@ def test_unique_keys():
     assert all(re.fullmatch(r"[0-9A-F]{32}", key) for key in made)
     assert {key[20:28] for key in made} == {f"{at:08X}" for at in range(5)}
     assert ms_of_month(1_709_251_199_999) == 29 * 86_400_000 - 1
+
+
+def test_what_is_no_part_of_a_store_hinders_neither_opening_nor_recovering():
+    with reachable_folder() as folder:
+        root = folder / "s"
+        with create(root) as store:
+            for _ in range(5):
+                store.append(NewMessage("t", 0, b"x", keys="k"))
+        levels = ("", "commitlog", "index", "config", "consumequeue", "consumequeue/t")
+        for level in (*levels, "consumequeue/t/0"):
+            (root / level / "lost+found").mkdir()
+            (root / level / ".DS_Store").touch()
+            (root / level / f"{0:020d}.bak").write_text("x")
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0 if path.name == "lost+found" else 0o777)
+        run_unprivileged(lambda: _assert_goes_on(root))
+
+
+def _assert_goes_on(root: Path) -> None:
+    for crashed in (False, True):
+        if crashed:
+            (root / "abort").touch()
+        with reopen(root) as store:
+            before = store.reader.bounds(MessageQueue("t", 0))[1]
+            assert store.append(NewMessage("t", 0, b"y", keys="k")).queue_offset == before
+            assert store.wait_listed(timeout_s=1e6)
+            assert len(store.reader.by_key("t", "k")) == before + 1
+            assert set(store.queues()) == {MessageQueue("t", 0)}

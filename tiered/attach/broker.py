@@ -143,9 +143,12 @@ def open_named(
 
 
 def _is_bare(directory: str) -> bool:
-    """A directory with nothing in it but directories with nothing in them: what is there before a broker's first start."""
+    """A directory with nothing in it but directories with nothing in them: what is there before a broker's first start.
+
+    Where it is a mount point ``lost+found`` is there, too, which only root may look into.
+    """
     try:
-        found = list(Path(directory).iterdir())
+        found = [one for one in Path(directory).iterdir() if one.name != "lost+found"]
         return Path(directory).is_dir() and not any(
             not one.is_dir() or any(one.iterdir()) for one in found
         )

@@ -6,7 +6,6 @@ Changed only under the store's lock; ``states`` may be read by any thread.
 from __future__ import annotations
 
 import pathlib
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,12 +14,14 @@ from tiered.local.consumequeues import BatchQueue, PlainQueue, QueueIndex
 from tiered.local.face import LeftOut
 from tiered.local.layout import (
     BATCH_DIRECTORY,
+    NAME_BYTES_MAX,
+    TOPIC_NAME,
     Layout,
     known_queue_file_bytes,
     list_topic_queues,
     list_topics,
 )
-from tiered.local.rows import list_row
+from tiered.local.rows import list_bases, list_row
 from tiered.local.verdicts import OFFSET_MAX, is_queue_name
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
@@ -52,10 +53,9 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPICS: Final = frozenset({WHEEL_TOPIC, SCHEDULE_TOPIC})
 """Where a broker keeps messages that are due later: at any time, or after one of its delay levels."""
 TOPIC_BYTES_MAX: Final = 127
-RETRY_TOPIC_BYTES_MAX: Final = 255
+RETRY_TOPIC_BYTES_MAX: Final = NAME_BYTES_MAX
 """A topic's name is a directory's."""
 RETRY_PREFIX: Final = "%RETRY%"
-_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def check_topic(topic: str) -> int:
@@ -64,7 +64,7 @@ def check_topic(topic: str) -> int:
     Raises:
         InvalidError: It is none that a broker would take.
     """
-    if not _TOPIC.fullmatch(topic):
+    if not TOPIC_NAME.fullmatch(topic):
         raise InvalidError(f"topic {topic!r}: only %, |, a-z, A-Z, 0-9, _ and - may be in a name")
     limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
     if len(topic) > limit:
@@ -100,6 +100,7 @@ def reason_left_out(
 # -- catalog -----------------------------------------------------------------------------------------
 
 
+STRANGERS_NAMED_MAX = 20
 LIGHT_NAMED_MAX = 100
 """Light queues that are named one by one; there can be a million of them."""
 
@@ -134,6 +135,7 @@ class Catalog:
         topics: What the topic tables say.
         log_min: The log's minimum that the queues' minima go with.
         others: Indexes of the queues that are left out, as of the last ``load``; light queues are not among them.
+        notes: Lines for the report: what the topic tables had, and names in the directories that are no part of a store.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class Catalog:
         self._reasons: dict[str, str | None] = {}
         self.log_min = -1
         self.others: list[QueueIndex] = []
+        self.notes: tuple[str, ...] = topics.notes
 
     def load(self) -> None:
         """Take in every queue that has a directory, and open the indexes of those that are left out.
@@ -164,17 +167,22 @@ class Catalog:
         Light queues are only named.
         """
         others: list[QueueIndex] = []
+        strangers: list[str] = []
         light = []
-        for topic, is_batch in list_topics(self._layout.root):
+        list_bases(self._layout.log, strangers)
+        for topic, is_batch in list_topics(self._layout.root, strangers):
             if topic.startswith(LIGHT_PREFIX):
                 light.append(topic)
                 continue
             is_tiered = self.reason(topic) is None
-            for queue in list_topic_queues(self._layout.root, topic, is_batch=is_batch):
+            for queue in list_topic_queues(
+                self._layout.root, topic, is_batch=is_batch, strangers=strangers
+            ):
                 if not is_tiered:
                     others.append(self._index(queue, is_batch))
                 elif queue not in self.states:
-                    self.states[queue] = QueueState(queue, self._index(queue, is_batch))
+                    index = self._index(queue, is_batch, strangers)
+                    self.states[queue] = QueueState(queue, index)
         for topic in light[:LIGHT_NAMED_MAX]:
             self.reason(topic)
         if len(light) > LIGHT_NAMED_MAX:
@@ -182,6 +190,16 @@ class Catalog:
                 f"{LIGHT_PREFIX}*", f"{len(light)} light queues in all; not all are named"
             )
         self.others = others
+        self._name_strangers(strangers)
+
+    def _name_strangers(self, paths: list[str]) -> None:
+        """Name what was passed over, once each: it stops nobody, but somebody put it there."""
+        named = dict.fromkeys(self.notes)
+        for path in paths[:STRANGERS_NAMED_MAX]:
+            named.setdefault(f"{path}: no part of a store, passed over")
+        if len(paths) > STRANGERS_NAMED_MAX:
+            named.setdefault(f"{len(paths)} names in all are no part of a store; not all are named")
+        self.notes = tuple(named)
 
     def find(self, queue: MessageQueue) -> QueueState | None:
         """The state of a queue, made when it is new; None when its topic is left out, or there can be no such queue."""
@@ -266,9 +284,11 @@ class Catalog:
         plain = self._layout.queue_directory(queue, is_batch=False)
         return queue.topic in self.topics.batch and not pathlib.Path(plain).is_dir()
 
-    def _index(self, queue: MessageQueue, is_batch: bool) -> QueueIndex:
+    def _index(
+        self, queue: MessageQueue, is_batch: bool, strangers: list[str] | None = None
+    ) -> QueueIndex:
         directory = self._layout.queue_directory(queue, is_batch=is_batch)
-        listed = list_row(directory)
+        listed = list_row(directory, strangers)
         size = known_queue_file_bytes(directory, is_batch=is_batch, bases=listed[1])
         kind = BatchQueue if is_batch else PlainQueue
         return kind(self._cache, directory, size, listed)

@@ -470,7 +470,7 @@ def file_sizes(root: str) -> tuple[int, int] | None:
     Raises:
         InvalidError: A file may not be looked at.
     """
-    for records in sorted(Path(root, RECORDS_DIRECTORY).glob("*/*/")):
+    for records in sorted(Path(root, RECORDS_DIRECTORY).glob("*/[0-9]*/")):
         listed = Path(root, UNITS_DIRECTORY, records.parent.name, records.name)
         for base in list_bases(str(records)):
             name = f"{base:0{NAME_DIGITS}d}"

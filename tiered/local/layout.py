@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 import struct
 import sys
@@ -45,6 +46,11 @@ BATCH_DIRECTORY: Final = "batchconsumequeue"
 EXT_DIRECTORY: Final = "consumequeue_ext"
 _MARKS: Final = (LOG_DIRECTORY, QUEUE_DIRECTORY, "checkpoint", "config/topics.json", "lock")
 """What tells a store from any other directory."""
+NAME_BYTES_MAX: Final = 255
+"""A topic's name is a directory's."""
+TOPIC_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_QUEUE_ID_MAX: Final = 2**31 - 1
+_QUEUE_ID_DIGITS: Final = 10
 _DLEDGER_MAGIC: Final = 1
 _DLEDGER_HEADER_BYTES: Final = 48
 _LOG_BYTES_DEFAULT: Final = 1 << 30
@@ -145,23 +151,66 @@ def known_queue_file_bytes(
     return size - size % unit
 
 
-def list_topics(root: str) -> list[tuple[str, bool]]:
-    """Every topic that has a directory of consume queues, and whether they are batch queues."""
-    return [
-        (topic, is_batch)
-        for kind, is_batch in ((QUEUE_DIRECTORY, False), (BATCH_DIRECTORY, True))
-        for topic in list_names(f"{root}/{kind}")
-    ]
+def list_topics(root: str, strangers: list[str] | None = None) -> list[tuple[str, bool]]:
+    """Every topic that has a directory of consume queues, and whether they are batch queues.
+
+    What no topic can be called, and no table of topics names, is no part of the store (``lost+found``, a file of a file
+    manager, somebody's copy): it is passed over, and ``strangers`` gets its path.
+    """
+    found: list[tuple[str, bool]] = []
+    known: frozenset[str] | None = None
+    for kind, is_batch in ((QUEUE_DIRECTORY, False), (BATCH_DIRECTORY, True)):
+        for name in list_names(f"{root}/{kind}"):
+            if not is_topic_name(name):
+                known = read_topics(root).names or frozenset() if known is None else known
+                if name not in known:
+                    _name(strangers, f"{root}/{kind}/{name}")
+                    continue
+            found.append((name, is_batch))
+    return found
 
 
-def list_topic_queues(root: str, topic: str, *, is_batch: bool) -> list[MessageQueue]:
-    """A topic's queues that have a directory."""
-    kind = BATCH_DIRECTORY if is_batch else QUEUE_DIRECTORY
-    return [
-        MessageQueue(topic, int(number))
-        for number in list_names(f"{root}/{kind}/{topic}")
-        if number.isascii() and number.isdigit()
-    ]
+def list_topic_queues(
+    root: str, topic: str, *, is_batch: bool, strangers: list[str] | None = None
+) -> list[MessageQueue]:
+    """A topic's queues that have a directory; ``strangers`` gets the paths of whatever else is there.
+
+    Raises:
+        InvalidError: The topic's directory may not be read, and the table of topics has it or cannot be read itself.
+            One that it does not have is a stranger.
+    """
+    directory = f"{root}/{BATCH_DIRECTORY if is_batch else QUEUE_DIRECTORY}/{topic}"
+    try:
+        names = list_names(directory)
+    except InvalidError:
+        known = read_topics(root).names
+        if known is None or topic in known:
+            raise
+        _name(strangers, directory)
+        return []
+    if not names and not Path(directory).is_dir():
+        _name(strangers, directory)
+    numbers = [name for name in names if _is_queue_id(name)]
+    for name in names if len(numbers) < len(names) else ():
+        if not _is_queue_id(name):
+            _name(strangers, f"{directory}/{name}")
+    return [MessageQueue(topic, int(number)) for number in numbers]
+
+
+def _name(strangers: list[str] | None, path: str) -> None:
+    if strangers is not None:
+        strangers.append(path)
+
+
+def _is_queue_id(name: str) -> bool:
+    """Whether a directory of this name can be a queue's; ``00`` is not queue 0, which has another."""
+    is_number = name.isascii() and name.isdigit() and len(name) <= _QUEUE_ID_DIGITS
+    return is_number and str(int(name)) == name and int(name) <= _QUEUE_ID_MAX
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a broker would take a topic of this name."""
+    return len(name) <= NAME_BYTES_MAX and bool(TOPIC_NAME.fullmatch(name))
 
 
 def list_queues(root: str) -> dict[MessageQueue, bool]:
@@ -193,7 +242,7 @@ def _refuse_foreign(root: str, names: list[str]) -> None:
         raise InvalidError(
             "an empty directory, not a store", where=root, do="give the broker's storePathRootDir"
         )
-    ledgers = [name for name in names if name.startswith("dledger-")]
+    ledgers = [name for name in names if name.startswith("dledger-") and Path(root, name).is_dir()]
     if ledgers:
         raise InvalidError(
             "the store keeps its log in DLedger, which is not supported",

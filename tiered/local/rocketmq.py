@@ -338,7 +338,7 @@ class RocketMQStore:
                     if state.index.rebuilt.bounds is not None
                 ],
                 left_out=view.catalog.left_out(),
-                notes=(*view.catalog.topics.notes, *self._sightings.notes()),
+                notes=(*view.catalog.notes, *self._sightings.notes()),
                 counters=counters,
             )
 

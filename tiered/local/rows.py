@@ -450,20 +450,26 @@ def list_names(directory: str) -> list[str]:
         raise unreadable(directory, error) from error
 
 
-def list_bases(directory: str) -> tuple[int, ...]:
-    """Where the files of a row begin."""
+def list_bases(directory: str, others: list[str] | None = None) -> tuple[int, ...]:
+    """Where the files of a row begin; ``others`` gets the paths of what is no part of it."""
     names = list_names(directory)
-    return tuple(int(name) for name in names if is_row_name(name))
+    bases = tuple(int(name) for name in names if is_row_name(name))
+    if others is not None and len(bases) < len(names):
+        others += [f"{directory}/{name}" for name in names if not is_row_name(name)]
+    return bases
 
 
 Listed = tuple["tuple[int, int] | None", tuple[int, ...]]
 """What a directory's stamp was, and then where the files of its row began."""
 
 
-def list_row(directory: str) -> Listed:
-    """Look at the row of a directory. The stamp comes first: what comes later is seen with the next look."""
+def list_row(directory: str, others: list[str] | None = None) -> Listed:
+    """Look at the row of a directory. The stamp comes first: what comes later is seen with the next look.
+
+    ``others``: see ``list_bases``.
+    """
     stamp = directory_stamp(directory)
-    return stamp, list_bases(directory)
+    return stamp, list_bases(directory, others)
 
 
 def is_row_name(name: str) -> bool:
