@@ -65,10 +65,14 @@ class Layout:
     Attributes:
         root: Its path.
         log_file_bytes: Size of each commit-log file, the broker's default as long as it is not known.
+        queue_bytes, batch_bytes: Size of each file of a plain and a batch consume queue, where all have one; 0: of each
+            queue its own files tell.
     """
 
     root: str
     log_file_bytes: int
+    queue_bytes: int = 0
+    batch_bytes: int = 0
 
     @property
     def log(self) -> str:
@@ -79,6 +83,11 @@ class Layout:
     def has_ext(self) -> bool:
         """Tag codes may be addresses in ``consumequeue_ext``."""
         return Path(f"{self.root}/{EXT_DIRECTORY}").is_dir()
+
+    def queue_file_bytes(self, directory: str, *, is_batch: bool) -> int:
+        """Size of the files of a queue whose directory this is."""
+        size = self.batch_bytes if is_batch else self.queue_bytes
+        return size or queue_file_bytes(directory, is_batch=is_batch)
 
     def queue_directory(self, queue: MessageQueue, *, is_batch: bool) -> str:
         """Directory of a queue's consume queue."""
@@ -275,12 +284,16 @@ def _has_entries(root: str) -> bool:
 def log_file_bytes(log: str, bases: tuple[int, ...]) -> int:
     """The distance that most files have from the next, else the only file's length.
 
-    0 when there is no file, or the only one is just being made: then nothing is known yet.
+    One file that is short (cut, or just being made) or long says nothing of the others, and a distance that is a multiple of
+    what all files have in length is that of a hole. 0 when there is no file, or the only one is just being made.
     """
+    if len(bases) <= 1:
+        return _length(f"{log}/{bases[0]:020d}") if bases else 0
+    lengths = Counter(_length(f"{log}/{base:020d}") for base in bases)
     steps = Counter(after - before for before, after in pairwise(bases))
-    if steps:
-        return min(steps, key=lambda step: (-steps[step], step))
-    return _length(f"{log}/{bases[0]:020d}") if bases else 0
+    step = min(steps, key=lambda one: (-steps[one], -lengths[one], one))
+    only = next(iter(lengths)) if len(lengths) == 1 else 0
+    return only if only and not any(one % only for one in steps) else step
 
 
 def _length(path: str) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from backends.local_files import advice_for
 from tiered.crashpoints import reached
-from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
+from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.layout import LOG_DIRECTORY
 from tiered.local.rows import NAME_DIGITS
@@ -63,6 +63,17 @@ class CommitLog:
         rows: RowWriter,
         clock: Clock,
     ) -> None:
+        """Go on at ``end``.
+
+        Raises:
+            DataError: No record nor blank fits behind it: whoever wrote the last record had other sizes.
+        """
+        if 0 < (rest := -end % file_bytes) < BLANK_BYTES_MIN:
+            raise DataError(
+                f"the log ends {rest} bytes before the end of a file of {file_bytes}, where no record can end",
+                where=f"{root}/{LOG_DIRECTORY}",
+                do="give the files the length that the store was made with",
+            )
         self.end = self.synced = end
         self.store_ms = store_ms
         self.handover = StoredHandover()
