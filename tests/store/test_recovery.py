@@ -156,6 +156,7 @@ def check_exact(root: Path, put: list[tuple[NewMessage, Appended]]) -> None:
 @settings(deadline=None, max_examples=5, phases=[Phase.explicit, Phase.generate])
 @given(share=st.floats(0, 1), seed=st.integers(0, 2**32))
 @example(share=0.7180957237054778, seed=506450498)  # a blank with nothing behind it
+@example(share=0.1115845923763348, seed=369649)  # cut within properties, not where a sector ends
 def test_cut_or_damaged_at_any_byte(crashed: Crashed, share: float, seed: int):
     rng = random.Random(seed)
     is_lossy, lists, index = (rng.random() < 0.5 for _ in range(3))

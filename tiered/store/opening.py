@@ -736,7 +736,8 @@ def _has_lost(
     raw, begin = properties_bytes(block, number), place + int(block.properties_positions[number])
     for run in _ZEROS.finditer(raw):
         first, last = begin + run.start(), begin + run.end()
-        if run.start() and first % SECTOR_BYTES:
+        # In the middle a message may have zeros of its own; its properties end with a separator, where they end.
+        if run.start() and first % SECTOR_BYTES and run.end() < len(raw):
             continue
         rest = -last % SECTOR_BYTES
         if not rest or (run.end() == len(raw) and not any(read(last, rest))):
