@@ -15,6 +15,7 @@ Not for several threads while something is put.
 
 from __future__ import annotations
 
+import hashlib
 from math import sin
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,9 @@ Indices = npt.NDArray[np.int64]
 BLOCK_BYTES: Final = 64
 _LENGTH_BYTES: Final = 8
 _PIECE_TEXTS: Final = 4096
+_TOGETHER_MIN: Final = 64
+_TOGETHER_BLOCKS_MAX: Final = 8
+"""Texts are taken together where many have few blocks, and as many: each block costs a round, whatever their number."""
 _BEGIN: Final = (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476)
 _ADDED: Final = [np.uint32(int(abs(sin(step + 1)) * 2**32)) for step in range(64)]
 _TURNS: Final = [(7, 12, 17, 22), (5, 9, 14, 20), (4, 11, 16, 23), (6, 10, 15, 21)]
@@ -65,12 +69,25 @@ def digest_many(buffer: Buffer, starts: Indices, sizes: Indices) -> Digests:
     """
     found = np.empty((len(starts), 2), np.uint64)
     blocks = (sizes + _LENGTH_BYTES) // BLOCK_BYTES + 1
-    for count in np.flatnonzero(np.bincount(blocks)).tolist():
+    numbers = np.bincount(blocks, minlength=_TOGETHER_BLOCKS_MAX + 1)
+    alone = (numbers < _TOGETHER_MIN)[blocks] | (blocks > _TOGETHER_BLOCKS_MAX)
+    found[alone] = _digest_each(buffer, starts[alone], sizes[alone])
+    for count in np.flatnonzero(numbers[: _TOGETHER_BLOCKS_MAX + 1] >= _TOGETHER_MIN).tolist():
         where = np.flatnonzero(blocks == count)
         for at in range(0, len(where), _PIECE_TEXTS):
             some = where[at : at + _PIECE_TEXTS]
             found[some] = _digest(_padded(buffer, starts[some], sizes[some], count))
     return found
+
+
+def _digest_each(buffer: Buffer, starts: Indices, sizes: Indices) -> Digests:
+    """The digests of texts that few others are as long as, one call each: a round of all is worth it for many only."""
+    view = memoryview(buffer).cast("B")
+    places = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+    digests = [
+        hashlib.md5(view[start:end], usedforsecurity=False).digest() for start, end in places
+    ]
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
 
 
 def _padded(buffer: Buffer, starts: Indices, sizes: Indices, blocks: int) -> npt.NDArray[np.uint32]:

@@ -64,11 +64,7 @@ def hash_bytes(text: bytes, seed: int = 0) -> int:
     hash: who chooses keys that collide makes lookups of those keys slow, and never wrong, since the key is checked on the
     message.
     """
-    value = seed ^ (len(text) * SIZE_MULTIPLIER & _MASK)
-    for start in range(0, len(text), WORD):
-        value = (value ^ int.from_bytes(text[start : start + WORD], "little")) * WORD_MULTIPLIER
-        value &= _MASK
-        value ^= value >> 32
+    value = _absorb_one(seed ^ (len(text) * SIZE_MULTIPLIER & _MASK), text)
     value = (value ^ value >> 29) * END_MULTIPLIER & _MASK
     return value ^ value >> 32
 
@@ -97,11 +93,35 @@ def hash_many(buffer: Buffer, starts: Indices, sizes: Indices, seed: int | Hashe
     found *= np.uint64(SIZE_MULTIPLIER)
     found ^= np.uint64(seed) if isinstance(seed, int) else seed
     if len(sizes):
-        _absorb(found, bytes_at(buffer, "<u8"), starts, sizes)
+        words, long = bytes_at(buffer, "<u8"), np.flatnonzero(sizes > _LONG_BYTES)
+        if (
+            0 < len(long) < _LONG_TOGETHER
+        ):  # a round over all words of so few costs more than plain code
+            short = np.flatnonzero(sizes <= _LONG_BYTES)
+            some = found[short]
+            if len(short):
+                _absorb(some, words, starts[short], sizes[short])
+            found[short] = some
+            for at in long.tolist():
+                text = bytes(
+                    memoryview(buffer).cast("B")[int(starts[at]) : int(starts[at] + sizes[at])]
+                )
+                found[at] = _absorb_one(int(found[at]), text)
+        else:
+            _absorb(found, words, starts, sizes)
     found ^= found >> np.uint64(29)
     found *= np.uint64(END_MULTIPLIER)
     found ^= found >> np.uint64(32)
     return found
+
+
+def _absorb_one(value: int, text: bytes) -> int:
+    """Take in the words of one text."""
+    for start in range(0, len(text), WORD):
+        value = (value ^ int.from_bytes(text[start : start + WORD], "little")) * WORD_MULTIPLIER
+        value &= _MASK
+        value ^= value >> 32
+    return value
 
 
 def _absorb(found: Hashes, words: npt.NDArray[np.uint64], starts: Indices, sizes: Indices) -> None:
@@ -111,8 +131,9 @@ def _absorb(found: Hashes, words: npt.NDArray[np.uint64], starts: Indices, sizes
         found ^= words[starts + WORD * number]
         found *= np.uint64(WORD_MULTIPLIER)
         found ^= found >> np.uint64(32)
+    where = np.arange(len(sizes))
     for begun in range(full * WORD, longest, WORD):
-        where = np.flatnonzero(sizes > begun)
+        where = where[sizes[where] > begun]
         left = sizes[where] - begun
         word = words[starts[where] + begun]
         word &= _ENDS[np.where(left < WORD, left, 0)]
@@ -136,6 +157,10 @@ _FIVE: Final = 2**40 - 1
 _STEP: Final = 16
 _CLASSES_MAX: Final = 8
 """Sizes of properties that are taken each by itself; of more sizes several are taken together."""
+_CLASS_MIN: Final = 16
+"""Fewer records of one width are taken with those of others, one behind another."""
+_LONG_BYTES: Final = 512
+_LONG_TOGETHER: Final = 32
 _LEAD: Final = 16
 """Bytes before the first row, so that the word before any place can be read."""
 
@@ -362,21 +387,32 @@ def _plain(records: _Records) -> Iterator[tuple[Keys, Indices]]:
     distinct = np.flatnonzero(np.bincount(sizes))
     is_exact = len(distinct) <= _CLASSES_MAX
     classes = sizes if is_exact else _width(sizes)
-    for number in distinct.tolist() if is_exact else np.flatnonzero(np.bincount(classes)).tolist():
+    counts = np.bincount(classes)
+    for number in np.flatnonzero(counts >= (1 if is_exact else _CLASS_MIN)).tolist():
         members = np.flatnonzero(classes == number)
         width = int(_width(sizes[members[:1]])[0])
-        rows, hashes = _row_keys(records, members, width)
-        at = members[rows]
-        yield (
-            Keys(
-                hashes,
-                records.offsets[at],
-                records.positions[at],
-                records.sizes[at],
-                records.store_ms[at],
-            ),
-            at,
-        )
+        yield _found(records, members, *_row_keys(records, members, width))
+    if not is_exact:
+        few = np.flatnonzero((counts < _CLASS_MIN)[classes] & (sizes > 0))
+        if len(few):
+            yield _found(records, few, *_ragged_keys(records, few))
+
+
+def _found(
+    records: _Records, members: Indices, rows: Indices, hashes: Hashes
+) -> tuple[Keys, Indices]:
+    """The keys that were found in some records: of which of ``members`` each is, and its hash."""
+    at = members[rows]
+    return (
+        Keys(
+            hashes,
+            records.offsets[at],
+            records.positions[at],
+            records.sizes[at],
+            records.store_ms[at],
+        ),
+        at,
+    )
 
 
 def _width(sizes: npt.NDArray[np.int32]) -> Indices:
@@ -395,6 +431,25 @@ def _row_keys(records: _Records, members: Indices, width: int) -> tuple[Indices,
         numbers = (starts - _LEAD) // width
         seeds = records.seeds if isinstance(records.seeds, int) else records.seeds[members[numbers]]
         hashes.append(hash_many(text.data, starts, sizes, seeds))
+        found.append(numbers)
+    return np.concatenate(found), np.concatenate(hashes)
+
+
+def _ragged_keys(records: _Records, members: Indices) -> tuple[Indices, Hashes]:
+    """As ``_row_keys``, of records whose properties are of many sizes: one behind another, so that none is padded."""
+    sizes = records.properties_sizes[members].astype(np.int64)
+    ends = records.ends[members]
+    view = memoryview(records.buffer).cast("B")
+    pieces = map(view.__getitem__, map(slice, (ends - sizes).tolist(), ends.tolist()))
+    edge = bytes([2]) * _LEAD
+    text = np.frombuffer(edge + b"\x02".join(pieces) + edge, np.uint8)
+    firsts = _LEAD + (sizes + 1).cumsum() - (sizes + 1)
+    unique, keys = _search(text)
+    found, hashes = [], []
+    for starts, lengths in (unique, _tokens(text, *keys)):
+        numbers = np.searchsorted(firsts, starts, side="right") - 1
+        seeds = records.seeds if isinstance(records.seeds, int) else records.seeds[members[numbers]]
+        hashes.append(hash_many(text.data, starts, lengths, seeds))
         found.append(numbers)
     return np.concatenate(found), np.concatenate(hashes)
 

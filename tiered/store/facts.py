@@ -209,28 +209,15 @@ def _value(raw: bytes, name: bytes) -> bytes:
 
 
 def _hash_all(keys: Sequence[bytes], topic: str) -> Longs:
-    found = np.zeros(len(keys), np.int64)
-    by_length: dict[int, list[int]] = {}
-    for number, key in enumerate(keys):
-        by_length.setdefault(len(key), []).append(number)
-    lead = java_hash(f"{topic}#") & _INT
-    for length, numbers in by_length.items():
-        found[numbers] = _hash_rows([keys[number] for number in numbers], length, lead, topic)
+    texts = [key.decode("utf-8", "replace") for key in keys]
+    units = np.frombuffer("".join(texts).encode("utf-16-le"), np.dtype("<u2"))
+    lengths = np.fromiter(
+        (len(text.encode("utf-16-le")) // 2 for text in texts), np.int64, len(texts)
+    )
+    leads = np.full(len(texts), java_hash(f"{topic}#") & _INT, np.uint32)
+    found = np.abs(hash_texts(units, lengths.cumsum() - lengths, lengths, leads))
+    found[found > _INT_MAX] = 0
     return found
-
-
-def _hash_rows(keys: list[bytes], length: int, lead: int, topic: str) -> Longs:
-    joined = b"".join(keys)
-    if not joined.isascii():
-        texts = [key.decode("utf-8", "replace") for key in keys]
-        return np.array([key_hash(topic, text) for text in texts], np.int64)
-    powers = np.array([pow(31, length - 1 - at, 1 << 32) for at in range(length)], np.uint64)
-    rows = np.frombuffer(joined, np.uint8).reshape(len(keys), length)
-    value = (rows * powers).sum(axis=1) + np.uint64(lead * pow(31, length, 1 << 32) & _INT)
-    signed = (value & np.uint64(_INT)).astype(np.uint32).view(np.int32).astype(np.int64)
-    magnitude: Longs = np.abs(signed)
-    magnitude[signed == -(1 << 31)] = 0
-    return magnitude
 
 
 def _magnitude(value: int) -> int:
@@ -247,10 +234,14 @@ def _magnitude(value: int) -> int:
 
 Words = npt.NDArray[np.uint32]
 Text = npt.NDArray[np.uint8]
+Units = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 Group = tuple["MessageQueue", Longs]
 _NAME_END: Final = 1
 _PAIR_END: Final = 2
 BLANK: Final = 32
+_ROWS_ALIKE: Final = 16
+"""So many texts of one length are worth an array of their own."""
+_PIECE_UNITS: Final = 1 << 18
 
 
 def find(block: RecordBlock, leads: Words) -> tuple[Longs, Longs, Longs] | None:
@@ -336,15 +327,60 @@ def split_at_blanks(
     return whose[kept], starts[kept], (ends - starts)[kept]
 
 
-def hash_texts(data: Text, at: Longs, lengths: Longs, leads: Words) -> Longs:
-    """Java's hash of ``lead`` (the hash of what stands before) and each text; signed."""
+def hash_texts(data: Units, at: Longs, lengths: Longs, leads: Words) -> Longs:
+    """Java's hash of ``lead`` (the hash of what stands before) and each text; signed.
+
+    Texts of a length that many have are the rows of an array; all others are hashed together, whatever their lengths. So the
+    cost is that of their characters, and memory a piece's.
+    """
     found = np.zeros(len(at), np.uint32)
-    for length in np.flatnonzero(np.bincount(lengths)).tolist():
-        those = np.flatnonzero(lengths == length)
-        powers = np.array([pow(31, length - 1 - n, 1 << 32) for n in range(length)], np.uint32)
-        rows = data[at[those][:, None] + np.arange(length)].astype(np.uint32)
-        found[those] = rows @ powers + leads[those] * np.uint32(pow(31, length, 1 << 32))
+    counts = np.bincount(lengths, minlength=1)
+    for length in np.flatnonzero(counts >= _ROWS_ALIKE).tolist():
+        if length:
+            every = np.flatnonzero(lengths == length)
+            step = max(_ROWS_ALIKE, _PIECE_UNITS // length)
+            for first in range(0, len(every), step):
+                those = every[first : first + step]
+                rows = data[at[those][:, None] + np.arange(length)].astype(np.uint32)
+                found[those] = rows @ powers(length)[length - 1 :: -1]
+    rest = np.flatnonzero((counts < _ROWS_ALIKE)[lengths] & (lengths > 0))
+    totals = lengths[rest].cumsum()
+    first = 0
+    while first < len(rest):
+        before = int(totals[first - 1]) if first else 0
+        end = max(first + 1, int(totals.searchsorted(before + _PIECE_UNITS, "right")))
+        those = rest[first:end]
+        found[those] = _hash_unlike(data, at[those], lengths[those])
+        first = end
+    is_long = lengths > 0
+    if len(at):
+        raised = powers(int(lengths.max()) + 1)[lengths]
+        found[is_long] += (leads * raised)[is_long]
     return found.view(np.int32).astype(np.int64)
+
+
+def _hash_unlike(data: Units, at: Longs, lengths: Longs) -> Words:
+    """The hashes of texts of different lengths, none of them empty."""
+    ends = lengths.cumsum()
+    behind = np.repeat(ends, lengths) - np.arange(
+        int(ends[-1])
+    )  # units from here to the text's end
+    units = data[np.repeat(at + lengths, lengths) - behind].astype(np.uint32)
+    units *= powers(int(lengths.max()))[behind - 1]
+    found: Words = np.add.reduceat(units, ends - lengths)
+    return found
+
+
+def powers(count: int) -> Words:
+    """The first ``count`` powers of 31, or more, mod 2^32."""
+    return _powers(max(6, (count - 1).bit_length()))
+
+
+@lru_cache(maxsize=32)
+def _powers(bits: int) -> Words:
+    found = np.full(1 << bits, 31, np.uint32)
+    found[0] = 1
+    return found.cumprod(dtype=np.uint32)
 
 
 # -- tags and keys of records that look alike ------------------------------------------------------
@@ -457,9 +493,9 @@ def _spans(found: tuple[Longs, Longs, Longs]) -> list[Span]:
 def _hash(rows: Text, span: Span, leads: Words) -> Longs:
     """Java's hash of ``lead`` and the text in the columns of a span; signed."""
     first, end = span
-    powers = np.array([pow(31, end - 1 - at, 1 << 32) for at in range(first, end)], np.uint32)
-    found = rows[:, first:end].astype(np.uint32) @ powers
-    found += leads * np.uint32(pow(31, end - first, 1 << 32))
+    table, size = powers(end - first + 1), end - first
+    found = rows[:, first:end].astype(np.uint32) @ table[:size][::-1]
+    found += leads * table[size]
     return found.view(np.int32).astype(np.int64)
 
 
