@@ -32,13 +32,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.format.block import parse_records
 from tiered.local.catalog import TIMER_TOPICS, WHEEL_TOPIC, check_topic
 from tiered.local.layout import ABORT_FILE, read_topics
 from tiered.local.queue_reader import cut_records
 from tiered.log.timers import TimerSource
 from tiered.model import MessageQueue
+from tiered.store.disk import is_for_room
 from tiered.store.embedded import MessageStore
 from tiered.store.encoding import PROPERTIES_BYTES_MAX, QUEUE_ID_MAX
 from tiered.store.restored import ReadyRecords
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.format.block import RecordBlock
     from tiered.local.face import LocalStore
-    from tiered.store.encoding import QueueKey
+    from tiered.store.encoding import QueueKey, RecordPlaces
     from tiered.store.store_options import StoreOptions
     from timer.dequeue import DueMessage
     from timer.enqueue import Given
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
 
 SAVE_S: Final = 1.0
+_ROOM_S: Final = 1.0
 WHEEL: Final = MessageQueue(WHEEL_TOPIC, 0)
 _BATCH: Final = 4096
 _BRIDGED: Final = 8
@@ -103,6 +105,7 @@ class LocalTarget:
             refused in time, and not counted here.)
         missing: Messages that were due and cannot be read from the store any more.
         late_ms_max: The latest that a message was, of those that were known in time.
+        stopping: Ends waiting for room on the disk: whatever is put in, or delivered, waits until it is there.
     """
 
     @classmethod
@@ -115,6 +118,7 @@ class LocalTarget:
         clock: Clock,
         rng: random.Random,
         options: StoreOptions | None = None,
+        stop: threading.Event | None = None,
     ) -> Self:
         """Open a store, or make one where there is none; find what is pending in it.
 
@@ -125,6 +129,7 @@ class LocalTarget:
             clock: Time of deliveries.
             rng: For the store's mark, and unique ids.
             options: Of the store.
+            stop: Set when nothing is to be waited for any more; see ``stopping``.
 
         Raises:
             InvalidError: It is no store, or someone else writes to it.
@@ -136,7 +141,9 @@ class LocalTarget:
             store = MessageStore.create(
                 directory, cluster=cluster, broker=broker, clock=clock, options=options, rng=rng
             )
-            return cls(store, WheelState(_new_mark(rng), -1, {}), (), -1, clock)
+            made = cls(store, WheelState(_new_mark(rng), -1, {}), (), -1, clock)
+            made.stopping = stop or made.stopping
+            return made
         with opened(directory, clock) as local:
             _require_whole(local, directory)
             state = noted(directory, local, _new_mark(rng))
@@ -151,7 +158,9 @@ class LocalTarget:
             options=options,
             rng=rng,
         )
-        return cls(store, state, pending, last_ms, clock)
+        made = cls(store, state, pending, last_ms, clock)
+        made.stopping = stop or made.stopping
+        return made
 
     def __init__(
         self,
@@ -163,6 +172,7 @@ class LocalTarget:
     ) -> None:
         """Used by ``open``."""
         self.store = store
+        self.stopping = threading.Event()
         self.wheel = TimingWheel()
         self.delivered = self.refused = self.missing = self.late_ms_max = 0
         self._state = state
@@ -196,7 +206,7 @@ class LocalTarget:
         """See ``timer.handover.Target``: by due time and unique id. Of another store's mark all is looked through."""
         is_ours = mark.get("id") == self._state.mark
         low = mark.get("offset", 0) if is_ours else 0
-        self.store.wait_listed()
+        self._wait_listed()
         known: Counter[Name] = Counter()
         for at in range(low, self.store.queue_end(WHEEL), _BATCH):
             block = self.store.reader.block(WHEEL, at, at + _BATCH)
@@ -236,7 +246,7 @@ class LocalTarget:
         queues = [(WHEEL.topic, WHEEL.queue_id)] * len(due)
         ready = ReadyRecords(block, queues, made, self.store.options)
         with self._lock:
-            offsets = np.array(self.store.append_records(ready).queue_offsets, np.int64)
+            offsets = np.array(self._append(ready).queue_offsets, np.int64)
             self.wheel.add(dues, self._source(WHEEL), offsets)
 
     def _put_one(self, due: DueBlock) -> bool:
@@ -275,7 +285,7 @@ class LocalTarget:
         before, low = self.delivered, 0
         self._is_torn = True
         if len(fired):
-            self.store.wait_listed()
+            self._wait_listed()
         while low < len(fired):
             high = _batch_end(fired.dues, low)
             self._deliver(fired.part(low, high), now_ms)
@@ -317,8 +327,42 @@ class LocalTarget:
         for raw, ms in zip(raw_properties(block), due.dues.tolist(), strict=True):
             queues.append(_real_queue(value_of(raw, _TOPIC), value_of(raw, _QUEUE)))
             made.append(_delivered_properties(raw, b"%d" % ms, now))
-        self.store.append_records(ReadyRecords(block, queues, made, self.store.options))
+        self._append(ReadyRecords(block, queues, made, self.store.options))
         self.delivered += len(due)
+
+    def _append(self, records: ReadyRecords) -> RecordPlaces:
+        """Append as soon as there is room. What the disk refuses for lack of it has not been stored.
+
+        Raises:
+            StoreUnavailableError: The disk refuses it for another reason, or we are told to stop.
+        """
+        is_said = False
+        while True:
+            try:
+                return self.store.append_records(records)
+            except StoreUnavailableError as error:
+                if not is_for_room(error):
+                    raise
+                if not is_said:
+                    _LOG.warning("timers wait for room on the disk: %s", error)
+                    is_said = True
+                if self._clock.wait(self.stopping, _ROOM_S):
+                    raise
+
+    def _wait_listed(self) -> None:
+        """Wait until all that was put in can be read: what cannot be yet is not missing.
+
+        Raises:
+            StoreUnavailableError: The store has ended, or we are told to stop.
+        """
+        while not self.store.wait_listed():
+            self.store.flush()  # tells whether the store goes on
+            if self.stopping.is_set():
+                raise StoreUnavailableError(
+                    "what was put in is not listed yet",
+                    where=self.store.root,
+                    do="make room on the disk",
+                )
 
     def _put_one_real(self, due: DueBlock, now_ms: int) -> None:
         try:
@@ -365,12 +409,20 @@ class LocalTarget:
         first = self.wheel.first_due_ms
         if self._is_torn or self._read_ms < 0 or (first is not None and first <= self._read_ms):
             return
-        self.store.wait_listed()
+        if not self.store.wait_listed():
+            return  # what lies behind is found by the log
         self.store.flush()
         queues = self.store.queues()
         ends = {str(queue): int(end) for queue, end in queues.items()}
-        self._state = WheelState(self._state.mark, self._read_ms, ends)
-        self._state.write(self.store.root)
+        state = WheelState(self._state.mark, self._read_ms, ends)
+        try:
+            state.write(self.store.root)
+        except (OSError, StoreUnavailableError) as error:
+            if not is_for_room(error):
+                raise
+            _LOG.warning("how far timers are is noted when there is room on the disk: %s", error)
+            return
+        self._state = state
         self._saved_s = self._clock.monotonic_s()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -18,13 +19,16 @@ from tiered.local.rocketmq import RocketMQStore
 from tiered.log.messages import messages_json
 from tiered.log.timers import HOUR_MS
 from tiered.model import TimestampMs
+from tiered.store import embedded
 from tiered.store.encoding import PROPERTIES_BYTES_MAX
 from tiered.store.store_options import StoreOptions
+from timer import local_target
 from timer.dequeue import DueMessage
 from timer.local_target import WHEEL, LocalTarget
+from timer.progress import WheelState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tiered.store.commitlog import RecordPlaces
@@ -375,3 +379,61 @@ class Stopped(SystemClock):
 
     def now_ms(self) -> TimestampMs:
         return TimestampMs(self.time_ms)
+
+
+@pytest.mark.parametrize("what", ["log", "lists", "notes"])
+def test_timers_wait_for_room_on_the_disk_and_go_on(
+    near: Timers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    """None is lost, given twice or called missing; nothing ends."""
+    monkeypatch.setattr(local_target, "_ROOM_S", 0.01)
+    monkeypatch.setattr(local_target, "SAVE_S", 0.0)
+    monkeypatch.setattr(embedded, "_ROOM_S", 0.01)
+    target = opened(tmp_path / "store")
+    refusals = 0
+
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **more: object) -> object:
+            nonlocal refusals
+            if refusals < 60 and refusals % 4 < 3:
+                refusals += 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+            refusals += refusals < 60
+            return real(*args, **more)
+
+        return call
+
+    if what == "log":
+        monkeypatch.setattr(target.store._log, "_write", failing(target.store._log._write))
+    elif what == "lists":
+        index = target.store._parts.index
+        monkeypatch.setattr(index, "put", failing(index.put))
+    else:
+        monkeypatch.setattr(WheelState, "write", failing(WheelState.write))
+    try:
+        assert hand(near, target, batch=7).counters.handed == 50
+        while target.delivered < 50:
+            target.tick()
+        assert (target.missing, target.refused) == (0, 0)
+        assert refusals
+    finally:
+        target.close()
+    assert delivered(tmp_path / "store") == {("orders", 2, f"{n:032X}"): 1 for n in range(50)}
+
+
+def test_waiting_for_room_ends_when_we_are_told_to_stop(
+    near: Timers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = opened(tmp_path / "store")
+    with monkeypatch.context() as patch:
+        patch.setattr(target.store._log, "_write", refuse)
+        target.stopping.set()
+        with pytest.raises(StoreUnavailableError, match="No space left"):
+            hand(near, target)
+    target.close()
+    target = opened(tmp_path / "store")
+    assert len(target.wheel) == 0
+    target.close()

@@ -591,6 +591,7 @@ def _open_target(
         broker=place.broker,
         clock=call.clock,
         rng=random.SystemRandom(),
+        stop=stop,
     )
 
 

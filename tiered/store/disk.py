@@ -6,6 +6,8 @@ writer holds it all. Each part says below what it promises about crashes and thr
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -74,10 +76,15 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     new = path.with_name(path.name + NEW_SUFFIX)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with os.fdopen(open_regular(os.fspath(new), flags), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(open_regular(os.fspath(new), flags), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):  # on a full disk it takes what others need
+            new.unlink()
+        raise
     new.replace(path)
     sync_folder(os.fspath(path.parent))
 
@@ -230,6 +237,16 @@ class StoreHold:
     def close(self) -> None:
         """Give the lock free. Once is enough."""
         self._lock.close()
+
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_for_room(error: BaseException | None) -> bool:
+    """Whether a write failed for lack of room, or quota, and may be tried again; also behind an error of ours."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno in _NO_ROOM
 
 
 class Disk:

@@ -42,7 +42,7 @@ from tiered.local.rows import NAME_DIGITS
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 from tiered.store.commitlog import CommitLog, GroupCommits, not_stored
 from tiered.store.compacting import Compactions
-from tiered.store.disk import CHECKPOINT_FILE, Disk, replace_file
+from tiered.store.disk import CHECKPOINT_FILE, Disk, is_for_room, replace_file
 from tiered.store.encoding import Encoder, Receipts
 from tiered.store.listing import Reput
 from tiered.store.live_reading import StoreReader
@@ -401,7 +401,8 @@ class MessageStore:
         What is not confirmed cannot be listed; then, and after an error, the store is left as by a crash.
 
         Raises:
-            StoreUnavailableError: The disk refused it; the store was left as by a crash, and is closed.
+            StoreUnavailableError: The disk refused it, or not all could be listed in time; the store was left as by a
+                crash, and is closed.
         """
         if self._upkeep.is_forked:
             return
@@ -442,6 +443,7 @@ class MessageStore:
             self._log.sync()
             confirmed = self.confirm_offset
             self._upkeep.wait_listed(confirmed, _DRAIN_S, is_last=True)
+            is_cut = self._reput.is_cut(confirmed)
             self._upkeep.stop()
             if failed := self._upkeep.failure:
                 raise OSError(failed)
@@ -449,6 +451,29 @@ class MessageStore:
             reached("store-stopping")
             if self._reput.position == self._log.end:
                 self._parts.hold.end()
+        self._tell_unlisted(confirmed if not is_cut else self._reput.position)
+
+    def _tell_unlisted(self, confirmed: int) -> None:
+        """Say what of the log is in no list.
+
+        Raises:
+            StoreUnavailableError: Something is that could have been.
+        """
+        position, end = self._reput.position, self._log.end
+        if position < confirmed:
+            why = self._upkeep.lacks_room or "listing took too long"
+            raise StoreUnavailableError(
+                f"closed with {confirmed - position} bytes of the log, from {position} on, in no list: {why}",
+                where=self.root,
+                do="nothing is lost: whoever opens the store next lists them",
+            )
+        if position < end:
+            _LOG.warning(
+                "%s: closed with %d bytes of the log, from %d on, that no replica has acknowledged; they are in no list",
+                self.root,
+                end - position,
+                position,
+            )
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -690,6 +715,9 @@ _BUSY_BYTES: Final = 512 << 10
 _BEHIND_BYTES: Final = 16 << 20
 """Who is so far behind does not wait for more."""
 _LOOK_S: Final = 0.001
+_ROOM_S: Final = 1.0
+_LAST_TRIES: Final = 2
+"""So often a full disk is tried before a store is closed without its lists."""
 
 
 class Upkeep:
@@ -699,8 +727,13 @@ class Upkeep:
     why, everything that waits is answered with it, and the store takes nothing more. A checkpoint is written once all that
     it tells of is on the disk; a crash leaves the one before or this one.
 
+    A disk without room ends nothing: an append that it refuses has stored nothing, and the next may be tried; what was
+    appended is listed, and the checkpoint written, once there is room again, which is looked for each second. (A *sync*
+    that fails for lack of room ends the store as any other does: what it leaves on the disk is not known.)
+
     Attributes:
         failure: Why nothing more is taken; empty while all is well.
+        lacks_room: What could not be written for lack of room, and is tried again; empty while there is room.
         work: Set when there may be something to list.
         held_from: Tells the physical offset from which expiry is held back; None: it is not.
         before_expiry: Called before files go; while it fails none do.
@@ -711,6 +744,8 @@ class Upkeep:
         self, parts: StoreParts, log: CommitLog, commits: GroupCommits, reput: Reput, clock: Clock
     ) -> None:
         self.failure = ""
+        self.lacks_room = ""
+        self._refusals = 0
         self.work = threading.Event()
         self._parts = parts
         self._log = log
@@ -789,8 +824,11 @@ class Upkeep:
         """Wait until everything below ``end`` is listed; whether it is. With ``is_last`` nothing more is confirmed."""
         pause = threading.Event()
         deadline_s = self._clock.monotonic_s() + timeout_s
+        refusals = self._refusals + _LAST_TRIES
         while self._reput.position < end and not self.failure:
             if self._clock.monotonic_s() > deadline_s or (is_last and self._reput.is_cut(end)):
+                return False
+            if is_last and self.lacks_room and self._refusals >= refusals:
                 return False
             self.work.set()
             pause.wait(_LOOK_S)
@@ -822,9 +860,14 @@ class Upkeep:
             logics_physical_offset=min(listed, begin),
         )
         reached("store-checkpoint-due")
-        replace_file(
-            Path(self._parts.hold.root, CHECKPOINT_FILE), encode_checkpoint(checkpoint, listed)
-        )
+        path = Path(self._parts.hold.root, CHECKPOINT_FILE)
+        try:
+            replace_file(path, encode_checkpoint(checkpoint, listed))
+        except OSError as error:
+            if is_last or not is_for_room(error):
+                raise
+            _LOG.warning("the checkpoint waits for room on the disk: %s", error)
+            return  # the one before still holds, and the next is due soon
         reached("store-checkpoint-written")
         self._checkpointed = listed
 
@@ -879,12 +922,33 @@ class Upkeep:
         while not self._stop.is_set():
             self.work.clear()
             before = self._reput.position
-            if not self._reput.step():
+            try:
+                is_taken = self._reput.step()
+            except OSError as error:
+                self._wait_for_room(error)
+                continue
+            self._has_room()
+            if not is_taken:
                 self.work.wait(_REST_S)
             elif self._log.end - self._reput.position < _BEHIND_BYTES:
                 # Whoever lists a few messages again and again takes the interpreter away from those who append.
                 is_busy = self._reput.position - before > _BUSY_BYTES
                 self._stop.wait(_COLLECT_BUSY_S if is_busy else _COLLECT_S)
+
+    def _wait_for_room(self, error: OSError) -> None:
+        """After a write that may be tried again; raises any other error."""
+        if not is_for_room(error):
+            raise error
+        self._refusals += 1
+        if not self.lacks_room:
+            _LOG.warning("what was appended is listed when there is room on the disk: %s", error)
+        self.lacks_room = str(error)
+        self._stop.wait(_ROOM_S)
+
+    def _has_room(self) -> None:
+        if self.lacks_room:
+            _LOG.warning("there is room on the disk again")
+            self.lacks_room = ""
 
     def _run_flush(self) -> None:
         options = self._parts.options

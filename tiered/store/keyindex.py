@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.local.rows import list_names, open_regular
 from tiered.store.disk import make_folder, sync_folder
 from tiered.store.store_options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tiered.clock import Clock
 
@@ -379,15 +379,35 @@ class KeyIndex:
     def _roll(self) -> None:
         make_folder(Path(self._folder))
         if self._files:
-            self._files[-1].sync()
+            self._sync_for_good(self._files[-1].sync)
         now_ms = int(self._clock.now_ms())
         last = os.path.basename(self._files[-1].path) if self._files else ""  # noqa: PTH119 (text only)
         while (name := _name(now_ms)) <= last:
             now_ms += 1
-        file = KeyFile(f"{self._folder}/{name}", self._slots, self._items)
+        path = f"{self._folder}/{name}"
+        try:
+            file = KeyFile(path, self._slots, self._items)
+        except OSError:
+            Path(path).unlink(missing_ok=True)  # the next try has another name
+            raise
         with self._lock:
             self._files = [*self._files, file]
-        sync_folder(self._folder)
+        self._sync_for_good(lambda: sync_folder(self._folder))
+
+    def _sync_for_good(self, sync: Callable[[], None]) -> None:
+        """Sync; what fails for lack of room must not look like a write that may be tried again.
+
+        Raises:
+            StoreUnavailableError: It failed.
+        """
+        try:
+            sync()
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"the key index could not be brought to the disk: {error}",
+                where=self._folder,
+                do="open the store again: it recovers what is in doubt",
+            ) from error
 
     def _delete(self, file: KeyFile) -> None:
         with self._lock:

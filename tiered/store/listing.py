@@ -74,6 +74,7 @@ class Listing:
         self.queues = dict(queues)
         self.duplicates = 0
         self.last_ms = 0
+        self._untold: list[RecordBatch] = []
         self._root = root
         self._rows = rows
         self._index = index
@@ -91,9 +92,10 @@ class Listing:
             dispatchers: Called last, in order; then the facts must have their block.
 
         Raises:
-            OSError: The disk refused it; taking the same piece again does the rest.
+            OSError: The disk refused it; taking the same piece again does the rest. Dispatchers then hear what they have
+                not heard; all of them hear it all again where one of them failed.
         """
-        batches: list[RecordBatch] = []
+        batches = self._untold
         for queue, indices in facts.groups if dispatchers else self._list_plainly(facts):
             batch = self._list(queue, facts, indices, is_offered=bool(dispatchers))
             if batch is not None:
@@ -112,6 +114,7 @@ class Listing:
         for dispatch in dispatchers:
             for batch in batches:
                 dispatch(batch)
+        batches.clear()
 
     def _list_plainly(self, facts: Facts) -> list[Group]:
         """Write the items of queues that simply go on, which hardly one does not; the groups of the others.
@@ -206,12 +209,13 @@ class Listing:
         known = self.queues.get(queue)
         if not offset or (known is not None and known.next_offset):
             return
-        end = self.queues[queue] = QueueEnd(offset, self._kinds.file_bytes)
+        end = QueueEnd(offset, self._kinds.file_bytes)
         folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
         # One item at least, by which whoever opens the store knows where the queue ends.
         lead = offset * ITEM_BYTES % end.file_bytes or end.file_bytes
         items = fillers(lead // ITEM_BYTES)
         self._rows.write(folder, end.file_bytes, offset * ITEM_BYTES - lead, items)
+        self.queues[queue] = end
 
     def _begin(self, queue: MessageQueue, offset: int) -> QueueEnd:
         if self._kinds.is_batch(queue.topic):

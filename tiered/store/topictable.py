@@ -46,6 +46,7 @@ class TopicTable:
     def __init__(self, root: str, document: dict[str, Any]) -> None:
         self._path = Path(root, TOPICS_FILE)
         self._document = document
+        self._is_saved = True
         self._table: dict[str, dict[str, Any]] = document[_TABLE]
 
     @classmethod
@@ -130,7 +131,7 @@ class TopicTable:
             self.put(name, max(queues, queue_id + 1))
             if queue_type is not None:
                 self._table[name]["attributes"] = {"queue.type": queue_type}
-        elif all(config.get(count, 0) > queue_id for count in _COUNTS):
+        elif self._is_saved and all(config.get(count, 0) > queue_id for count in _COUNTS):
             return
         else:
             self.put(name, queue_id + 1)
@@ -164,6 +165,9 @@ class TopicTable:
         Raises:
             OSError: It could not be written.
         """
+        self._is_saved = (
+            False  # until it is: what asks for a topic that is in memory only saves again
+        )
         version = self._document[_VERSION]
         version["counter"] = int(version.get("counter", 0)) + 1
         version["timestamp"] = now_ms
@@ -173,6 +177,7 @@ class TopicTable:
             replace_file(self._path.with_name(self._path.name + ".bak"), before)
         text = json.dumps(self._document, indent="\t", separators=(",", ":"), ensure_ascii=False)
         replace_file(self._path, text.encode())
+        self._is_saved = True
 
 
 class KnownTopics:
