@@ -205,6 +205,90 @@ def test_replicas_may_truncate(broker: FakeBroker, attach: Attach):
     assert offsets(store) == list(range(7))
 
 
+def test_a_clock_that_was_set_back_before_a_start_stalls_nothing(
+    broker: FakeBroker, attach: Attach, clock: ManualClock
+):
+    """Stored in the future, then with the right clock, then the broker started again: all of it is in its log."""
+    broker.start(START_MS)
+    broker.now_ms = START_MS + 3_600_000
+    broker.put(4)
+    broker.now_ms = START_MS + 1_000
+    broker.put(3)
+    broker.crash()
+    broker.start(START_MS + 60_000)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    for _ in range(4):
+        clock.advance(2)
+        store.refresh()
+        harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == [0, 1, 2, 3]
+    assert store.waiting().records == 3
+    assert "the clock was set back" in store.waiting().reason
+    broker.put(1)
+    for _ in range(4):
+        clock.advance(2)
+        store.refresh()
+        harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == list(range(8))
+    assert store.waiting().records == 0
+
+
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_a_clock_that_was_set_back_after_a_start_stalls_nothing(
+    broker: FakeBroker, attach: Attach, clock: ManualClock, is_replicated: bool
+):
+    """``abort`` is from the future of all that is stored from then on; records come one by one, and many at once."""
+    if is_replicated:
+        (broker.store / "epochFileCheckpoint").write_text("1\n0\n1-0\n")
+    broker.start(START_MS + 3_600_000)
+    if not is_replicated:
+        broker.put(1)
+    broker.now_ms = START_MS
+    broker.put(3)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+
+    def look() -> None:
+        for _ in range(4):
+            clock.advance(2)
+            store.refresh()
+            harness.drain(follower, taken)
+
+    look()
+    for count in (1, 1, 700, 1):
+        broker.put(count)
+        look()
+        assert taken.offsets(QUEUE) == list(range(broker.offsets[QUEUE]))
+    assert len(list((broker.store / "commitlog").iterdir())) > 2
+
+
+def test_what_a_start_gave_up_is_not_taken_for_a_clock_that_was_set_back(
+    broker: FakeBroker, attach: Attach, clock: ManualClock
+):
+    """The broker writes over it, record by record; nothing of what stands behind is taken before."""
+    broker.start(START_MS)
+    broker.put(2)
+    end = broker.position
+    given_up = broker.put(20)
+    broker.crash()
+    broker.write_log(end + 95, b"!!!")
+    broker.position, broker.offsets[QUEUE] = end, 2
+    broker.start(START_MS + 60_000)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    new = []
+    for _ in range(25):
+        new += broker.put(1)
+        for _ in range(3):
+            clock.advance(2)
+            store.refresh()
+            harness.drain(follower, taken)
+        assert taken.offsets(QUEUE) == list(range(2 + len(new)))
+        assert [taken.raw[QUEUE][2 + at] for at in range(len(new))] == new
+    assert not set(given_up) & set(taken.raw[QUEUE].values())
+
+
 def test_the_broker_can_be_asked(broker: FakeBroker, attach: Attach):
     (broker.store / "epochFileCheckpoint").write_text("1\n0\n1-0\n")
     broker.start(START_MS)

@@ -7,7 +7,8 @@ tail. From there the log is walked in its own order, with a broker's checks:
 
 - the walk stops at the first record that fails;
 - once a record stored after the broker's start was met, it stops at the first one stored before that start: that is
-  what a start gave up;
+  what a start gave up, or the clock was set back. The broker shows which: once it is seen to write behind such records
+  they are in its log (``Growth``), and so they are by its word (``broker_max_offset``);
 - where replicas may truncate the log (``epochFileCheckpoint`` is there), records stored before the start count only
   when one stored after it stands behind them, or the broker says so (``broker_max_offset``);
 - it stops at the first record that its consume queue does not list yet. Queues are written in log order, so a record
@@ -35,7 +36,16 @@ from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
 from tiered.local.consumequeues import Rebuilt
 from tiered.local.face import HoleReason, Waiting
 from tiered.local.matching import Match, match, match_states
-from tiered.local.pieces import Ahead, LogPieces, Next, Piece, count_sound, find_new, read_head
+from tiered.local.pieces import (
+    Ahead,
+    Growth,
+    LogPieces,
+    Next,
+    Piece,
+    count_sound,
+    find_new,
+    read_head,
+)
 from tiered.local.queue_reader import Bounds, fetch, held_end
 from tiered.local.unlisted import Claims, is_message
 from tiered.local.verdicts import Verdict
@@ -123,6 +133,7 @@ class LiveView:
         self._has_met_new = False
         self._proven_old = -1
         self._ahead = Ahead(log, clock)
+        self._growth = Growth(log, clock)
         self._made_s = clock.monotonic_s()
         self._looked_again_s = -_EMPTY_AGAIN_S
         self._behind = Waiting()
@@ -241,14 +252,25 @@ class LiveView:
         count = count_sound(piece)
         if self._started_ms is None or not count:
             return count
+        starts = piece.start + piece.block.positions[:count]
         is_new = piece.block.store_timestamps_ms[:count] >= self._started_ms
+        is_new |= self._has_met_new & (starts < self._settled)
         first_new = 0 if self._has_met_new else int(np.argmax(is_new)) if is_new.any() else count
         stale = np.flatnonzero(~is_new[first_new:])
+        sound = count
         if len(stale):
             count = first_new + int(stale[0])
         if self._may_truncate and not self._has_met_new and first_new >= count:
             count = min(count, self._count_told(piece, count))
+        if not count and sound:
+            self._growth.watch(int(starts[0]))
         return count
+
+    @property
+    def _settled(self) -> int:
+        """What begins below it is in the broker's log, by its word or since it has been seen to write behind it."""
+        told = self._broker_max_offset() if self._broker_max_offset is not None else 0
+        return max(told, self._growth.settled)
 
     def _count_told(self, piece: Piece, count: int) -> int:
         """How many records stored before the start are known to be kept: by later ones, or by the broker."""
@@ -257,8 +279,9 @@ class LiveView:
             limit = self._proven_old = max(limit, find_new(self.log, piece.end, started_ms))
         if self._broker_max_offset is not None and limit < piece.end:
             limit = max(limit, self._broker_max_offset())
-        ends = piece.start + piece.block.positions[:count] + piece.block.sizes[:count]
-        return int(np.searchsorted(ends, limit, side="right"))
+        starts = piece.start + piece.block.positions[:count]
+        told = int(np.searchsorted(starts + piece.block.sizes[:count], limit, side="right"))
+        return max(told, int(np.searchsorted(starts, self._growth.settled)))
 
     def _match(self, piece: Piece, count: int) -> list[tuple[QueueState, Match]]:
         among = np.zeros(len(piece.block), np.bool_)
@@ -512,7 +535,10 @@ class LiveView:
             and int(piece.block.store_timestamps_ms[0]) < self._started_ms
         )
         if is_old and self._has_met_new:
-            return "stored before the broker's start, behind what was stored after it: given up at that start"
+            return (
+                "stored before the broker's start, behind what was stored after it: given up at that start,"
+                " or the clock was set back, which the broker's next message shows"
+            )
         if is_old and self._may_truncate:
             return "stored before the broker's start, and replicas may still take it back"
         return "not listed by the broker's consume queues yet"

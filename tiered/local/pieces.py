@@ -192,6 +192,8 @@ class LogPieces:
 _PIECE_BYTES: Final = 8 << 20
 _FAR: Final = 2**63 - 1
 _AGAIN_S: Final = 1.0
+_WATCHED_BYTES: Final = 64
+_BLANK_BYTES: Final = 1 << 20
 
 
 def find_new(log: FileRow, position: int, started_ms: int) -> int:
@@ -252,6 +254,75 @@ def _walk(log: FileRow, position: int) -> Iterator[tuple[Piece, int]]:
         count = count_sound(piece)
         yield piece, count
         following = _behind(piece) if count == len(piece.block) else None
+
+
+def chain_end(log: FileRow, position: int) -> int:
+    """Where the row of sound records ends that begins at ``position``; in the next file where one is full."""
+    end = position
+    for piece, count in _walk(log, position):
+        whole = piece.block.positions[:count] + piece.block.sizes[:count]
+        end = piece.start + int(whole[-1]) if count else piece.start
+        if count == len(piece.block) and piece.follows is Next.FILE:
+            base = log.base_of(piece.start)
+            end = piece.next_file or (piece.end if base is None else base + log.file_bytes)
+    return end
+
+
+class Growth:
+    """What of a running broker's log is proven without a clock, by its growing.
+
+    A broker writes its log from one place on, and nothing behind that place changes before it comes there. So once the bytes
+    at a place have changed, all that lies before it is the broker's log, whatever times its records bear. Under the
+    store's lock.
+
+    Attributes:
+        settled: What begins below it is the broker's log.
+    """
+
+    def __init__(self, log: FileRow, clock: Clock) -> None:
+        self.settled = 0
+        self._log = log
+        self._clock = clock
+        self._place = self._blank_to = -1
+        self._before = b""
+        self._looked_s = -_AGAIN_S
+
+    def watch(self, position: int) -> None:
+        """Look at the end of the records that begin at ``position``: whether it has changed; at most every second."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._looked_s + _AGAIN_S:
+            return
+        self._looked_s = now_s
+        if self._place < position:
+            self._mark(chain_end(self._log, position))
+            return
+        self._log.rescan()
+        found = self._log.read(self._place, len(self._before) or _WATCHED_BYTES)
+        if not any(found) or found == self._before:
+            return  # (a file that has come is zeros at first)
+        end = chain_end(self._log, self._place)
+        # Of what stands there now, what stands where nothing was is new; of other bytes the first record is, at least.
+        self.settled = max(self._place + 1, min(end, self._blank_to))
+        self._mark(end)
+
+    def _mark(self, place: int) -> None:
+        self._place, self._before = place, self._log.read(place, _WATCHED_BYTES)
+        self._blank_to = self._blank_end(place)
+
+    def _blank_end(self, place: int) -> int:
+        """Up to where nothing has been written yet from ``place`` on, as far as a look shows."""
+        base = self._log.base_of(place)
+        if base is not None:
+            end = base + self._log.file_bytes
+            data = self._log.read(place, min(_BLANK_BYTES, end - place))
+            blank = place + len(data) - len(data.lstrip(b"\0"))
+            if len(data) > blank - place or (
+                self._log.next_data(blank) is not None and blank < end
+            ):
+                return blank
+        # To the end of its file: a broker's start has deleted later ones, so any that has something is of this broker.
+        later = (self._log.read(one, _WATCHED_BYTES) for one in self._log.bases if one > place)
+        return place if any(map(any, later)) else _FAR
 
 
 def _behind(piece: Piece) -> int | None:
