@@ -60,6 +60,7 @@ from tiered.archive.moves import MovedPiece
 from tiered.archive.parquet import (
     FileWriter,
     Proof,
+    have_same_bits,
     pieces_in,
     read_columns,
     read_metadata,
@@ -418,8 +419,7 @@ def _is_equal(
     if rows is None or not made:
         return not made and not kept.any()
     ours = rows.slice(at, len(kept)).filter(arrow.array(kept))
-    same: bool = ours.equals(arrow.Table.from_batches(made))
-    return same
+    return have_same_bits(ours, arrow.Table.from_batches(made))
 
 
 def _batches(bench: Workbench, task: Task) -> Iterator[TierBatch]:

@@ -34,7 +34,14 @@ from tiered.archive.body_formats import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
 from tiered.archive.engine import Workbench
 from tiered.archive.model import DAY_MS, Archived, ParquetFile, SideFile, file_key, side_key
-from tiered.archive.parquet import FileWriter, Written, read_columns, read_metadata, write_small
+from tiered.archive.parquet import (
+    FileWriter,
+    Written,
+    have_same_bits,
+    read_columns,
+    read_metadata,
+    write_small,
+)
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InternalError
 from tiered.log.parts import Gap
@@ -328,8 +335,7 @@ def _has_same_rows(present: bytes, ours: bytes) -> bool:
     said, wanted = read_metadata(present), read_metadata(ours)
     if any(said.get(name) != wanted.get(name) for name in names):
         return False
-    same: bool = read_columns(present).equals(read_columns(ours))
-    return same
+    return have_same_bits(read_columns(present), read_columns(ours))
 
 
 def _another(archive: ObjectStore, key: str) -> DataError:
