@@ -25,7 +25,6 @@ from tests.e2e.harness import here
 from tiered.archive import duck
 from tiered.archive.duck import ask
 from tiered.archive.selection import MAX, MIN
-from tiered.cli.sql import plain
 from tiered.errors import InvalidError
 from tiered.model import MessageQueue
 
@@ -64,7 +63,7 @@ ROW = {
     "a": 1,
     "a_2": "é",
     "n": None,
-    "f": None,
+    "f": "NaN",
     "l": ["x"],
     "m": {},
     "k": {"k": 2},
@@ -109,13 +108,6 @@ def test_a_statement_without_a_result(shop: Shop) -> None:
     }  # fmt: skip
 
 
-def test_durations_are_iso_8601() -> None:
-    (one,) = duckdb.sql("SELECT INTERVAL '14 months 3 days 1500 milliseconds' AS d").fetchall()
-    assert one
-    table = duckdb.sql("SELECT INTERVAL '14 months 3 days 1500 milliseconds' AS d").to_arrow_table()
-    assert plain(table.to_pylist()[0]["d"]) == "P14M3DT1.5S"
-
-
 # -- names ----------------------------------------------------------------------------------------
 
 
@@ -150,6 +142,21 @@ def test_what_is_wrong_is_said(shop: Shop, tmp_path: Any) -> None:
     unwritable = here("sql", shop.archive, "SELECT 1", "--to", tmp_path / "no" / "file")
     assert (unwritable.code, "No such file" in unwritable.error) == (2, True)
     assert "%RETRY%workers" in here("sql", "--help").good().out.decode()
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.CSV.gz", "x.json", "x.jsonl", "x.xlsx", "x.db"])
+def test_parquet_is_not_written_under_another_form_s_name(name: str, tmp_path: Any) -> None:
+    ran = here("sql", f"file://{tmp_path}/nothing", "SELECT 1", "--to", tmp_path / name)
+    assert (ran.code, "what is written is Parquet" in ran.error) == (2, True)
+    ran = here("archive", f"file://{tmp_path}/nothing", "--to", f"file://{tmp_path}/{name}")
+    assert (ran.code, "what is written is Parquet" in ran.error) == (2, True)
+    assert not (tmp_path / name).exists()
+
+
+def test_what_parquet_cannot_hold_is_said(shop: Shop, tmp_path: Any) -> None:
+    file = tmp_path / "x.parquet"
+    ran = here("sql", shop.archive, "SELECT INTERVAL 1 DAY AS d", "--to", file)
+    assert (ran.code, "Parquet has no form" in ran.error, file.exists()) == (2, True, False)
 
 
 def test_of_many_tables_some_are_named() -> None:

@@ -385,7 +385,7 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
                 views[table] = _read_files(root, keys, differ=True) if keys else no_rows()
             make_views(connection, views)
             found = connection.sql(question)
-            answer = arrow.table({}) if found is None else found.to_arrow_table()
+            answer = arrow.table({}) if found is None else _table(found)
         except duckdb.Error as error:
             if files.failed:  # DuckDB makes text of it
                 raise files.failed[0] from error
@@ -396,6 +396,51 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
     return QueryAnswer(answer, len(every), len(every - read))
+
+
+_NO_ARROW = frozenset({"bit", "uhugeint", "time with time zone", "bignum", "variant"})
+"""Types that Arrow has nothing for: of the greatest UHUGEINT it makes -1, of a time with a zone one without."""
+
+
+def _table(found: Any) -> pa.Table:  # noqa: ANN401 (duckdb)
+    """A result with all that it says: what Arrow has no type for comes as DuckDB writes it."""
+    columns = [(f"#{number}", kind) for number, kind in enumerate(found.types, 1)]
+    if not any(map(_has_no_arrow, found.types)):
+        return found.to_arrow_table()
+    cast = (
+        f"CAST({column} AS {_with_texts(kind)})" if _has_no_arrow(kind) else column
+        for column, kind in columns
+    )
+    table: pa.Table = found.project(", ".join(cast)).to_arrow_table()
+    return table.rename_columns(found.columns)
+
+
+def _has_no_arrow(kind: Any) -> bool:  # noqa: ANN401
+    return kind.id in _NO_ARROW or any(_has_no_arrow(inner) for _, inner in _within(kind))
+
+
+def _within(kind: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
+    """The types that a type is made of, with their names."""
+    nested = {"list", "array", "struct", "tuple", "map", "union"}
+    return [one for one in kind.children if one[0] != "size"] if kind.id in nested else []
+
+
+def _with_texts(kind: Any) -> str:  # noqa: ANN401
+    """A type as SQL has it, with texts in the places of those that Arrow has nothing for."""
+    if kind.id in _NO_ARROW:
+        return "VARCHAR"
+    inner = [(name, _with_texts(one)) for name, one in _within(kind)]
+    match kind.id:
+        case "list":
+            return f"{inner[0][1]}[]"
+        case "array":
+            return f"{inner[0][1]}[{dict(kind.children)['size']}]"
+        case "map" | "tuple":
+            return f"{kind.id}({', '.join(one for _, one in inner)})"
+        case "struct" | "union":
+            return f"{kind.id}({', '.join(f'{quoted(name)} {one}' for name, one in inner)})"
+        case _:
+            return str(kind)
 
 
 def _latest_files(

@@ -33,6 +33,7 @@ from tiered.cli.values import (
     format_duration,
     format_size,
     pair,
+    parquet_name,
     parse_duration,
     parse_size,
     topic_filter,
@@ -90,7 +91,7 @@ class SparkOptions:
 class ArchiveOptions(PlanOptions, SparkOptions):
     """What ``tiered archive`` can be told."""
 
-    to: str = required("URL of the archive", "URL", str)
+    to: str = required("URL of the archive", "URL", parquet_name)
     engine: str = option(
         "what reads and makes files: this process, or Spark",
         "ENGINE",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import textwrap
+from decimal import Decimal
 from itertools import zip_longest
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
-from tiered.cli.values import SAFE, printable
+from tiered.cli.values import SAFE, json_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,17 +25,18 @@ ALARMS = frozenset({"gaps", "quarantined", "missing"})
 """Columns that tell of messages that are not there: never left out while they have anything to tell."""
 _NAME_MIN, _PROSE_MIN = 12, 20
 _GAP = "  "
-_ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+_CSV_QUOTED = re.compile(r'[",\r\n]|^\s|\s$')
+_NOT_ASCII = re.compile(r"[^\x00-\x7e]")
 
 
 def json_bytes(value: object, *, indent: int | None = None) -> bytes:
     """UTF-8 JSON; names that are no UTF-8 come as escapes."""
+    is_line = indent is None
+    text = json_text(value) if is_line else json.dumps(value, ensure_ascii=False, indent=indent)
     try:
-        if indent is None:
-            return _ENCODE(value).encode()
-        return json.dumps(value, ensure_ascii=False, indent=indent).encode()
+        return text.encode()
     except UnicodeEncodeError:
-        return json.dumps(value, indent=indent).encode()
+        return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text).encode()
 
 
 class Output:
@@ -126,18 +129,10 @@ class Output:
             self.line(line)
 
     def _csv(self, rows: Iterable[Row], columns: Sequence[str]) -> None:
-        import csv
-        import io
-
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(columns)
-        for row in rows:
-            writer.writerow([_csv_cell(row.get(column)) for column in columns])
-            self._stdout.write(buffer.getvalue().encode("utf-8", "backslashreplace"))
-            buffer.seek(0)
-            buffer.truncate()
-        self._stdout.write(buffer.getvalue().encode("utf-8", "backslashreplace"))
+        """RFC 4180; nothing between two commas is null, and ``""`` a text without a character."""
+        for cells in itertools.chain([columns], ([row.get(c) for c in columns] for row in rows)):
+            line = ",".join(map(_csv_cell, cells)) + "\n"
+            self._stdout.write(line.encode("utf-8", "backslashreplace"))
 
 
 def fit(
@@ -300,7 +295,17 @@ def _is_numeric(values: Sequence[object]) -> bool:
     )
 
 
-def _csv_cell(value: object) -> object:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, list | dict) else value
+def _csv_cell(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case list() | tuple() | dict():
+            text = json_text(value)
+        case Decimal():
+            return f"{value:f}"
+        case _:
+            text = str(value)
+    is_plain = text and not _CSV_QUOTED.search(text)
+    return text if is_plain else '"' + text.replace('"', '""') + '"'

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import itertools
-import math
 import os
-import warnings
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from backends.local_files import advice_for
@@ -18,7 +13,8 @@ from tiered.cli.exits import DONE
 from tiered.cli.frame import make_command
 from tiered.cli.options import OneOf, argument, option
 from tiered.cli.output import Output
-from tiered.cli.values import counted
+from tiered.cli.plain_values import distinct_names, plain_rows
+from tiered.cli.values import counted, parquet_name
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -45,7 +41,7 @@ class SqlOptions(SparkOptions):
         default="duckdb",
     )
     to: str | None = option(
-        "write the result to this file, as Parquet", "FILE", str, default_text="print it"
+        "write the result to this file, as Parquet", "FILE", parquet_name, default_text="print it"
     )
 
 
@@ -64,8 +60,7 @@ def run(call: Call, options: SqlOptions) -> int:
         return DONE
     names = answer.schema.names
     if call.form == "json":
-        document = {"format": 1, "columns": names, "rows": list(_rows(answer))}
-        Output(call).document(document)
+        Output(call).listing({"format": 1, "columns": names}, "rows", _rows(answer))
     else:
         Output(call).emit({}, _rows(answer), names)
     if not answer.num_rows:
@@ -100,59 +95,27 @@ def _ask(
 
 
 def _distinct(answer: pa.Table) -> pa.Table:
-    """The same with column names that differ: the second ``a`` is ``a_2``."""
-    names: list[str] = []
-    for name in answer.schema.names:
-        tries = (f"{name}_{number}" for number in itertools.count(2))
-        names.append(next(n for n in itertools.chain([name], tries) if n not in names))
-    return answer.rename_columns(names)
+    """The same with column names that differ."""
+    return answer.rename_columns(distinct_names(answer.schema.names))
 
 
 def _rows(answer: pa.Table) -> Iterator[dict[str, Any]]:
     """Row after row, without holding them all."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a map that has a name twice: the last one counts
-        for batch in answer.to_batches(max_chunksize=_BATCH_ROWS):
-            for row in batch.to_pylist(maps_as_pydicts="lossy"):
-                yield {name: plain(value) for name, value in row.items()}
-
-
-def plain(value: Any) -> Any:  # noqa: ANN401 (a value of a table)
-    """A value as JSON has it: times as ISO 8601, bytes as text where they are UTF-8, else as base64; no NaN."""
-    match value:
-        case bytes():
-            try:
-                return value.decode()
-            except UnicodeDecodeError:
-                return "base64:" + base64.b64encode(value).decode()
-        case tuple() if hasattr(value, "nanoseconds"):
-            return _duration(*value)
-        case list():
-            return [plain(v) for v in value]
-        case dict():
-            return {str(k): plain(v) for k, v in value.items()}
-        case float():
-            return value if math.isfinite(value) else None
-        case None | bool() | int() | str():
-            return value
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
-        case _:
-            return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _duration(months: int, days: int, nanoseconds: int) -> str:
-    """As ISO 8601 has it; without calendar parts it is seconds alone."""
-    seconds = f"{Decimal(nanoseconds) / 1_000_000_000:f}"
-    seconds = seconds.rstrip("0").rstrip(".") if "." in seconds else seconds
-    return "P" + f"{months}M" * bool(months) + f"{days}D" * bool(days) + f"T{seconds}S"
+    for batch in answer.to_batches(max_chunksize=_BATCH_ROWS):
+        yield from plain_rows(batch)
 
 
 def _save(answer: pa.Table, file: str) -> None:
-    from pyarrow import parquet
+    from pyarrow import ArrowNotImplementedError, parquet
 
     try:
         parquet.write_table(answer, file, compression="zstd", write_page_checksum=True)
+    except ArrowNotImplementedError as error:
+        raise InvalidError(
+            f"Parquet has no form for a column of the answer: {error}",
+            where=file,
+            do="make a text of it, as by CAST(… AS VARCHAR)",
+        ) from None
     except OSError as error:
         raise InvalidError(
             f"cannot be written: {os.strerror(error.errno) if error.errno else error}",

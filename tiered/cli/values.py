@@ -5,10 +5,12 @@ What reads a text raises ``ValueError`` with what is wrong and how it should loo
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -329,13 +331,63 @@ SAFE = _Safe()
 """For ``str.translate``: nothing that a terminal would obey is left."""
 
 
+_NOT_PARQUET = re.compile(
+    r"\.(csv|tsv|txt|json|jsonl|ndjson|xlsx?|ods|html?|md|xml|yaml|arrow|feather|ipc|orc|avro|db|duckdb|sqlite3?)"
+    r"(\.(gz|zst|zstd|bz2|xz|zip|lz4))?/*$",
+    re.IGNORECASE,
+)
+
+
+def parquet_name(text: str) -> str:
+    """The name of what is written as Parquet: a name that promises another form is a mistake."""
+    found = _NOT_PARQUET.search(text)
+    if found:
+        raise ValueError(
+            f"{text!r} is named as {found[1].lower()}, and what is written is Parquet: name it .parquet"
+        )
+    return text
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+
+
+def json_text(value: object) -> str:
+    """JSON on one line. A ``Decimal`` is a number with all its digits, which ``json`` itself has no way to write.
+
+    Raises:
+        TypeError: Something of it has no form in JSON.
+    """
+    try:
+        return _ENCODE(value)
+    except TypeError:
+        pass
+    match value:
+        case Decimal():
+            return f"{value:f}"
+        case dict():
+            pairs = (f"{_ENCODE(name)}: {json_text(inner)}" for name, inner in value.items())
+            return "{" + ", ".join(pairs) + "}"
+        case list() | tuple():
+            return f"[{', '.join(map(json_text, value))}]"
+        case _:
+            return _ENCODE(value)
+
+
 def printable(value: object) -> str:
     """One cell of a table, without anything that a terminal would obey."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(printable, value))
-    text = f"{value:,}" if isinstance(value, int) else str(value)
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case Decimal():
+            return f"{value:,f}"
+        case list() | tuple() if not any(isinstance(one, list | tuple | dict) for one in value):
+            return ", ".join(map(printable, value))
+        case list() | tuple() | dict():
+            text = json_text(value)
+        case _:
+            text = str(value)
     return text if text.isprintable() else text.translate(SAFE)

@@ -752,7 +752,7 @@ def ask_spark(
 
     make_views(session, archive, url, options, question=question)
     try:
-        return session.sql(question).toArrow()
+        return _table(session.sql(question))
     except (PySparkException, Py4JError) as error:
         topics = files_by_topic(read_archive(archive))
         tables = table_names(topics)
@@ -767,6 +767,24 @@ def ask_spark(
             there = "tables of newest rows are DuckDB's alone: leave --engine out"
         do = full_advice(str(error)) or there
         raise InvalidError(_said(str(error)), do=do) from error
+
+
+_NO_ARROW = frozenset({"CalendarIntervalType", "YearMonthIntervalType", "VariantType"})
+"""Types that Spark has no Arrow for, or only its own bytes."""
+
+
+def _table(frame: Any) -> pa.Table:  # noqa: ANN401
+    """An answer; columns of types that Arrow has nothing for come as Spark writes them."""
+    kinds = [type(field.dataType).__name__ for field in frame.schema]
+    if _NO_ARROW.intersection(kinds):
+        names = frame.columns
+        frame = frame.toDF(*map(str, range(len(kinds))))
+        columns = [frame[str(number)] for number in range(len(kinds))]
+        pairs = zip(columns, kinds, strict=True)
+        cast = (one.cast("string") if kind in _NO_ARROW else one for one, kind in pairs)
+        frame = frame.select(*cast).toDF(*names)
+    found: pa.Table = frame.toArrow()
+    return found
 
 
 def _said(text: str) -> str:
