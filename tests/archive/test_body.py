@@ -107,7 +107,7 @@ def test_what_does_not_fit_keeps_its_row_and_is_put_aside_too() -> None:
     assert [row["value_id"] for row in values(at)] == [1, None, None, None, None, 2]
     assert [row["body_error"] for row in values(at)] == [
         None,
-        "the body does not fit the topic's columns",
+        "the body does not fit the topic's columns: id",
         *["the body is not of the topic's format"] * 3,
         None,
     ]
@@ -116,7 +116,9 @@ def test_what_does_not_fit_keeps_its_row_and_is_put_aside_too() -> None:
     assert [row["record"] for row in aside[:4]] == [
         record_of(QUEUE, n + 1, body, time_ms=1_700_000_000_001 + n) for n, body in enumerate(bad)
     ]
-    assert aside[0]["reason"].startswith("body: the body does not fit the topic's columns: JSON")
+    assert aside[0]["reason"].startswith(
+        "body: the body does not fit the topic's columns: id: JSON"
+    )
     assert check(at).compared == 1
     (stretches,) = read_log(at).lanes.values()
     assert (stretches[0].misfits, stretches[0].columns) == (4, 1)

@@ -30,6 +30,7 @@ from tiered.archive.body_formats import (
     NO_OBJECT,
     RAW,
     AvroDecoder,
+    BodyCounts,
     Decoder,
     ProtoDecoder,
     avro_columns,
@@ -243,12 +244,12 @@ def test_inference() -> None:
     bodies = [json.dumps(one).encode() for one in documents]
     found = infer_columns([*bodies, b"no json", b"[" * 100_000])
     assert columns_text(found) == (
-        "n DOUBLE, t STRING, l ARRAY<STRUCT<q: BIGINT>>, o STRUCT<deep: ARRAY<ARRAY<BOOLEAN>>>, Big DOUBLE"
+        "n DOUBLE, t STRING, l ARRAY<STRUCT<q: BIGINT>>, o STRUCT<deep: ARRAY<ARRAY<BOOLEAN>>>, Big DECIMAL(38,0)"
     )
     for no_json in (
         b"\xff",
         json.dumps({"a": 1}).encode("utf-16"),
-        b"\xef\xbb\xbf{}",
+        b"\xef\xbb\xbf\xef\xbb\xbf{}",
         b"1" * 5000,
         b"",
     ):
@@ -296,15 +297,19 @@ NONE = [
         b'{"s": "\xff"}',
         b'{"n": 1}\0',
         b'{"n": 1\0}',
-        b"\xef\xbb\xbf{}",
+        b"\xef\xbb\xbf",
+        b"\xef\xbb\xbf\xef\xbb\xbf{}",
     ),
     *(b'{"s": "a\nb"}', b"{'n': 1}", b'{"n": 1,}', b'{"n": 01}'),
 ]
-UNFIT = [
-    *(b'{"n": "x"}', b'{"n": 1.5}', b'{"n": 1e1}', b'{"n": 9223372036854775808}', b'{"n": true}'),
-    *(b'{"n": [1]}', b'{"n": {}}', b'{"n": 1, "n": 2}', b'{"s": 1}', b'{"s": {}}'),
-    b'{"s": "\\ud800"}',
-]
+UNFIT = {
+    **dict.fromkeys([b'{"n": "x"}', b'{"n": 1.5}', b'{"n": 1e1}', b'{"n": true}'], "n"),
+    **dict.fromkeys([b'{"n": 9223372036854775808}', b'{"n": [1]}', b'{"n": {}}'], "n"),
+    b'{"n": 1, "n": 2}': "n",
+    **dict.fromkeys([b'{"s": 1}', b'{"s": {}}', b'{"s": "\\ud800"}'], "s"),
+    b'{"s": 1, "n": "x"}': "n, s",
+}
+"""And the members that are wrong."""
 
 
 @pytest.mark.parametrize("body", NONE)
@@ -313,10 +318,125 @@ def test_what_is_no_json_object(body: bytes) -> None:
     assert (rows, unfit) == ([{"n": None, "s": None}], {0: NO_OBJECT})
 
 
-@pytest.mark.parametrize("body", UNFIT)
-def test_json_that_does_not_fit(body: bytes) -> None:
+@pytest.mark.parametrize(("body", "members"), UNFIT.items())
+def test_json_that_does_not_fit(body: bytes, members: str) -> None:
     rows, unfit = json_of("n BIGINT, s STRING", body)
-    assert (rows, unfit) == ([{"n": None, "s": None}], {0: NO_FIT})
+    assert (rows, unfit) == ([{"n": None, "s": None}], {0: f"{NO_FIT}: {members}"})
+
+
+def test_what_fits_of_a_body_is_there_beside_what_does_not() -> None:
+    columns = "id BIGINT, amount DOUBLE, o STRUCT<x: INT, y: INT>, l ARRAY<INT>, s STRING"
+    bodies = [
+        b'{"id": 1, "amount": 1.5, "o": {"x": 1, "y": 2}, "l": [1], "s": "a"}',
+        b'{"id": "x", "amount": 2.5, "o": {"x": 1}, "l": [2], "s": "b"}',
+        b'{"id": 3, "amount": "3.5", "o": {"x": "1", "y": 2}, "l": [3, "3"], "s": "c"}',
+        b"no json",
+    ]
+    rows, unfit = json_of(columns, *bodies)
+    assert [row["id"] for row in rows] == [1, None, 3, None]
+    assert [row["amount"] for row in rows] == [1.5, 2.5, None, None]
+    assert [row["o"] for row in rows] == [{"x": 1, "y": 2}, {"x": 1, "y": None}, None, None]
+    assert [row["l"] for row in rows] == [[1], [2], None, None]
+    assert [row["s"] for row in rows] == ["a", "b", "c", None]
+    assert unfit == {1: f"{NO_FIT}: id", 2: f"{NO_FIT}: amount, o, l", 3: NO_OBJECT}
+
+
+@pytest.mark.parametrize(
+    "wrong", ["1e400", '"\\ud800"', '{"n": 1e999}', "[1e400]", '"1", "x": "1"']
+)
+def test_what_no_parser_gets_over_is_one_member_s(wrong: str) -> None:
+    body = f' {{ "n" : 1 , "x" : {wrong} , "s" : "a" }} '.encode()
+    rows, unfit = json_of("n BIGINT, x STRING, s STRING", body)
+    assert rows == [{"n": 1, "x": None, "s": "a"}]
+    assert unfit == {0: f"{NO_FIT}: x"}
+
+
+def test_of_many_members_that_do_not_fit_some_are_named() -> None:
+    names = [f"m{number}" for number in range(20)]
+    body = json.dumps(dict.fromkeys(names, "x")).encode()
+    _, unfit = json_of(", ".join(f"{name} INT" for name in names), body)
+    assert unfit == {0: f"{NO_FIT}: {', '.join(names[:8])} and 12 more"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "fits"),
+    [
+        *(
+            ("DOUBLE", number, True)
+            for number in ("0.1", "9007199254740992", "1e22", "-0.0", "NaN")
+        ),
+        *(("DOUBLE", number, True) for number in ("0.10000000000000001", "18446744073709551616")),
+        *(("DOUBLE", number, True) for number in ("0.30000000000000004", "1.50000000000000000000")),
+        *(("DOUBLE", number, False) for number in ("9007199254740993", "12345678901234567.89")),
+        *(("DOUBLE", number, False) for number in ("-9007199254740993", "0.1234567890123456789")),
+        *(("DOUBLE", number, False) for number in ("18446744073709551615", "90071992547409930e-1")),
+        *(("FLOAT", number, True) for number in ("16777216", "3.14159265", "0.1")),
+        ("FLOAT", "16777217", False),
+        ("ARRAY<DOUBLE>", "[1.5, 9007199254740993]", False),
+        ("STRUCT<x: DOUBLE>", '{"x": 9007199254740993}', False),
+        ("ARRAY<STRUCT<x: DOUBLE>>", '[{"x": 9007199254740993}]', False),
+        ("DECIMAL(38,0)", "18446744073709551615", True),
+        ("DECIMAL(38,2)", "12345678901234567.89", True),
+        ("DECIMAL(38,0)", "1.5", False),
+        ("BIGINT", "9007199254740993", True),
+        ("STRING", '"9007199254740993"', True),
+    ],
+)
+def test_no_number_loses_digits(kind: str, number: str, fits: bool) -> None:
+    body = f'{{"d": {number}, "s": "12345678901234567890.12345678901"}}'.encode()
+    _, unfit = json_of(f"d {kind}, s STRING, other DOUBLE", b"{}", body, b'{"d": null}')
+    assert unfit == ({} if fits else {1: f"{NO_FIT}: d"})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        (["1", "2"], "BIGINT"),
+        (["9007199254740993"], "BIGINT"),
+        (["1", "1.5"], "DOUBLE"),
+        (["9007199254740993", "1.5"], "DECIMAL(38,9)"),
+        (["1.5", "9007199254740993"], "DECIMAL(38,9)"),
+        (["18446744073709551615"], "DECIMAL(38,0)"),
+        (["18446744073709551615", "1"], "DECIMAL(38,0)"),
+        (["12345678901234567.89"], "DECIMAL(38,9)"),
+        (["1.123456789012345678", "9007199254740993"], "DECIMAL(38,18)"),
+        (["9007199254740993", "NaN"], "DOUBLE"),
+        (["1e30", "1"], "DOUBLE"),
+        (["1e99999999999999999999"], ""),
+        (["1" * 40], "DOUBLE"),
+    ],
+)
+def test_what_is_inferred_of_numbers_keeps_their_digits(numbers: list[str], kind: str) -> None:
+    bodies = [f'{{"n": {number}}}'.encode() for number in numbers]
+    assert columns_text(infer_columns(bodies)) == (f"n {kind}" if kind else "")
+
+
+def test_members_without_a_column_are_counted() -> None:
+    columns = "id BIGINT, o STRUCT<x: INT>, l ARRAY<STRUCT<q: INT>>"
+    bodies = [
+        b'{"id": 1}',
+        b'{"id": 2, "late": 1, "none": null, "o": {"x": 1, "y": 2}}',
+        b'\xef\xbb\xbf{"late": {"a": 1}, "l": [{"q": 1, "r": 2}, {"r": 3}, null]}',
+        b'{"id": "x", "late": 3}',
+        b"no json",
+    ]
+    decoder, counts = open_decoder(BodyColumns("json", columns)), BodyCounts()
+    found = decode_bodies(decoder, pa.array(bodies), parse_columns(columns), counts)
+    assert counts.left_out == {"late": 3, "o.y": 1, "l.r": 2}
+    assert counts.unfit == {"id": 1}
+    assert sorted(found.unfit) == [3, 4]
+    many = [json.dumps({f"id-{n}": n}).encode() for n in range(100)]
+    counts = BodyCounts()
+    decode_bodies(decoder, pa.array([*many, b'{"\\ud800": 1}']), parse_columns(columns), counts)
+    assert len(counts.left_out) == 65
+    assert counts.left_out["(others)"] == 37
+
+
+def test_json_behind_a_byte_order_mark_is_json() -> None:
+    bodies = [b'\xef\xbb\xbf{"n": 1}', b'{"n": 2}', b'\xef\xbb\xbf {"n": 3}\r\n', b"\xef\xbb\xbf[]"]
+    rows, unfit = json_of("n BIGINT", *bodies)
+    assert ([row["n"] for row in rows], unfit) == ([1, 2, 3, None], {3: NO_OBJECT})
+    assert columns_text(infer_columns(bodies)) == "n BIGINT"
 
 
 GOOD = st.builds(
@@ -343,7 +463,7 @@ def test_blocks_without_end_and_bodies_without_bottom() -> None:
     bodies = [b'{"n": %d}' % n for n in range(3000)]
     bodies[1500], bodies[2999] = b'{"n": 1.5}', deep
     rows, unfit = json_of("n BIGINT", *bodies)
-    assert unfit == {1500: NO_FIT}
+    assert unfit == {1500: f"{NO_FIT}: n"}
     assert [row["n"] for row in rows[:1500]] == list(range(1500))
     assert rows[2999] == {"n": 1}
 

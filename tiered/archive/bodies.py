@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import astuple, dataclass, field
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from tiered.api.arrow import load_pyarrow
@@ -430,9 +432,9 @@ def _wrong_schema(name: str) -> InvalidError:
 #
 # Columns from some JSON documents: the first ones of a topic say what all of it becomes. Pure.
 #
-# A field that is an integer here and a fraction there is a DOUBLE. Of a field whose values do not go together
-# otherwise the first one's type holds, and documents with the other do not fit. Fields that are never more than
-# null are left out.
+# A field that is an integer here and a fraction there is a DOUBLE, as long as that keeps all digits: else it is a
+# DECIMAL. Of a field whose values do not go together otherwise the first one's type holds, and documents with the
+# other do not fit. Fields that are never more than null are left out.
 #
 # Nothing that a producer sends ends this. Left out are, too, a field that no column can be called like, or only at length,
 # and one that readers would take for another before it: since the names differ by upper and lower case only, or since
@@ -443,8 +445,27 @@ FIELDS_MAX = 512
 _NAME_CHARS_MAX = 256
 """Of a name: all of them stand in the log and in each file."""
 _SEEN_DEPTH_MAX = 16
-_SEEN_TYPES = {"bool": "bool_", "int": "int64", "double": "float64", "text": "string"}
+_SEEN_TYPES = {"bool": "bool_", "text": "string"}
 _INT64 = range(-(1 << 63), 1 << 63)
+_SCALE_LEAST = 9
+"""Digits behind the point where integers that no DOUBLE has stand beside fractions."""
+BOM = b"\xef\xbb\xbf"
+"""What some programs begin a text with. It says nothing, and JSON behind it is JSON."""
+
+
+def keeps_digits(text: str) -> bool:
+    """Whether a number that is written so is a DOUBLE with all its digits: written as long, it is the same again."""
+    try:
+        given = Decimal(text)
+    except ArithmeticError:
+        return False
+    if not given.is_finite():
+        return True
+    value, digits = float(text), len(given.normalize(_DIGITS).as_tuple().digits)
+    return math.isfinite(value) and Decimal(f"{value:.{digits - 1}e}") == given
+
+
+_DIGITS = Context(prec=10_000)
 
 
 def infer_columns(bodies: Iterable[bytes]) -> list[pa.Field]:
@@ -452,8 +473,8 @@ def infer_columns(bodies: Iterable[bytes]) -> list[pa.Field]:
     root, places = _Seen("", "object"), _Places()
     for body in bodies:
         try:
-            document = json.loads(body.decode())
-        except (ValueError, RecursionError):
+            document = json.loads(body.removeprefix(BOM).decode(), parse_float=Decimal)
+        except (ValueError, RecursionError, ArithmeticError):  # an exponent of twenty digits
             continue
         if isinstance(document, dict):
             _see_object(root, document, places, 0)
@@ -488,6 +509,51 @@ class _Places:
         return _Seen(path)
 
 
+@dataclass(slots=True)
+class _Numbers:
+    """What numbers of a place have been so far.
+
+    Attributes:
+        is_whole: All are integers.
+        is_small: All integers are of 64 bits.
+        is_double: All are of DOUBLE with all their digits.
+        is_decimal: None is of no DECIMAL (NaN).
+        whole: Digits before the point, at most.
+        scale: Digits behind it.
+    """
+
+    is_whole: bool = True
+    is_small: bool = True
+    is_double: bool = True
+    is_decimal: bool = True
+    whole: int = 0
+    scale: int = 0
+
+    def add(self, value: float | Decimal) -> None:
+        exact = Decimal(value)
+        if not exact.is_finite():
+            self.is_whole = self.is_decimal = False
+            return
+        _, digits, exponent = exact.as_tuple()
+        assert isinstance(exponent, int)
+        self.is_whole &= isinstance(value, int)
+        self.is_small &= value in _INT64 if isinstance(value, int) else True
+        self.is_double &= keeps_digits(str(value))
+        self.whole = max(self.whole, len(digits) + exponent)
+        self.scale = max(self.scale, -exponent)
+
+    def type(self) -> Any:  # noqa: ANN401 (pyarrow has no types)
+        """Of a column that keeps all digits, if there is one."""
+        arrow = load_pyarrow()
+        if self.is_whole and self.is_small:
+            return arrow.int64()
+        scale = 0 if self.is_whole else max(self.scale, _SCALE_LEAST)
+        fits = self.is_decimal and self.whole + scale <= _DECIMAL_DIGITS
+        if fits and (self.is_whole or not self.is_double):
+            return arrow.decimal128(_DECIMAL_DIGITS, scale)
+        return arrow.float64()
+
+
 @dataclass
 class _Seen:
     """What a place has been so far.
@@ -497,12 +563,14 @@ class _Seen:
         kind: Of values; empty as long as there was none.
         fields: Of an object.
         inner: Elements of an array.
+        numbers: What is known of values that are numbers.
     """
 
     path: str
     kind: str = ""
     fields: dict[str, _Seen] = field(default_factory=dict)
     inner: _Seen | None = None
+    numbers: _Numbers = field(default_factory=_Numbers)
 
 
 def _see_object(seen: _Seen, document: dict[str, Any], places: _Places, depth: int) -> None:
@@ -519,12 +587,12 @@ def _see(seen: _Seen, value: Any, places: _Places, depth: int) -> None:  # noqa:
     kind = _kind(value)
     if not kind or depth > _SEEN_DEPTH_MAX:
         return
-    if {seen.kind, kind} == {"int", "double"}:
-        seen.kind = "double"
     seen.kind = seen.kind or kind
     if kind != seen.kind:
         return
-    if kind == "object":
+    if kind == "number":
+        seen.numbers.add(value)
+    elif kind == "object":
         _see_object(seen, value, places, depth)
     elif kind == "array":
         seen.inner = inner = seen.inner or places.take(f"{seen.path}element.")
@@ -537,10 +605,8 @@ def _kind(value: Any) -> str:  # noqa: ANN401
     match value:
         case bool():
             return "bool"
-        case int():
-            return "int" if value in _INT64 else "double"
-        case float():
-            return "double"
+        case int() | float() | Decimal():
+            return "number"
         case str():
             return "text"
         case dict():
@@ -569,5 +635,7 @@ def _seen_type(seen: _Seen) -> Any:  # noqa: ANN401 (pyarrow has no types)
             return None if element is None else arrow.list_(element)
         case "":
             return None
+        case "number":
+            return seen.numbers.type()
         case kind:
             return getattr(arrow, _SEEN_TYPES[kind])()

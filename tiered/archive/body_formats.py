@@ -11,6 +11,7 @@ import io
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -20,19 +21,22 @@ import numpy as np
 
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.bodies import (
+    BOM,
     FORMATS,
     PREFIX,
     TEXT,
     BodyColumns,
     columns_of_schema,
     columns_text,
+    is_name,
+    keeps_digits,
     parse_columns,
     require_distinct,
 )
 from tiered.errors import InternalError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -70,7 +74,22 @@ class UnfitError(Exception):
 
 
 class Decoder(Protocol):
-    """Decodes bodies of one format. For any thread."""
+    """Decodes bodies of one format. For any thread.
+
+    Attributes:
+        strict: The same, but what a body has and no column is of does not fit; None where there is no such thing.
+    """
+
+    @property
+    def strict(self) -> Decoder | None: ...
+
+    def only(self, number: int) -> Decoder:
+        """What decodes one of the columns."""
+        ...
+
+    def left_out(self, body: bytes) -> Iterable[str]:
+        """Members of a body that no column is of, each as often as it has a value."""
+        ...
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
         """All of a block, a column for each of the layout's.
@@ -89,7 +108,7 @@ class Decoded:
     """What bodies became.
 
     Attributes:
-        columns: Null where a body did not fit.
+        columns: Null where a body, or a member of it, did not fit.
         unfit: By row, why it did not fit: the plain words, and the details.
     """
 
@@ -97,30 +116,131 @@ class Decoded:
     unfit: dict[int, tuple[str, str]] = field(default_factory=dict)
 
 
-def decode_bodies(decoder: Decoder, bodies: pa.Array, columns: list[pa.Field]) -> Decoded:
-    """Decode what can be.
+NAMES_MAX = 64
+"""Members that are counted by name, of one kind; who uses ids as names gets no count for each."""
+OTHERS = "(others)"
+_NAME_CHARS_MAX = 256
+_SHOWN = 8
+
+
+@dataclass(slots=True)
+class BodyCounts:
+    """What of bodies is in no column of theirs. One thread.
+
+    Attributes:
+        left_out: By member that no column is of: how many values there were, null aside.
+        unfit: By member: in how many rows it did not fit its column.
+    """
+
+    left_out: Counter[str] = field(default_factory=Counter)
+    unfit: Counter[str] = field(default_factory=Counter)
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Members of a body."""
+        for name in names:
+            _count(self.left_out, name)
+
+    def misfit(self, name: str) -> None:
+        """A row's."""
+        _count(self.unfit, name)
+
+
+def _count(counts: Counter[str], name: str) -> None:
+    is_sound = len(name) <= _NAME_CHARS_MAX and is_name(name)
+    is_known = name in counts or (is_sound and len(counts) < NAMES_MAX)
+    counts[name if is_known else OTHERS] += 1
+
+
+def decode_bodies(
+    decoder: Decoder,
+    bodies: pa.Array,
+    columns: list[pa.Field],
+    counts: BodyCounts | None = None,
+) -> Decoded:
+    """Decode what can be. Of a body that does not fit only the members are null that do not.
 
     Args:
         decoder: For it.
         bodies: Binary; null is what does not fit.
         columns: Of the result.
+        counts: What is in no column is added to it; None: it is not looked for.
     """
-    work = _DecodeWork(decoder, bodies)
-    rows = np.flatnonzero(bodies.is_valid().to_numpy(zero_copy_only=False))
-    for start in range(0, len(rows), BLOCK_ROWS):
-        work.take(rows[start : start + BLOCK_ROWS])
+    work = _DecodeWork(decoder, bodies, counts or BodyCounts(), is_counting=counts is not None)
+    work.take_all(np.flatnonzero(bodies.is_valid().to_numpy(zero_copy_only=False)))
     for row in np.flatnonzero(bodies.is_null().to_numpy(zero_copy_only=False)).tolist():
         work.unfit[row] = ("there is no body", "")
-    return Decoded(work.columns(columns), work.unfit)
+    found = Decoded(work.columns(columns), work.unfit)
+    if work.partly:
+        _decode_members(decoder, bodies, columns, found, work)
+    return found
+
+
+def _decode_members(
+    decoder: Decoder,
+    bodies: pa.Array,
+    columns: list[pa.Field],
+    found: Decoded,
+    work: _DecodeWork,
+) -> None:
+    """Decode bodies that do not fit as a whole, a column at a time."""
+    arrow, count = load_pyarrow(), len(bodies)
+    rows = sorted(work.partly)
+    some, where = bodies.take(arrow.array(rows, arrow.int64())), np.arange(count)
+    where[rows] = np.arange(count, count + len(rows))
+    wrong: dict[int, list[tuple[str, str]]] = {row: [] for row in rows}
+    for number, column in enumerate(columns):
+        one = _DecodeWork(decoder.only(number), some, BodyCounts())
+        one.take_all(np.arange(len(rows)))
+        for at in sorted({*one.unfit, *one.partly}):
+            _, details = one.unfit.get(at) or one.partly[at]
+            wrong[rows[at]].append((column.name.removeprefix(PREFIX), details))
+        (values,) = one.columns([column])
+        whole = arrow.concat_arrays([found.columns[number], values])
+        found.columns[number] = whole.take(arrow.array(where))
+    for row, members in wrong.items():
+        found.unfit[row] = _misfit(work.partly[row], members)
+        for name, _ in members:
+            work.counts.misfit(name)
+
+
+def _misfit(whole: tuple[str, str], members: list[tuple[str, str]]) -> tuple[str, str]:
+    """Why a body does not fit, by what is wrong with each of its members."""
+    if not members:
+        return whole
+    names = [name for name, _ in members]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    details = "; ".join(dict.fromkeys(details for _, details in members[:_SHOWN] if details))
+    return f"{whole[0]}: {', '.join(names[:_SHOWN])}{more}", details
 
 
 @dataclass(slots=True)
 class _DecodeWork:
+    """Rows of bodies, decoded as far as they can be.
+
+    Attributes:
+        decoder: For it.
+        bodies: All of them.
+        unfit: Rows of which there is nothing, and why.
+        partly: Rows that do not fit as a whole; of their members some may.
+        counts: See ``decode_bodies``.
+        is_counting: Members without a column are looked for.
+        is_strict: No body so far had a member without a column.
+    """
+
     decoder: Decoder
     bodies: Any
+    counts: BodyCounts
+    is_counting: bool = False
     unfit: dict[int, tuple[str, str]] = field(default_factory=dict)
+    partly: dict[int, tuple[str, str]] = field(default_factory=dict)
+    is_strict: bool = True
     _pieces: list[list[Any]] = field(default_factory=list)
     _rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def take_all(self, rows: npt.NDArray[np.int64]) -> None:
+        """Decode rows that ascend, in blocks."""
+        for start in range(0, len(rows), BLOCK_ROWS):
+            self.take(rows[start : start + BLOCK_ROWS])
 
     def take(self, rows: npt.NDArray[np.int64]) -> None:
         """Decode rows that ascend."""
@@ -130,12 +250,31 @@ class _DecodeWork:
             if not len(some):
                 continue
             try:
-                self._keep(some, self.decoder.decode(self._block(some)))
+                self._keep(some, self._decoded(self._block(some)))
             except UnfitError as error:
-                if len(some) == 1:
-                    self.unfit[int(some[0])] = (error.what, error.details)
+                if len(some) > 1:
+                    waiting += reversed(_divided(some, error.at))
                     continue
-                waiting += reversed(_divided(some, error.at))
+                kept = self.partly if error.what == NO_FIT else self.unfit
+                kept[int(some[0])] = (error.what, error.details)
+                if error.what == NO_FIT:
+                    self._count(self._block(some))
+
+    def _decoded(self, block: pa.Array) -> list[pa.Array]:
+        strict = self.decoder.strict if self.is_counting and self.is_strict else None
+        if strict is not None:
+            try:
+                return strict.decode(block)
+            except UnfitError:
+                self.is_strict = False
+        found = self.decoder.decode(block)
+        self._count(block)
+        return found
+
+    def _count(self, block: pa.Array) -> None:
+        if self.is_counting and self.decoder.strict is not None:
+            for body in block.to_pylist():
+                self.counts.leave_out(self.decoder.left_out(body))
 
     def _block(self, rows: npt.NDArray[np.int64]) -> Any:  # noqa: ANN401 (pyarrow has no types)
         first, count = int(rows[0]), len(rows)
@@ -182,7 +321,8 @@ def _divided(rows: npt.NDArray[np.int64], at: int) -> list[npt.NDArray[np.int64]
 # once.
 #
 # What fits: a member that is missing or null is null; members that no column is of are passed over (the body
-# has them still); integers are taken for fractions, nothing else for something else. Dates are ``2024-01-31``,
+# has them still) and counted; integers are taken for fractions, nothing else for something else. Numbers fit a
+# DOUBLE if it has all their digits; integers a FLOAT likewise, fractions as far as it goes. Dates are ``2024-01-31``,
 # times ISO 8601, UTC where they say no zone. Members that come twice do not fit.
 #
 # Why rows cannot get out of step with bodies: each body begins with ``{``, ends with ``}`` and is followed by a
@@ -197,8 +337,12 @@ _BLANKS = " \t\r\n"
 class JsonDecoder:
     """Decodes JSON objects by a fixed schema; fields that it has not are passed over."""
 
-    def __init__(self, columns: Sequence[pa.Field]) -> None:
+    def __init__(self, columns: Sequence[pa.Field], *, is_strict: bool = False) -> None:
         """Take the columns.
+
+        Args:
+            columns: Of the result.
+            is_strict: Fields that it has not do not fit.
 
         Raises:
             InvalidError: One has a type that JSON has nothing for.
@@ -207,13 +351,29 @@ class JsonDecoder:
 
         self._arrow: Any = load_pyarrow()
         self._reading = arrow_json
+        self._columns = list(columns)
         self._wanted = [column.type for column in columns]
+        self._tree = _tree(columns)
+        self._run = min(_runs(columns), default=0)
         parsed = [self._arrow.field(one.name, _parsed(one.name, one.type)) for one in columns]
         self._options = arrow_json.ParseOptions(
-            explicit_schema=self._arrow.schema(parsed), unexpected_field_behavior="ignore"
+            explicit_schema=self._arrow.schema(parsed),
+            unexpected_field_behavior="error" if is_strict else "ignore",
         )
+        self.strict = None if is_strict else JsonDecoder(columns, is_strict=True)
+
+    def only(self, number: int) -> _MemberDecoder:
+        return _MemberDecoder(self._columns[number])
+
+    def left_out(self, body: bytes) -> Iterable[str]:
+        try:
+            document = json.loads(body.removeprefix(BOM), parse_int=str, parse_float=str)
+        except (ValueError, RecursionError):
+            return ()
+        return _strangers(document, self._tree, "")
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        bodies = self._without_marks(bodies)
         self._require_objects(bodies)
         arrow = self._arrow
         try:
@@ -222,6 +382,8 @@ class JsonDecoder:
             raise self._unfit(bodies, str(error)) from None
         if table.num_rows != len(bodies):
             raise UnfitError(NO_OBJECT, "it is not one object")
+        if self._run:
+            self._require_digits(bodies)
         try:
             return [
                 _whole(arrow, column).cast(kind)
@@ -229,6 +391,13 @@ class JsonDecoder:
             ]
         except arrow.ArrowInvalid as error:
             raise UnfitError(NO_FIT, str(error)) from None
+
+    def _without_marks(self, bodies: pa.Array) -> pa.Array:
+        """The same without byte-order marks before them."""
+        arrow = self._arrow
+        if not arrow.compute.any(arrow.compute.starts_with(bodies, BOM)).as_py():
+            return bodies
+        return arrow.array([body.removeprefix(BOM) for body in bodies.to_pylist()], arrow.binary())
 
     def _read(self, bodies: pa.Array) -> pa.Table:
         arrow = self._arrow
@@ -238,6 +407,24 @@ class JsonDecoder:
         options = self._reading.ReadOptions(use_threads=False, block_size=data.size + 64)
         return self._reading.read_json(arrow.BufferReader(data), options, self._options)
 
+    def _require_digits(self, bodies: pa.Array) -> None:
+        """See that no number loses digits. Only bodies are looked into that have one with so many."""
+        raw, bounds = _bytes_of(bodies)
+        is_other = ((raw < _ZERO) | (raw > _NINE)) & (raw != _POINT)
+        others = np.flatnonzero(is_other)
+        ends = others[1:][np.diff(others) > self._run]
+        for row in np.unique(np.searchsorted(bounds, ends, "right") - 1).tolist():
+            self._require_digits_of(row, bodies[row].as_py())
+
+    def _require_digits_of(self, row: int, body: bytes) -> None:
+        try:
+            document = json.loads(body, parse_int=_Digits, parse_float=_Digits)
+        except (ValueError, RecursionError):
+            return
+        for column in self._columns:
+            for digits in _lost_digits(document.get(column.name), column.type):
+                raise UnfitError(NO_FIT, f"{column.name} would lose digits of {digits:.80}", row)
+
     def _require_objects(self, bodies: pa.Array) -> None:
         """See that nothing gets out of step, and that texts will be UTF-8, which Arrow does not look at."""
         arrow = self._arrow
@@ -245,14 +432,12 @@ class JsonDecoder:
             texts = bodies.cast(arrow.string())
         except arrow.ArrowInvalid:
             raise UnfitError(NO_OBJECT, "it is no UTF-8") from None
-        _, offsets, data = bodies.buffers()
-        bounds = np.frombuffer(offsets, np.int32)[bodies.offset :][: len(bodies) + 1]
-        raw = np.frombuffer(data or b"", np.uint8)
+        raw, bounds = _bytes_of(bodies)
         is_bare = bool((np.diff(bounds) > 1).all())
         is_bare = is_bare and bool((raw[bounds[:-1]] == _OPEN).all())
         if not (is_bare and (raw[bounds[1:] - 1] == _CLOSE).all()):
             self._require_braces(texts)
-        if not raw[bounds[0] : bounds[-1]].all():
+        if not raw.all():
             raise UnfitError(NO_OBJECT, "a byte of it is 0")
 
     def _require_braces(self, texts: Any) -> None:  # noqa: ANN401
@@ -274,6 +459,143 @@ class JsonDecoder:
         except RecursionError:
             pass  # a version of Python with more patience would have read it
         return UnfitError(NO_FIT, said)
+
+
+class _MemberDecoder(JsonDecoder):
+    """Decodes one member, whatever is wrong with the others."""
+
+    def __init__(self, column: pa.Field) -> None:
+        super().__init__([column])
+        self._name = column.name
+
+    def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        try:
+            return super().decode(bodies)
+        except UnfitError:
+            # A number beyond all bounds, or half a character, is what the parser stops at, wherever it stands.
+            alone = _alone(bodies[0].as_py(), self._name) if len(bodies) == 1 else None
+            if alone is None:
+                raise
+            return super().decode(self._arrow.array([alone], self._arrow.binary()))
+
+
+_VALUES = json.JSONDecoder(parse_int=str, parse_float=str)
+_BLANK = re.compile(r"[ \t\r\n]*")
+
+
+def _alone(body: bytes, name: str) -> bytes | None:
+    """An object of one member of another, as it is written there; None when it has it twice, or is no object."""
+    text, found = body.removeprefix(BOM).decode(errors="replace"), list[str]()
+    try:
+        at = _behind(text, 0, "{")
+        while text[at] != "}":
+            key, at = _VALUES.raw_decode(text, at)
+            at = _behind(text, at, ":")
+            _, end = _VALUES.raw_decode(text, at)
+            found += [text[at:end]] if key == name else []
+            at = _behind(text, end, "")
+            at = _behind(text, at, ",") if text[at] == "," else at
+    except (ValueError, LookupError, RecursionError):
+        return None
+    if len(found) > 1:
+        return None
+    inner = f"{json.dumps(name)}: {found[0]}" if found else ""
+    return f"{{{inner}}}".encode()
+
+
+def _behind(text: str, at: int, mark: str) -> int:
+    """Where the next token begins, behind a mark and the blanks about it."""
+    match = _BLANK.match(text, at)
+    assert match is not None
+    if not text.startswith(mark, match.end()):
+        raise ValueError(mark)
+    behind = _BLANK.match(text, match.end() + len(mark))
+    assert behind is not None
+    return behind.end()
+
+
+def _bytes_of(bodies: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:  # noqa: ANN401
+    """All bytes of some bodies, and where each begins, and the last ends."""
+    _, offsets, data = bodies.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[bodies.offset :][: len(bodies) + 1]
+    raw = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
+    return raw, bounds.astype(np.int64) - bounds[0]
+
+
+class _Digits(str):
+    """A number as it is written."""
+
+    __slots__ = ()
+
+
+_ZERO, _NINE, _POINT = b"09."
+_SURE_DIGITS = {32: 7, 64: 15}
+"""A number of no more digits than that is a FLOAT, or a DOUBLE, with all of them."""
+_FLOAT_BITS = 32
+
+
+def _runs(columns: Iterable[pa.Field]) -> Iterator[int]:
+    """For each type of floating numbers the digits that are no question."""
+    types = load_pyarrow().types
+    for column in columns:
+        kind = column.type
+        if types.is_floating(kind):
+            yield _SURE_DIGITS[kind.bit_width]
+        elif types.is_struct(kind):
+            yield from _runs(kind)
+        elif types.is_list(kind):
+            yield from _runs([kind.value_field])
+
+
+def _lost_digits(value: Any, kind: Any) -> Iterator[str]:  # noqa: ANN401
+    """Numbers of a value that its column would change."""
+    types = load_pyarrow().types
+    if isinstance(value, _Digits):
+        if types.is_floating(kind) and not _keeps(value, kind.bit_width):
+            yield value
+    elif isinstance(value, list) and types.is_list(kind):
+        for one in value:
+            yield from _lost_digits(one, kind.value_type)
+    elif isinstance(value, dict) and types.is_struct(kind):
+        for one in kind:
+            yield from _lost_digits(value.get(one.name), one.type)
+
+
+def _keeps(digits: str, bits: int) -> bool:
+    if bits != _FLOAT_BITS:
+        return keeps_digits(digits)
+    is_fraction = not digits.lstrip("-").isdecimal()
+    return is_fraction or int(np.float32(digits)) == int(digits)
+
+
+_Tree = dict[str, "_Tree | None"]
+
+
+def _tree(columns: Iterable[pa.Field]) -> _Tree:
+    """Names of columns, and of the fields of those that have some."""
+    return {column.name: _tree_of(column.type) for column in columns}
+
+
+def _tree_of(kind: Any) -> _Tree | None:  # noqa: ANN401
+    types = load_pyarrow().types
+    if types.is_list(kind):
+        return _tree_of(kind.value_type)
+    return _tree(kind) if types.is_struct(kind) else None
+
+
+def _strangers(value: Any, tree: _Tree, path: str) -> Iterator[str]:  # noqa: ANN401
+    """Members of a value that are not in a tree."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _strangers(one, tree, path)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if inner is None:
+                continue
+            if name not in tree:
+                yield path + name
+            elif (below := tree[name]) is not None:
+                yield from _strangers(inner, below, f"{path}{name}.")
 
 
 def _parsed(name: str, kind: Any) -> Any:  # noqa: ANN401 (pyarrow has no types)
@@ -370,6 +692,15 @@ class AvroDecoder:
         fingerprint = fastavro.schema.fingerprint(canonical, "CRC-64-AVRO")
         self._header = _MARK + bytes.fromhex(fingerprint)
         self._columns = list(columns)
+        self._definition = definition
+
+    strict = None
+
+    def only(self, number: int) -> AvroDecoder:
+        return AvroDecoder(self._definition, [self._columns[number]])
+
+    def left_out(self, body: bytes) -> Iterable[str]:  # noqa: ARG002 (all that a schema has are columns)
+        return ()
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
         arrow = load_pyarrow()
@@ -560,10 +891,19 @@ class ProtoDecoder:
         descriptor = _descriptor(definition, message)
         self._parse = message_factory.GetMessageClass(descriptor).FromString
         self._columns = list(columns)
+        self._definition, self._message = definition, message
         known = descriptor.fields_by_name
         self._gets = [
             _getter(known[one.name]) if one.name in known else _nothing for one in columns
         ]
+
+    strict = None
+
+    def only(self, number: int) -> ProtoDecoder:
+        return ProtoDecoder(self._definition, self._message, [self._columns[number]])
+
+    def left_out(self, body: bytes) -> Iterable[str]:  # noqa: ARG002 (what it does not know has no name)
+        return ()
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
         arrow = load_pyarrow()
@@ -858,7 +1198,7 @@ def _needed(form: str, schema: bytes | None) -> bytes:
 
 def _text(raw: bytes) -> str:
     try:
-        return raw.decode()
+        return raw.removeprefix(BOM).decode()
     except UnicodeDecodeError:
         raise InvalidError("a schema of bodies is no UTF-8") from None
 
@@ -896,6 +1236,14 @@ def open_decoder(body: BodyColumns) -> Decoder:
 
 class TextDecoder:
     """Bodies that are UTF-8."""
+
+    strict = None
+
+    def only(self, number: int) -> TextDecoder:  # noqa: ARG002 (there is one)
+        return self
+
+    def left_out(self, body: bytes) -> Iterable[str]:  # noqa: ARG002 (all of it is the column)
+        return ()
 
     def decode(self, bodies: pa.Array) -> list[pa.Array]:
         arrow = load_pyarrow()
