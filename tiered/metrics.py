@@ -383,6 +383,11 @@ TIMER_METRICS: tuple[Metric, ...] = (
         "Messages that the file of their hour has lost, or the target's own store now that they are due.",
     ),
     Metric(
+        "tiered_timer_held_messages",
+        _G,
+        "Messages that are held back, since their block is damaged. Above 0 a person should repair the timers' objects.",
+    ),
+    Metric(
         "tiered_timer_dropped_messages_total",
         _C,
         "Delete marks, and messages that were taken back.",

@@ -7,6 +7,9 @@ a few tens of MB, wherever its records lie.
 What is dropped: delete marks; messages that a mark in the same stretch names, whichever came first (as a broker's wheel does
 within one second); of a message that was rolled, and taken again by another of its records when the first was gone from the
 broker, all but the first; those whose offsets the journal says are cancelled.
+
+What is damaged costs the messages of its block (``tiered.log.salvage``): the others are given, and the lost ones named.
+Where a delete mark may be among the lost, what it may name is counted as lost with it: it is due at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ import numpy as np
 
 from tiered.errors import DataError
 from tiered.format.block import parse_records
+from tiered.log.ranges import Ranges, clipped, is_in, joined, ranges_at, without
 from tiered.log.reader import QueueReader, TierReader
+from tiered.log.salvage import Salvaged
 from tiered.log.state import Gap
 from tiered.log.timers import HOUR_MS, TimerHour, hour_queue
 from tiered.model import QueueOffset
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.local.face import RecordBatch
+    from tiered.log.decode import TierBatch
     from tiered.log.parts import QueueLife, TierState
     from timer.records import Flags, Longs
 
@@ -126,6 +132,8 @@ class DueItems:
         offsets: int64[n], queue offsets; ascending among equal due times.
         sizes: int64[n], bytes of the records.
         dropped: Which are not to be handed over.
+        lost: Queue offsets that cannot be read now, or must not be given before all is read.
+        errors: What is damaged, and where.
     """
 
     def __init__(
@@ -135,6 +143,8 @@ class DueItems:
         order = np.lexsort((offsets, dues))
         self.dues, self.offsets, self.sizes = dues[order], offsets[order], sizes[order]
         self.dropped: Flags = np.zeros(len(order), np.bool_)
+        self.lost: Ranges = ()
+        self.errors: tuple[DataError, ...] = ()
         self._places = places[order]
         self._spool = spool
 
@@ -155,6 +165,22 @@ class DueItems:
     def drop(self, offsets: Sequence[int]) -> None:
         """Do not hand over the items with these queue offsets."""
         self.dropped |= np.isin(self.offsets, offsets)
+
+    def lose(self, which: Flags) -> None:
+        """Take items out: they count as lost."""
+        gone = np.sort(self.offsets[which])
+        self.lost = joined((*self.lost, *ranges_at(gone)))
+        self._keep(~which)
+
+    def without(self, offsets: Ranges) -> None:
+        """Take items out that are no business of who asks, lost ones too."""
+        self._keep(~is_in(self.offsets, offsets))
+        for low, high in offsets:
+            self.lost = without(self.lost, low, high)
+
+    def _keep(self, kept: Flags) -> None:
+        self.dues, self.offsets, self.sizes = self.dues[kept], self.offsets[kept], self.sizes[kept]
+        self.dropped, self._places = self.dropped[kept], self._places[kept]
 
     def close(self) -> None:
         """Give the records up."""
@@ -225,7 +251,7 @@ class TimerReader:
         self.tier.refresh()
 
     def load(self, hour: int, low: int, high: int, state: TierState | None = None) -> DueItems:
-        """Read the items ``[low, high)`` of an hour.
+        """Read the items ``[low, high)`` of an hour, but those that are held back.
 
         Args:
             hour: Since 1970.
@@ -234,24 +260,58 @@ class TimerReader:
             state: What the journal says, by who follows it himself; None: as of the last ``refresh``.
 
         Raises:
-            DataError: They are damaged.
+            DataError: The journal contradicts itself. (Damage is in what is returned.)
             BackendError: They could not be read.
         """
         state = self.state if state is None else state
-        facts = state.timers.hours[hour]
+        held = state.timers.hours[hour].held
+        return self._load(state, hour, (low, high), left_out=held)
+
+    def load_held(self, hour: int, state: TierState | None = None) -> tuple[DueItems, Flags]:
+        """Read what was held back of an hour; beside what its file has else, since that may be named by it, or be it.
+
+        Returns:
+            The items of the file up to where its sweeps went, and which of them are held. Those that are still lost are
+            none of them.
+
+        Raises:
+            DataError: The journal contradicts itself.
+            BackendError: They could not be read.
+        """
+        state = self.state if state is None else state
+        facts, life = state.timers.hours[hour], state.life(hour_queue(hour))
+        low = int(life.min_offset) if life else 0
+        items = self._load(state, hour, (low, facts.end), held=facts.held)
+        return items, is_in(items.offsets, facts.held)
+
+    def _load(
+        self,
+        state: TierState,
+        hour: int,
+        span: tuple[int, int],
+        *,
+        left_out: Ranges = (),
+        held: Ranges | None = None,
+    ) -> DueItems:
+        """Read a span without ``left_out``; with ``held`` all else than that has been given before."""
+        facts, damage = state.timers.hours[hour], _Damage()
         kept = _Kept()
         marks, is_rolled = _Marks() if facts.marks else None, False
-        for batch in self._batches(state, hour, low, high):
+        for batch in self._batches(state, hour, *span, damage):
             kept.add(batch)
             is_rolled = is_rolled or may_be_rolled(batch)
             if marks is not None:
                 marks.add(batch)
         items = kept.items()
+        items.lost, items.errors = damage.lost, tuple(damage.errors)
         items.drop(facts.cancels)
         if is_rolled:
-            _drop_rolled(items)
+            _drop_rolled(items, held)
         if marks is not None:
             marks.drop(items)
+            if items.lost and marks.count < facts.marks:
+                items.lose(damage.may_be_named(items))
+        items.without(left_out)
         return items
 
     def refused(self, hour: int) -> Iterator[DueMessage]:
@@ -269,18 +329,20 @@ class TimerReader:
                 items.close()
 
     def pending(self, hour: int) -> Iterator[DueMessage]:
-        """What is still to be handed over of an hour: the rest of the sweep under way, then what came behind it.
+        """What is still to be handed over of an hour.
+
+        First what was held back and can be read now, then the rest of the sweep under way, then what came behind it.
 
         Raises:
-            DataError: It is damaged.
+            DataError: Some of it is damaged; all else was given before.
             BackendError: It could not be read.
         """
-        for items, first in self._pending(hour):
-            try:
-                for at in range(first, len(items), 1024):
-                    yield from items.messages(at, min(at + 1024, len(items)))
-            finally:
-                items.close()
+        errors: list[DataError] = []
+        for items, left in self._pending(hour, errors):
+            for low in range(0, len(left), 1024):
+                yield from items.some(left[low : low + 1024])
+        if errors:
+            raise errors[0]
 
     def listing(self, damaged: Damaged | None = None) -> Iterator[HourRow]:
         """The hours that have something to hand over, in order.
@@ -294,50 +356,80 @@ class TimerReader:
 
     def _rows(self, hour: int) -> Iterator[HourRow]:
         facts, life = self.state.timers.hours[hour], self.state.life(hour_queue(hour))
-        if life is not None and facts.done < life.commit_offset:
-            row = self._row(hour, facts, life)
+        if life is not None and facts.left(life.commit_offset):
+            errors: list[DataError] = []
+            row = self._row(hour, facts, life, errors)
             if row.messages:
                 yield row
+            if errors:
+                raise errors[0]
 
-    def _row(self, hour: int, facts: TimerHour, life: QueueLife) -> HourRow:
-        parts = sum(1 for part in life.parts() if part.queue_end > facts.done)
+    def _row(
+        self, hour: int, facts: TimerHour, life: QueueLife, errors: list[DataError]
+    ) -> HourRow:
+        low = facts.held[0][0] if facts.held else facts.done
+        parts = sum(1 for part in life.parts() if part.queue_end > low)
         if not facts.marks and facts.done == life.min_offset == facts.end:
             count = life.commit_offset - facts.done - len(facts.cancels)
             size = life.parts().log_bytes
             return HourRow(hour, count, size, facts.due_min_ms, facts.due_max_ms, parts)
         count, size, dues = 0, 0, []
-        for items, first in self._pending(hour):
-            kept = ~items.dropped[first:]
-            count += int(np.count_nonzero(kept))
-            size += int(items.sizes[first:][kept].sum())
-            dues += items.dues[first:][kept].tolist()
-            items.close()
+        for items, left in self._pending(hour, errors):
+            count += len(left)
+            size += int(items.sizes[left].sum())
+            dues += items.dues[left].tolist()
         return HourRow(hour, count, size, min(dues, default=0), max(dues, default=0), parts)
 
-    def _pending(self, hour: int) -> Iterator[tuple[DueItems, int]]:
+    def _pending(self, hour: int, errors: list[DataError]) -> Iterator[tuple[DueItems, Longs]]:
+        """Items, and which of them are to be handed over; what is damaged is added to ``errors``."""
         facts, life = self.state.timers.hours[hour], self.state.life(hour_queue(hour))
-        high = life.commit_offset if life else 0
-        if facts.done < facts.end:
-            items = self.load(hour, facts.done, facts.end)
-            yield items, first_left(facts, items)
-        if facts.end < high:
-            yield self.load(hour, facts.end, high), 0
+        high = int(life.commit_offset) if life else 0
+        for what in ("held", "left", "new"):
+            if what == "held" and facts.held:
+                items, flags = self.load_held(hour)
+                errors += items.errors if _touch(items.lost, facts.held) else ()
+            elif what == "left" and facts.done < facts.end:
+                items = self.load(hour, facts.done, facts.end)
+                flags = np.arange(len(items)) >= first_left(facts, items)
+                errors += items.errors if items.lost else ()
+            elif what == "new" and facts.end < high:
+                items = self.load(hour, facts.end, high)
+                flags = np.ones(len(items), np.bool_)
+                errors += items.errors if items.lost else ()
+            else:
+                continue
+            try:
+                yield items, np.flatnonzero(flags & ~items.dropped)
+            finally:
+                items.close()
 
-    def _batches(self, state: TierState, hour: int, low: int, high: int) -> Iterator[RecordBatch]:
+    def _batches(
+        self, state: TierState, hour: int, low: int, high: int, damage: _Damage
+    ) -> Iterator[RecordBatch]:
+        """What is sound of a span; of the rest ``damage`` is told."""
         if low >= high:
             return
         tier, at = self.tier, QueueOffset(low)
         cursor = tier.cursor(hour_queue(hour), state=state)
         reader = QueueReader(tier.store, tier.prefix, cursor)
         while at < high:
-            found = reader.read(at, count_max=high - at)
+            found: TierBatch | Gap | Salvaged | None
+            try:
+                found = reader.read(at, count_max=high - at)
+            except DataError:
+                found = reader.salvage(at, count_max=high - at)
             if found is None:
                 return
-            if isinstance(found, Gap):
+            if isinstance(found, Salvaged):
+                damage.add(found)
+                if found.batch is not None:
+                    yield found.batch.records
                 at = found.end
-                continue
-            yield found.records
-            at = found.records.end_offset
+            elif isinstance(found, Gap):
+                at = found.end
+            else:
+                yield found.records
+                at = found.records.end_offset
 
 
 def read_hours(
@@ -366,10 +458,10 @@ def read_hours(
 def first_left(facts: TimerHour, items: DueItems) -> int:
     """The first item of the sweep under way that may not be handed over.
 
-    The journal counts those that are. Where the file has lost some since, those behind them have moved up, by as many as it
-    has lost at most.
+    The journal counts those that are. Where the file has lost some since, or they are damaged, those behind them have moved
+    up, by as many as are missing at most.
     """
-    return max(0, facts.rank - (facts.end - facts.done - len(items)))
+    return max(0, facts.rank - (facts.sweep_items - len(items)))
 
 
 def refused_in(state: TierState, hour: int) -> list[int]:
@@ -427,12 +519,46 @@ class _Kept:
         return DueItems(dues, offsets, sizes=sizes, places=places, spool=self._spool)
 
 
+class _Damage:
+    """What cannot be read of a stretch."""
+
+    def __init__(self) -> None:
+        self.lost: Ranges = ()
+        self.errors: list[DataError] = []
+        self._dues: list[int] | None = []
+        """When what is lost is due; None: nobody knows of all."""
+
+    def add(self, found: Salvaged) -> None:
+        if found.lost:
+            self.lost = joined((*self.lost, *found.lost))
+            self.errors.append(found.error)
+            if self._dues is None or found.lost_tags is None:
+                self._dues = None
+            else:
+                self._dues += found.lost_tags.tolist()
+
+    def may_be_named(self, items: DueItems) -> Flags:
+        """Which items delete marks may name that are lost: by their due time, or any."""
+        if self._dues is None:
+            return np.ones(len(items), np.bool_)
+        return np.isin(items.dues, np.unique(np.array(self._dues, np.int64)))
+
+
+def _touch(some: Ranges, others: Ranges) -> bool:
+    return any(clipped(some, low, high) for low, high in others)
+
+
 class _Marks:
     """Finds what delete marks name. Kept are the marks alone: what they may name is due when they are, and read again."""
 
     def __init__(self) -> None:
         self._marks: set[tuple[int, bytes]] = set()
         self._own: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return len(self._own)
 
     def add(self, batch: RecordBatch) -> None:
         if MARK not in bytes(batch.data):
@@ -455,16 +581,24 @@ class _Marks:
                 items.dropped[at] = not self._marks.isdisjoint(names)
 
 
-def _drop_rolled(items: DueItems) -> None:
-    """Of each rolled message keep the records that were rolled least."""
+def _drop_rolled(items: DueItems, held: Ranges | None) -> None:
+    """Of each rolled message keep the records that were rolled least; of one that was given in another record, none.
+
+    Args:
+        items: All of a stretch.
+        held: All else than these queue offsets has been given before; None: nothing has.
+    """
     hashes, rolls = np.zeros(len(items), np.uint64), np.zeros(len(items), np.int64)
     for low in range(0, len(items), _AT_ONCE):
         some = slice(low, low + _AT_ONCE)
         block = items.some(np.arange(len(items))[some])
         records = parse_records(block.data, block.positions, block.sizes.astype(np.int32))
         hashes[some], rolls[some] = rolled_columns(records)
+    rolled = rolls >= 0
+    if held is not None:
+        rolls[rolled & ~is_in(items.offsets, held)] = -1
     order = np.lexsort((rolls, hashes, items.dues))
-    order = order[rolls[order] >= 0]
+    order = order[rolled[order]]
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = (np.diff(hashes[order]) != 0) | (np.diff(items.dues[order]) != 0)
     first = order[np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))]

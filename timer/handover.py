@@ -24,22 +24,30 @@ batch when it wakes.
 Never early: nothing here waits for due times. The target delivers, by its own clock.
 
 Retries and errors: a batch whose outcome is unknown is asked about, and given again, after a pause; a message that the
-target refuses for good is named in the log and in the journal, and stays in its file, which is kept for it. An hour whose
-file is damaged is left alone, and those behind it go on, also where its sweep had begun: what is known of its last batch is
-lost then, so when the file is mended the target is asked for all that is left of it. What a file has lost for good (a gap)
-holds up nothing. Both are counted and told.
+target refuses for good is named in the log and in the journal, and stays in its file, which is kept for it. What a file has
+lost for good (a gap) holds up nothing.
+
+Damage: a damaged block holds back its own messages (``TimerHour.held``), and nothing else. All others of its hour are handed
+over. What is held is looked at again by each run, and when the file's parts change (a repair): what can be read then is
+handed over, once, since the target is asked for each of it first, in whichever run or sweep it may have been given. Where
+damage turns up in the middle of a sweep that an earlier run began, nobody knows how much of what that run gave was of the
+damaged messages: the target is asked for all that is left. All of it is counted and told. Only where the journal
+contradicts itself an hour is left alone whole.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES
+from tiered.log.ranges import Ranges, clipped, count_of, is_in, joined, ranges_at, without
 from tiered.log.timers import (
     ALL_LEFT,
     HOUR_MS,
@@ -56,9 +64,10 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
     from tiered.journal.append import JournalWriter
-    from tiered.log.parts import TierState
+    from tiered.log.parts import QueueLife, TierState
     from tiered.log.timers import TimerHour
-    from timer.dequeue import DueItems, DueMessage, TimerReader
+    from timer.dequeue import DueBlock, DueItems, DueMessage, TimerReader
+    from timer.records import Longs
 
 _LOG = logging.getLogger("tiered.timer")
 BATCH = 4096
@@ -122,7 +131,8 @@ class HandCounters:
         found: Messages that the target had already, from a batch of which nobody knew.
         refused: Messages that the target refuses for good.
         missing: Messages that their file has lost.
-        damaged: Hours whose file cannot be read.
+        held: Messages that cannot be read for damage, and are held back until they can.
+        damaged: Hours whose file has damage.
         entries: Journal entries.
         retries: Batches that had to be given again.
     """
@@ -132,6 +142,7 @@ class HandCounters:
     found: int = 0
     refused: int = 0
     missing: int = 0
+    held: int = 0
     damaged: int = 0
     entries: int = 0
     retries: int = 0
@@ -148,15 +159,47 @@ class _Sweep:
         tuple[int, int] | None
     )  # messages and bytes, at most, of a batch that may have been given
     noted: int = 0  # what the journal says of ``rank``: it never goes back
+    held: Ranges = ()
 
-    def rank_at(self, high: int) -> int:
+    @property
+    def count(self) -> int:
+        """How many items it should have."""
+        return HandedRow(self.hour, self.done, self.end, 0, held=self.held).sweep_items
+
+    def row(self, high: int, refused: tuple[int, ...] = ()) -> HandedRow:
         """What is noted when the items below ``high`` are handed over: behind the last, all that the file should have."""
-        return self.end - self.done if high >= len(self.items) else max(self.noted, high)
+        rank = self.count if high >= len(self.items) else max(self.noted, high)
+        return HandedRow(self.hour, self.done, self.end, rank, refused, self.held)
 
     @property
     def is_unsure_beyond(self) -> bool:
         """More than a batch may have been given."""
         return self.unsure is not None and self.unsure[0] > _ASKED_MAX
+
+
+@dataclass(slots=True)
+class _Freeing:
+    """What was held back of an hour, and can be read now.
+
+    Attributes:
+        hour: Which.
+        items: All of its file.
+        places: Those of them that are held, in due order.
+        at: So many of these are done with.
+    """
+
+    hour: int
+    items: DueItems
+    places: Longs
+    at: int = 0
+
+    def batch(self) -> Longs:
+        """The next; what is due at one time is asked for together, since it may be told apart by number only."""
+        left = self.places[self.at : self.at + _ASKED_MAX]
+        fits = int(self.items.sizes[left].cumsum().searchsorted(_ASKED_BYTES_MAX, side="right"))
+        last = self.items.dues[left[max(1, fits) - 1]]
+        dues = self.items.dues[self.places]
+        return self.places[self.at : int(dues.searchsorted(last, side="right"))]
 
 
 @dataclass(slots=True)
@@ -185,6 +228,10 @@ class HandOver:
     _hours: deque[int] = field(default_factory=deque)
     _looked: int = 0  # the journal's entry when ``_hours`` was made
     _sweep: _Sweep | None = None
+    _freeing: _Freeing | None = None
+    _again: deque[int] = field(default_factory=deque)  # hours of which something is held
+    _tried: dict[int, QueueLife] = field(default_factory=dict)  # and their files, when last read
+    _told: dict[int, Ranges] = field(default_factory=dict)  # held of an hour, as counted
     _copy: FactsCopy | None = None
     _damaged: dict[int, int] = field(default_factory=dict)  # hours, and where their file ended
     _since: Mapping[str, Any] = field(
@@ -227,6 +274,8 @@ class HandOver:
                 goes on.
             BackendError: Likewise.
         """
+        if self._sweep is None and (freed := self._free()):
+            return freed
         sweep = self._sweep = self._sweep or self._next_sweep()
         if sweep is None:
             return 0
@@ -234,22 +283,35 @@ class HandOver:
         messages = sweep.items.messages(sweep.rank, high)
         dropped = high - sweep.rank - len(messages)
         unknown = self._not_there(sweep, messages)
-        refused = self._give(sweep, unknown) if unknown else ()
+        if unknown:
+            sweep.unsure = sweep.unsure or (
+                self.batch,
+                BATCH_BYTES,
+            )  # until the entry says otherwise
+        refused = self._give(sweep.row(sweep.rank), unknown) if unknown else ()
         is_unsure = sweep.is_unsure_beyond and high < len(sweep.items)  # what follows as well
         since = self._since if is_unsure else self._marked(sweep.hour)
-        rank = sweep.rank_at(high)
-        self._say(HandedRow(sweep.hour, sweep.done, sweep.end, rank, refused), since)
-        reached("timers-handed")
-        self.counters.dropped += dropped
-        self.counters.found += len(messages) - len(unknown)
-        self.counters.refused += len(refused)
-        self.counters.handed += len(unknown) - len(refused)
+        self._say(sweep.row(high, refused), since)
+        self._count(messages, unknown, refused, dropped)
         stepped, sweep.rank = max(1, high - sweep.rank), high
         sweep.unsure = sweep.unsure if is_unsure else None
         if high >= len(sweep.items):
             self._tell_missing(sweep)
             self.close()
         return stepped
+
+    def _count(
+        self,
+        messages: Sequence[DueMessage],
+        given: Sequence[DueMessage],
+        refused: Sequence[int],
+        dropped: int,
+    ) -> None:
+        reached("timers-handed")
+        self.counters.dropped += dropped
+        self.counters.found += len(messages) - len(given)
+        self.counters.refused += len(refused)
+        self.counters.handed += len(given) - len(refused)
 
     def _not_there(self, sweep: _Sweep, messages: Sequence[DueMessage]) -> Sequence[DueMessage]:
         """What of a batch is to be given: all of it, unless an earlier try may have given some."""
@@ -259,7 +321,7 @@ class HandOver:
         return [one for one, known in zip(messages, has, strict=True) if not known]
 
     def _tell_missing(self, sweep: _Sweep) -> None:
-        missing = sweep.end - sweep.done - len(sweep.items)
+        missing = sweep.count - len(sweep.items)
         if missing:
             self.counters.missing += missing
             _LOG.error(
@@ -267,10 +329,113 @@ class HandOver:
                 *(sweep.hour, missing, sweep.end - sweep.done),
             )
 
-    def _give(self, sweep: _Sweep, messages: Sequence[DueMessage]) -> tuple[int, ...]:
+    def _tell_held(self, hour: int, items: DueItems) -> None:
+        """Count what is lost of what was read, and name the damage."""
+        known = self._told.get(hour, ())
+        told = self._told[hour] = joined((*known, *items.lost))
+        fresh = count_of(told) - count_of(known)
+        if not fresh:
+            return
+        self.counters.damaged += not known and hour not in self._damaged
+        self.counters.held += fresh
+        more = f" and {len(items.errors) - 1} parts more" if len(items.errors) > 1 else ""
+        _LOG.error(
+            "%d messages of hour %d are held back until their blocks, which are damaged, can be read"
+            " (`tiered verify URL --timers --deep --repair`); the others are handed over: %s%s",
+            *(fresh, hour, items.errors[0] if items.errors else "", more),
+        )
+
+    # -- what was held back ---------------------------------------------------------------------
+
+    def _free(self) -> int:
+        """Hand over some of what was held back, as far as it can be read now; of how many items that disposes."""
+        freeing = self._freeing = self._freeing or self._next_freeing()
+        if freeing is None:
+            return 0
+        items, some = freeing.items, freeing.batch()
+        facts = self._facts(freeing.hour)[0]
+        messages = items.some(some[~items.dropped[some]])
+        unknown = self._not_given(freeing, facts, some, messages)
+        held = facts.held
+        row = HandedRow(freeing.hour, facts.done, facts.end, facts.rank, held=held)
+        refused = self._give(row, unknown) if unknown else ()
+        for low, high in ranges_at(np.sort(items.offsets[some])):
+            held = without(held, low, high)
+        self._say(replace(row, refused=refused, held=held), self._marked(freeing.hour))
+        self._count(messages, unknown, refused, len(some) - len(messages))
+        freeing.at += len(some)
+        if freeing.at >= len(freeing.places):
+            self._close_freeing()
+        return len(some)
+
+    def _not_given(
+        self, freeing: _Freeing, facts: TimerHour, some: Longs, messages: DueBlock
+    ) -> Sequence[DueMessage]:
+        """What the target has not got of these, in whatever sweep that may have been.
+
+        It is asked for what the file has else of these due times as well, and first: where two have one id and due time, it
+        is known that the others were given.
+        """
+        if not len(messages):
+            return messages
+        items = freeing.items
+        given = np.isin(items.dues, items.dues[some]) & ~items.dropped
+        given &= ~is_in(items.offsets, facts.held) & ~np.isin(items.offsets, facts.refused)
+        others = items.some(np.flatnonzero(given))
+        has = self.target.has([*others, *messages], self._of_no_moment())[len(others) :]
+        return [one for one, known in zip(messages, has, strict=True) if not known]
+
+    def _next_freeing(self) -> _Freeing | None:
+        """The next hour of which something that was held can be read; none while a sweep was left behind in its midst."""
+        while self._again and not self._is_amid():
+            hour = self._again[0]
+            facts, life = self._facts(hour)[0], self.journal.state.life(hour_queue(hour))
+            if not facts.held or life is None or self._tried.get(hour) is life:
+                self._again.popleft()
+                continue
+            items, is_held = self.reader.load_held(hour, self.journal.state)
+            lost = tuple(
+                pair for low, high in facts.held for pair in clipped(items.lost, low, high)
+            )
+            if is_held.any():
+                self._since = self.journal.state.timers.run.target
+                return _Freeing(hour, items, np.flatnonzero(is_held))
+            items.close()
+            self._tried[hour] = life
+            items.lost = lost
+            self._tell_held(hour, items)
+            if lost != facts.held:
+                self._say_gone(hour, facts, lost)
+        return None
+
+    def _say_gone(self, hour: int, facts: TimerHour, lost: Ranges) -> None:
+        """What was held is not in the file any more: it was given up, or rebuilt without."""
+        count = count_of(facts.held) - count_of(lost)
+        self.counters.missing += count
+        _LOG.error("the file of hour %d has lost %d messages that were held back", hour, count)
+        row = HandedRow(hour, facts.done, facts.end, facts.rank, held=lost)
+        self._say(row, self._marked(hour))
+
+    def _is_amid(self) -> bool:
+        hour = self._first()
+        return hour is not None and self._facts(hour)[0].sweep_items > 0
+
+    def _of_no_moment(self) -> dict[str, Any]:
+        """A mark that says who may have something, and not since when: of all that they have."""
+        parties = {"parties": of} if (of := self._since.get("parties")) else {}
+        return {**parties, "batch": [*ALL_LEFT]}
+
+    def _close_freeing(self) -> None:
+        if self._freeing is not None:
+            self._freeing.items.close()
+        self._freeing = None
+
+    # -- giving ---------------------------------------------------------------------------------
+
+    def _give(self, row: HandedRow, messages: Sequence[DueMessage]) -> tuple[int, ...]:
+        """Give messages; ``row`` is how far it is before that."""
         require_ours(self.is_ours)
-        sweep.unsure = sweep.unsure or (self.batch, BATCH_BYTES)  # until the entry says otherwise
-        self._note_parties(sweep)
+        self._note_parties(row)
         reached("timers-giving")
         try:
             refused = tuple(self.target.give(messages))
@@ -280,13 +445,12 @@ class HandOver:
         reached("timers-given")
         return refused
 
-    def _note_parties(self, sweep: _Sweep) -> None:
+    def _note_parties(self, row: HandedRow) -> None:
         """Have it noted who may get something of this batch, so that the next run knows whom to ask."""
         known, now = set(self._since.get("parties", ())), set(self.target.mark().get("parties", ()))
         if not now <= known:
             since = {**self._since, "parties": sorted(known | now)}
-            rank = sweep.rank_at(sweep.rank)
-            self._say(HandedRow(sweep.hour, sweep.done, sweep.end, rank), since)
+            self._say(row, since)
 
     def _high(self, sweep: _Sweep) -> int:
         """Where the next batch ends; one that may have been given ends where it did then."""
@@ -308,8 +472,8 @@ class HandOver:
         mark = {**self.target.mark(), "batch": [self.batch, BATCH_BYTES], "hour": hour}
         facts = self.journal.state.timers.hours
         others = [facts[one] for one in self._damaged if one != hour and one in facts]
-        if any(one.done < one.end for one in others):
-            # Who may have something of a sweep that was left alone is asked when it goes on.
+        if any(one.done < one.end for one in others) or any(one.held for one in facts.values()):
+            # Who may have something of what was left alone, or held back, is asked when it goes on.
             mark["parties"] = sorted({*mark.get("parties", ()), *self._since.get("parties", ())})
         return mark
 
@@ -338,8 +502,7 @@ class HandOver:
                 if left is None:
                     continue
                 if self._since.get("hour") != hour or first_left(facts, left) < facts.rank:
-                    parties = {"parties": of} if (of := self._since.get("parties")) else {}
-                    self._since = {**parties, "batch": [*ALL_LEFT]}  # of no moment: of all it has
+                    self._since = self._of_no_moment()
                 count_max, bytes_max = self._since.get("batch") or (BATCH, BATCH_BYTES)
                 return self._open(hour, left, (int(count_max), int(bytes_max)))
             if hour * HOUR_MS - self.near_ms > self.clock.now_ms():
@@ -347,23 +510,32 @@ class HandOver:
             items_or_none = self._loaded(hour, facts.end, commit)
             if items_or_none is not None:
                 self._declare(hour, facts.end, commit, items_or_none)
-                return self._open(hour, items_or_none, None)
+                if self._facts(hour)[0].sweep_items:  # else all of it is held
+                    return self._open(hour, items_or_none, None)
+                items_or_none.close()
         return None
 
     def _loaded(self, hour: int, low: int, high: int) -> DueItems | None:
         """What a sweep takes; None: it is damaged, and the hour is left alone until its file grows."""
         try:
-            return self.reader.load(hour, low, high, self.journal.state)
-        except DataError as error:
+            items = self.reader.load(hour, low, high, self.journal.state)
+        except DataError as error:  # of no block: what the journal says of it makes no sense
             self.counters.damaged += hour not in self._damaged
             self._damaged[hour] = self._facts(hour)[1]
             self._hours.popleft()
             _LOG.error("hour %d is not handed over, its file is damaged: %s", hour, error)
             return None
+        if items.lost:
+            self._tell_held(hour, items)
+            life = self.journal.state.life(hour_queue(hour))
+            if life is not None and not self._facts(hour)[0].held:
+                self._tried[hour] = life
+        return items
 
     def _declare(self, hour: int, low: int, high: int, items: DueItems) -> None:
         try:
-            self._say(HandedRow(hour, low, high, 0), self._marked(hour))
+            held = joined((*self._facts(hour)[0].held, *items.lost))
+            self._say(HandedRow(hour, low, high, 0, held=held), self._marked(hour))
         except BaseException:
             items.close()
             raise
@@ -393,6 +565,7 @@ class HandOver:
             if facts[hour].done < self._facts(hour)[1] != self._damaged.get(hour)
         ]
         self._hours = deque(sorted(found, key=lambda h: (facts[h].done == facts[h].end, h)))
+        self._again = deque(sorted(hour for hour in facts if facts[hour].held))
 
     def _open(self, hour: int, items: DueItems, unsure: tuple[int, int] | None) -> _Sweep:
         """A sweep that is declared: what is cancelled from now on comes too late, and the copy of what is known is there."""
@@ -405,7 +578,9 @@ class HandOver:
             items.close()
             raise
         rank = first_left(facts, items)
-        return _Sweep(hour, facts.done, facts.end, rank, items, unsure, facts.rank)
+        held = joined((*facts.held, *items.lost))
+        noted = max(0, facts.rank - count_of(held) + count_of(facts.held))
+        return _Sweep(hour, facts.done, facts.end, rank, items, unsure, noted, held)
 
     @property
     def next_ms(self) -> int | None:
@@ -415,6 +590,7 @@ class HandOver:
 
     def close(self) -> None:
         """Let the sweep under way go; a later step goes on with it."""
+        self._close_freeing()
         if self._sweep is not None:
             self._sweep.items.close()
         self._sweep = None

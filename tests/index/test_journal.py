@@ -17,7 +17,8 @@ from tiered.journal.entry import Entry, json_text
 from tiered.keys import ObjectId, index_key, maker_of, parse_index_key
 from tiered.log.history import keys_of, named_objects
 from tiered.log.indexed import index_action, indexed_to, uncovered
-from tiered.log.parts import Cover, IndexObject, ObjectRange, clipped, joined, ranges_of, without
+from tiered.log.parts import Cover, IndexObject, ObjectRange
+from tiered.log.ranges import clipped, joined, ranges_of, without
 from tiered.log.state import TierMachine
 from tiered.log.verify import verify_tier
 from tiered.log.verify_objects import check_indexes

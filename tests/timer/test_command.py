@@ -92,10 +92,10 @@ def test_a_damaged_hour_holds_up_no_other(
     tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
     first, batches = CAPTURED_MS // HOUR_MS + 2, TimerReader._batches
 
-    def damaged(self: TimerReader, state: TierState, hour: int, low: int, high: int) -> Any:
+    def damaged(self: TimerReader, state: TierState, hour: int, *rest: Any) -> Any:
         if hour == first:
             raise DataError("its checksum is wrong", where="an object")
-        return batches(self, state, hour, low, high)
+        return batches(self, state, hour, *rest)
 
     monkeypatch.setattr(TimerReader, "_batches", damaged)
     named = [{"hour_ms": first * HOUR_MS, "reason": "its checksum is wrong (an object)"}]

@@ -225,10 +225,10 @@ def test_a_file_that_has_lost_messages_or_is_damaged_holds_up_nothing(
     first, box, lost = timers.now_ms // HOUR_MS, Box(), {1: range(3), 3: range(10)}
     batches = TimerReader._batches
 
-    def damaged(self: TimerReader, state: TierState, hour: int, low: int, high: int) -> Any:
+    def damaged(self: TimerReader, state: TierState, hour: int, *rest: Any) -> Any:
         if hour == first:
             raise DataError("its checksum is wrong")
-        for batch in batches(self, state, hour, low, high):
+        for batch in batches(self, state, hour, *rest):
             batch.sizes[list(lost.get(hour - first, ()))] = -1
             yield batch
 
@@ -255,10 +255,10 @@ def test_a_sweep_whose_file_is_damaged_in_its_midst_is_left_alone_and_goes_on_wh
         timers.hand(box, batch=4)
     batches = TimerReader._batches
 
-    def damaged(self: TimerReader, state: TierState, hour: int, low: int, high: int) -> Any:
+    def damaged(self: TimerReader, state: TierState, hour: int, *rest: Any) -> Any:
         if hour == first:
             raise DataError("its checksum is wrong")
-        return batches(self, state, hour, low, high)
+        return batches(self, state, hour, *rest)
 
     monkeypatch.setattr(TimerReader, "_batches", damaged)
     timers.clock.advance(3 * 3600)
@@ -287,8 +287,8 @@ def test_a_file_that_loses_messages_while_it_is_swept_loses_no_others(
         timers.hand(box, batch=4)
     batches = TimerReader._batches
 
-    def torn(self: TimerReader, state: TierState, hour: int, low: int, high: int) -> Any:
-        for batch in batches(self, state, hour, low, high):
+    def torn(self: TimerReader, state: TierState, hour: int, *rest: Any) -> Any:
+        for batch in batches(self, state, hour, *rest):
             batch.sizes[[n - int(batch.base_offset) for n in lost]] = -1
             yield batch
 

@@ -17,7 +17,7 @@ from zlib_ng import zlib_ng
 from backends.errors import ObjectNotFoundError
 from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import has_times, overtaken_by
-from tiered.log.parts import Ranges, without
+from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ import numpy as np
 from tiered.archive.bodies import PLAIN, BodyLayout
 from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, TakenBack, digest_of
 from tiered.archive.saved_runs import stretches_of
-from tiered.log.parts import Parts, QueueLife, Ranges, Segment, Segments, without
+from tiered.log.parts import Parts, QueueLife, Segment, Segments
+from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
 from tiered.model import LogOffset, QueueOffset
 

@@ -26,6 +26,7 @@ from tiered.attach.timer_place import choose_timers, take_lease
 from tiered.errors import ClosedError, FencedError, StoreUnavailableError
 from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, Lease
+from tiered.log.ranges import count_of
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, hour_queue
 from tiered.metrics import Sample
@@ -238,10 +239,16 @@ class TimerDelivery:
         left = {}
         for hour, facts in state.timers.hours.items():
             life = state.life(hour_queue(hour))
-            count = life.commit_offset - facts.done - facts.rank if life else 0
+            count = facts.left(life.commit_offset) if life else 0
             if count > 0:
                 left[hour] = count
         return sum(left.values()), len(left), min(left) * HOUR_MS if left else None
+
+    @property
+    def held(self) -> int:
+        """Messages that are held back for damage. From any thread."""
+        hours = self.run.journal.state.timers.hours
+        return sum(count_of(facts.held) for facts in hours.values() if facts.held)
 
     def samples(self) -> list[Sample]:
         """What is measured (``TIMER_METRICS``), but for requests. From any thread."""
@@ -261,6 +268,7 @@ class TimerDelivery:
             Sample("tiered_timer_pending_messages", count),
             Sample("tiered_timer_pending_hours", hours),
             *(() if first_ms is None else [_until(first_ms - now_ms)]),
+            Sample("tiered_timer_held_messages", self.held),
             Sample("tiered_timer_waiting_messages", target.waiting),
             Sample("tiered_timer_lateness_seconds", target.late_ms_max / 1000),
             *(Sample(f"tiered_timer_{name}_total", value) for name, value in totals.items()),

@@ -436,7 +436,8 @@ class ExpireOptions(GiveUpOptions):
         "give up hourly files of timers instead: those that are handed over whole, --ttl (24h) after the end of their hour"
     )
     refused: bool = flag(
-        "with --timers: files, too, that hold messages which the target refused; `timer ls --refused` lists these"
+        "with --timers: files, too, that hold messages which the target refused (`timer ls --refused` lists these),"
+        " or which are held back for damage"
     )
     topic_ttl: tuple[TopicDuration, ...] = several(
         "time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
@@ -621,7 +622,7 @@ def _given_up_lines(document: Document) -> Iterator[str]:
     if document.get("kept_for_refused"):
         yield (
             f"stays     {counted(document['kept_for_refused'], 'hour')} with messages that the target refused"
-            " (`tiered timer ls --refused` lists them; --refused gives them up, too)"
+            " (`tiered timer ls --refused` lists them), or that are held back for damage; --refused gives them up, too"
         )
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"

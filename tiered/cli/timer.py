@@ -524,6 +524,11 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
             f"{counted(made.counters.handed + made.counters.found, 'message')} handed over, "
             + (theirs or f"{made.delivered:,} delivered, {made.waiting:,} waiting there")
         )
+        if made.counters.held:
+            output.line(
+                f"{counted(made.counters.held, 'message')} of {counted(made.counters.damaged, 'hour')} held back for"
+                " damage: `tiered verify URL --timers --deep --repair --store DIR` mends it"
+            )
     return NEEDS_A_PERSON if made.refused or made.missing or made.counters.damaged else DONE
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tiered.log.parts import IndexObject, joined, without
+from tiered.log.parts import IndexObject
+from tiered.log.ranges import joined, without
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:

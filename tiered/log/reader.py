@@ -20,6 +20,7 @@ from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.cursor import HistoryPlace, LifeView, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.flat_file import ITEM_BYTES
+from tiered.log.salvage import Salvaged, all_lost, salvage
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_part, read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
 from tiered.model import Boundary, QueueOffset
@@ -216,6 +217,43 @@ class QueueReader:
             return self.read(start, bytes_max=min(bytes_max, WARY_BYTES), count_max=count_max)
         except DataError:
             return self.read(start, bytes_max=1, count_max=1)
+
+    def salvage(self, start: QueueOffset, *, count_max: int = 1 << 31) -> Salvaged | None:
+        """What is sound from ``start`` to the end of its part, for who met damage there; None: no part holds ``start``.
+
+        Args:
+            start: A queue offset.
+            count_max: Items at most (> 0).
+
+        Raises:
+            ExpiredError: It has expired since this reader saw the journal.
+            DataError: The journal contradicts itself.
+            BackendError: The bytes could not be read.
+        """
+        try:
+            return self.cursor.again(start, lambda place: self._salvage(place, start, count_max))
+        except DataError as error:  # its object is gone
+            found = self._part_at(self.cursor.at(start), start, count_max)
+            if found is None:
+                raise
+            return all_lost(*found[1:], error)
+
+    def _salvage(self, place: HistoryPlace, start: QueueOffset, count_max: int) -> Salvaged | None:
+        found = self._part_at(place, start, count_max)
+        if found is None:
+            return None
+        part, begin, end = found
+        return salvage(self._store, self._prefix, self.queue, part, start=begin, end=end)
+
+    def _part_at(
+        self, place: HistoryPlace, start: QueueOffset, count_max: int
+    ) -> tuple[Part, QueueOffset, QueueOffset] | None:
+        """The part that holds a queue offset, and which of its offsets are meant."""
+        begin = QueueOffset(max(start, place.view.life.min_offset))
+        found = place.view.locate(begin, where=self._prefix)
+        if not isinstance(found, Part):
+            return None
+        return found, begin, QueueOffset(min(found.queue_end, place.end, begin + count_max))
 
     def _read(
         self, place: HistoryPlace, start: QueueOffset, bytes_max: int, count_max: int

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tiered.log.parts import Parts, clipped
+from tiered.log.parts import Parts
+from tiered.log.ranges import clipped
 from tiered.log.wellformed import check_ints
 from tiered.model import LogOffset, QueueOffset
 

@@ -11,8 +11,8 @@ take     rows ``topic queue_id start first_end from to due_from``: of this sourc
          at or after ``due_from`` is in the files now; ``hours``: rows ``hour due_min due_max marks`` of what came with it.
          From the reigning writer
 run      a hand-over begins: its number (one more than the last) and ``holder``; earlier ones are over. From anybody
-handed   rows ``hour done end rank refused`` by ``run``, with ``target``: see ``TimerHour``; ``refused`` lists queue offsets
-         that came with this step. From anybody who has the run
+handed   rows ``hour done end rank refused held`` by ``run``, with ``target``: see ``TimerHour``; ``refused`` lists queue
+         offsets that came with this step, ``held`` all that are held back. From anybody who has the run
 cancel   rows ``hour offset``: these are not to be handed over. From anybody
 ======== =====================================================================================================
 
@@ -32,9 +32,12 @@ from itertools import chain, compress, count, pairwise
 from operator import is_not, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from backends.errors import ObjectNotFoundError, PreconditionFailedError
 from tiered.errors import DataError
 from tiered.journal.entry import checksum, json_text, open_text
+from tiered.log.ranges import Ranges, clipped, count_of, is_in, joined, ranges_of
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.model import MessageQueue
 
@@ -107,18 +110,20 @@ class TimerSource:
 class TimerHour:
     """One hourly file, besides its parts.
 
-    A file is handed over in sweeps, since it may grow meanwhile: a sweep takes the items from ``done`` to ``end`` in the
-    order of due time and offset; ``rank`` of them are handed over (or dropped).
+    A file is handed over in sweeps, since it may grow meanwhile: a sweep takes the items from ``done`` to ``end``, but those
+    that are held back, in the order of due time and offset; ``rank`` of them are handed over (or dropped). What cannot be
+    read is held back, and handed over when it can: whoever has the run takes it out of ``held`` behind that.
 
     Attributes:
         due_min_ms: Smallest due time.
         due_max_ms: Greatest.
         marks: Delete marks among its items.
-        done: Everything below this queue offset is handed over.
+        done: Everything below this queue offset is handed over, but what is held back.
         end: Where the sweep under way ends; ``done`` when there is none.
         rank: How many of the sweep are handed over.
         cancels: Queue offsets that are not to be handed over.
         refused: Queue offsets that the target refused for good, in order.
+        held: Queue offsets below ``end`` that could not be read, and are not handed over.
     """
 
     due_min_ms: int
@@ -129,29 +134,52 @@ class TimerHour:
     rank: int = 0
     cancels: tuple[int, ...] = ()
     refused: tuple[int, ...] = ()
+    held: Ranges = ()
 
     def row(self) -> list[Any]:
         """As JSON."""
         return [
             *(self.due_min_ms, self.due_max_ms, self.marks, self.done, self.end, self.rank),
-            *(list(self.cancels), list(self.refused)),
+            *(list(self.cancels), list(self.refused), [list(pair) for pair in self.held]),
         ]
+
+    @property
+    def sweep_items(self) -> int:
+        """How many items the sweep under way takes; 0 when there is none."""
+        return _swept(self.done, self.end, self.held)
+
+    def left(self, commit_offset: int) -> int:
+        """How many items are not handed over of a file that ends there, held ones too."""
+        return commit_offset - self.end + self.sweep_items - self.rank + count_of(self.held)
 
     def after(self, row: HandedRow, commit_offset: int) -> TimerHour | None:
         """The same after a step of the hand-over; None when it does not follow."""
-        sweep_goes_on = (row.done, row.end) == (self.done, self.end) and row.rank >= self.rank
+        # What turns out damaged in the midst of a sweep may have been counted already.
+        rank_min = self.rank - count_of(joined((*self.held, *row.held))) + count_of(self.held)
+        sweep_goes_on = (row.done, row.end) == (self.done, self.end) and row.rank >= rank_min
         sweep_begins = self.end == self.done == row.done < row.end
         if not (sweep_goes_on or sweep_begins) or row.end > commit_offset:
             return None
-        if not 0 <= row.rank <= row.end - row.done:
+        known, items = joined((*self.held, (row.done, row.end))), row.sweep_items
+        if not 0 <= row.rank <= items or joined((*known, *row.held)) != known:
             return None
-        if not all(row.done <= offset < row.end for offset in row.refused):
+        if not is_in(np.array(row.refused, np.int64), known).all():
             return None
         refused = tuple(sorted({*self.refused, *row.refused})) if row.refused else self.refused
-        if row.rank < row.end - row.done:
-            return replace(self, done=row.done, end=row.end, rank=row.rank, refused=refused)
-        kept = tuple(offset for offset in self.cancels if offset >= row.end)
-        return replace(self, done=row.end, end=row.end, rank=0, cancels=kept, refused=refused)
+        new = replace(self, end=row.end, rank=row.rank, refused=refused, held=row.held)
+        if row.rank < items:
+            return new
+        held = is_in(np.array(self.cancels, np.int64), row.held)
+        kept = (
+            one
+            for one, is_held in zip(self.cancels, held, strict=True)
+            if one >= row.end or is_held
+        )
+        return replace(new, done=row.end, rank=0, cancels=tuple(kept))
+
+
+def _swept(done: int, end: int, held: Ranges) -> int:
+    return end - done - count_of(clipped(held, done, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +191,12 @@ class HandedRow:
     end: int
     rank: int
     refused: tuple[int, ...] = ()
+    held: Ranges = ()
+
+    @property
+    def sweep_items(self) -> int:
+        """How many items the sweep takes."""
+        return _swept(self.done, self.end, self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +257,10 @@ def _source_of(row: Sequence[Any]) -> tuple[MessageQueue, TimerSource]:
 
 
 def _hour_of(row: Sequence[Any]) -> tuple[int, TimerHour]:
-    hour, low, high, marks, done, end, rank, cancels, refused = row
+    hour, low, high, marks, done, end, rank, cancels, refused, held = row
     check_ints((hour, low, high, marks, done, end, rank, *cancels, *refused), "an hour")
-    return hour, TimerHour(low, high, marks, done, end, rank, tuple(cancels), tuple(refused))
+    offsets = tuple(cancels), tuple(refused), ranges_of(held)
+    return hour, TimerHour(low, high, marks, done, end, rank, *offsets)
 
 
 def hour_queue(hour: int) -> MessageQueue:
@@ -266,7 +301,17 @@ def run_action(number: int, holder: Mapping[str, Any]) -> Action:
 
 def handed_action(run: int, rows: Iterable[HandedRow], target: Mapping[str, Any]) -> Action:
     """How far the hand-over is."""
-    found = [[row.hour, row.done, row.end, row.rank, list(row.refused)] for row in rows]
+    found = [
+        [
+            row.hour,
+            row.done,
+            row.end,
+            row.rank,
+            list(row.refused),
+            [list(pair) for pair in row.held],
+        ]
+        for row in rows
+    ]
     return {"do": TIMER, "run": run, "handed": found, "target": dict(target)}
 
 
@@ -330,9 +375,9 @@ def _after_handed(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFac
         return None
     hours = dict(facts.hours)
     for row in action["handed"]:
-        hour, done, end, rank, refused = row
+        hour, done, end, rank, refused, held = row
         check_ints((hour, done, end, rank, *refused), "what was handed over")
-        step = HandedRow(hour, done, end, rank, tuple(refused))
+        step = HandedRow(hour, done, end, rank, tuple(refused), ranges_of(held))
         old = hours.get(step.hour)
         new = old.after(step, bounds(step.hour)[1]) if old else None
         if new is None:
@@ -455,12 +500,12 @@ def mended_facts(
             notes.append(f"hour {hour}: nobody knows what was handed over; all of it will be")
         done, end = (min(max(one, low), high) for one in (old.done, old.end))
         rank = old.rank if (done, end) == (old.done, old.end) else 0
+        cancels, refused = (
+            tuple(offset for offset in some if offset < high) for some in (old.cancels, old.refused)
+        )
         hours[hour] = TimerHour(  # what came since may be due at any time within, and be marks
             *(begin_ms, begin_ms + HOUR_MS - 1, max(1, old.marks), done, end, rank),
-            *(
-                tuple(offset for offset in some if offset < high)
-                for some in (old.cancels, old.refused)
-            ),
+            *(cancels, refused, clipped(old.held, low, end)),
         )
     # Of the sweep under way more than one batch may have been given since: the next run asks for all that is left of it.
     target = {**facts.run.target, "batch": [*ALL_LEFT]} if facts.run.target else {}

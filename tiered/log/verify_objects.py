@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from zlib_ng import zlib_ng
 from backends.errors import BackendError, ObjectNotFoundError
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
-from tiered.format.bundle import RecordsUnpacker, SectionBlocks, dense_items, read_table
+from tiered.format.bundle import SectionBlocks, read_table
 from tiered.format.index_object import check_payload
 from tiered.format.object import parse_trailer
 from tiered.format.record import RecordFault
@@ -21,7 +21,8 @@ from tiered.log.bundles import sections_of
 from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.indexed import uncovered
 from tiered.log.marks import mark_of
-from tiered.log.parts import Ranges, clipped, joined, without
+from tiered.log.ranges import Ranges, clipped, joined, without
+from tiered.log.salvage import OpenSectionBytes, lost_items, open_damaged
 from tiered.log.sections import split_section
 from tiered.log.verify_report import Finding, Problem
 from tiered.log.wellformed import INT_MAX
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from tiered.log.bundles import NamedSections
     from tiered.log.history import NamedPart
     from tiered.log.parts import Bundle, Part
+    from tiered.log.salvage import Blow
 
     Ints = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
@@ -222,23 +224,6 @@ def _may_be(segment: int, one: NamedPart) -> bool:
 # -- one section ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Opened:
-    """A section as far as it is sound.
-
-    Attributes:
-        records: As they were before they were packed; what could not be unpacked is zero.
-        items: As they lie.
-        lost: Bytes of records that could not be unpacked.
-        items_lost: Numbers of items whose block is damaged.
-    """
-
-    records: memoryview
-    items: memoryview
-    lost: list[tuple[int, int]] = field(default_factory=list)
-    items_lost: list[tuple[int, int]] = field(default_factory=list)
-
-
 def _check_section(data: memoryview, key: str, named: Sequence[NamedPart], found: Finding) -> None:
     """Check a section and the parts of it: several, where the broker took back some of it."""
     place = named[0].part.section
@@ -250,7 +235,7 @@ def _check_section(data: memoryview, key: str, named: Sequence[NamedPart], found
             found.problem("section", key, f"{_name(one)}: {error.what}", section=place.start)
         return
     try:
-        opened = _Opened(*split_section(view, place, where=key))
+        opened = OpenSectionBytes(*split_section(view, place, where=key))
         _check_block_table(view, place, key, found)
     except DataError as error:
         sound = _open_damaged(view, key, named, found, error.what)
@@ -275,98 +260,32 @@ def _check_block_table(view: memoryview, place: SectionPlace, key: str, found: F
 
 def _open_damaged(
     view: memoryview, key: str, named: Sequence[NamedPart], found: Finding, why: str
-) -> _Opened | None:
+) -> OpenSectionBytes | None:
     """Say which queue offsets the damaged blocks of a section cost; what is left of it."""
     place = named[0].part.section
     try:
-        blocks = SectionBlocks.parse(view[place.table_at :], place, where=key)
-        faults = list(blocks.faults(view[: place.table_at]))
-        opened = _without(view, place, blocks, faults, key)
+        opened = open_damaged(view, place, where=key)
     except DataError:
         for one in named:
             what = f"all of it can't be proven: {why}, and so does its block table"
             found.problem("section", key, f"{_name(one)}: {what}", section=place.start)
         return None
-    for low, high in faults:
-        bad = _Blow.of(place, blocks, low, high)
+    for bad in opened.blows:
+        low, high = place.start + bad.start, place.start + bad.end
         for one in named:
-            where = f"bytes [{place.start + low}, {place.start + high}) fail their checksum"
-            cost = _cost(one, opened, bad)
-            found.problem("block", key, f"{cost}: {where}", section=place.start)
+            what = f"{_cost(one, opened, bad)}: bytes [{low}, {high}) fail their checksum"
+            found.problem("block", key, what, section=place.start)
     return opened
 
 
-@dataclass(frozen=True, slots=True)
-class _Blow:
-    """What a damaged block takes away: bytes of records, and numbers of items."""
-
-    records: tuple[int, int] = (0, 0)
-    items: tuple[int, int] = (0, 0)
-
-    @classmethod
-    def of(cls, place: SectionPlace, blocks: SectionBlocks, low: int, high: int) -> _Blow:
-        if low >= place.items_at and place.gone:
-            return cls(items=(0, place.count))
-        if low >= place.items_at:
-            first, end = low - place.items_at, high - place.items_at
-            return cls(items=(first // ITEM_BYTES, -(-end // ITEM_BYTES)))
-        if low >= place.stored_bytes:  # the dictionary: nothing can be unpacked
-            return cls(records=(0, place.records_bytes))
-        number = int(np.searchsorted(blocks.starts, low))
-        at = number * place.block_bytes
-        return cls(records=(at, min(at + place.block_bytes, place.records_bytes)))
-
-
-def _without(
-    view: memoryview,
-    place: SectionPlace,
-    blocks: SectionBlocks,
-    faults: Sequence[tuple[int, int]],
-    key: str,
-) -> _Opened:
-    """What is left of a section without the damaged blocks."""
-    items = _items_left(view[place.items_at : place.table_at], place, key)
-    blows = [_Blow.of(place, blocks, low, high) for low, high in faults]
-    items_lost = [blow.items for blow in blows if blow.items[1]]
-    if not place.is_packed:
-        return _Opened(view[: place.records_bytes], items, [], items_lost)
-    lost = [blow.records for blow in blows if blow.records[1]]
-    room = np.zeros(place.records_bytes, np.uint8)
-    is_dictionary_sound = not any(place.stored_bytes <= low < place.items_at for low, _ in faults)
-    if is_dictionary_sound:
-        unpacker = RecordsUnpacker(blocks, view[place.stored_bytes : place.items_at], where=key)
-        for low in range(0, place.records_bytes, place.block_bytes):
-            high = min(low + place.block_bytes, place.records_bytes)
-            if (low, high) not in lost:
-                first, end = blocks.records_range(low, high)
-                room[low:high] = unpacker.unpack(view[first:end], low, high)
-    return _Opened(room.data, items, lost, items_lost)
-
-
-def _items_left(stored: memoryview, place: SectionPlace, key: str) -> memoryview:
-    """All items; of sparse ones of which a block is damaged none is believed."""
-    try:
-        return dense_items(stored, place, where=key)
-    except DataError:
-        return memoryview(bytes(place.items_bytes))
-
-
-def _cost(one: NamedPart, opened: _Opened, blow: _Blow) -> str:
+def _cost(one: NamedPart, opened: OpenSectionBytes, blow: Blow) -> str:
     """Which queue offsets of a part cannot be read for a damaged block."""
     part = one.part
-    first, end = part.items_at, part.items_at + part.count
-    low, high = max(first, blow.items[0]), min(end, blow.items[1])
-    if low >= high and blow.records[1]:
-        items = np.frombuffer(opened.items[first * ITEM_BYTES : end * ITEM_BYTES], ITEM)
-        at = items["log_offset"].astype(np.int64) - part.log_offset + part.records_at
-        size = items["size"].astype(np.int64)
-        hit = np.flatnonzero((size > 0) & (at < blow.records[1]) & (at + size > blow.records[0]))
-        if len(hit):
-            low, high = first + int(hit[0]), first + int(hit[-1]) + 1
-    if low >= high:
+    lost = np.flatnonzero(lost_items(part, opened.items, [blow]))
+    if not len(lost):
         return f"{one.queue}: no message"
-    shift = part.queue_offset - part.items_at
-    return f"{one.queue} queue offsets [{low + shift}, {high + shift})"
+    low, high = part.queue_offset + int(lost[0]), part.queue_offset + int(lost[-1]) + 1
+    return f"{one.queue} queue offsets [{low}, {high})"
 
 
 def _name(one: NamedPart) -> str:
@@ -379,7 +298,7 @@ def _name(one: NamedPart) -> str:
 class _PartCheck:
     """Holds the items and records of one part against the journal and against each other."""
 
-    def __init__(self, one: NamedPart, opened: _Opened, key: str, found: Finding) -> None:
+    def __init__(self, one: NamedPart, opened: OpenSectionBytes, key: str, found: Finding) -> None:
         self._queue = one.queue
         self._part: Part = one.part
         self._opened = opened
@@ -418,7 +337,7 @@ class _PartCheck:
         log = self._opened.records[part.records_at : part.records_at + part.log_bytes]
         starts = offsets - part.log_offset
         kept = np.ones(len(where), np.bool_)
-        for low, high in self._opened.lost:
+        for low, high in self._opened.zeroed:
             at = starts + part.records_at
             kept &= (at >= high) | (at + sizes <= low)
         where, starts, sizes, is_first = where[kept], starts[kept], sizes[kept], is_first[kept]

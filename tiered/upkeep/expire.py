@@ -147,7 +147,7 @@ def plan_expire_timers(
         for hour in sorted(reader.state.timers.hours)
         if _is_handed(reader.state, hour) and (hour + 1) * HOUR_MS + grace_ms <= now_ms
     ]
-    hours = [hour for hour in old if with_refused or not refused_in(reader.state, hour)]
+    hours = [hour for hour in old if with_refused or not _is_needed(reader.state, hour)]
     steps, is_cut = plan_handed(reader.state, hours, objects_max=objects_max)
     known: dict[str, Any] = {
         "ttls": {},
@@ -163,6 +163,11 @@ def _is_handed(state: TierState, hour: int) -> bool:
     """Whether all of an hour's file is handed over."""
     facts, life = state.timers.hours.get(hour), state.life(hour_queue(hour))
     return bool(facts and life and facts.done == facts.end == life.commit_offset)
+
+
+def _is_needed(state: TierState, hour: int) -> bool:
+    """Whether an hour's file has messages that nobody else has: refused ones, and those that are held back for damage."""
+    return bool(refused_in(state, hour) or state.timers.hours[hour].held)
 
 
 def apply_steps(at: Workplace, plan: Plan, proof: ArchiveProof | None = None) -> dict[str, Any]:
@@ -243,7 +248,7 @@ class _ExpireRun:
             self.done["steps"] += len(some)
 
     def _may_go(self, state: TierState, hour: int) -> bool:
-        is_free = self._plan["with_refused"] or not refused_in(state, hour)
+        is_free = self._plan["with_refused"] or not _is_needed(state, hour)
         return is_free and _is_handed(state, hour)
 
     def _hold(self, steps: list[ExpiryStep], state: TierState) -> None:
