@@ -7,6 +7,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from support import captures
 
 from tests.timer.test_import import CAPTURED_MS, pending
@@ -23,7 +24,6 @@ from timer.local_target import LocalTarget
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
     from cli.program import CommandLine
 
     from tiered.log.state import TierState
@@ -119,6 +119,56 @@ def test_a_damaged_hour_holds_up_no_other(
     monkeypatch.undo()
     left = tiered.good("timer", "ls", url, "--messages", "--json").document
     assert ([row["msg_id"] for row in left["messages"]], left["damaged"]) == (["A", "C"], [])
+
+
+DAMAGE = {
+    "in records": lambda data: flipped(data, 70_000),
+    "in items and records": lambda data: flipped(data, 70_000, len(data) - 4_000),
+    "cut short": lambda data: data[:50_000],
+    "gone": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_timers_are_repaired_from_the_brokers_store_and_then_given(
+    tiered: CommandLine, tmp_path: Path, what: str
+):
+    url, target = f"file://{tmp_path}/tier", tmp_path / "target"
+    tiered.clock = ManualClock(CAPTURED_MS)
+    with Made(tmp_path) as made:
+        for number in range(600):  # of two hours, in any order; some are alike but for their ids
+            made.timed((number * 7919) % 97 * 60_000 // 1000 * 1000, f"K{number:03}")
+        made.flush()
+    tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
+    (bundle,) = (one for one in (tmp_path / "tier").rglob("timer/bundle/**/*") if one.is_file())
+    changed = DAMAGE[what](bundle.read_bytes())
+    bundle.unlink()
+    if changed is not None:
+        bundle.write_bytes(changed)
+    clock = tiered.clock = Shifted()
+    clock.shift_ms = CAPTURED_MS + 4 * HOUR_MS - clock.now_ms()
+    ran = tiered("timer", "run", url, "--to", target, "--once", "--json")
+    assert ran.code == 1, ran.err
+    held = ran.document["held"]
+    assert (ran.code, held + ran.document["delivered"]) == (1, 600)
+    assert 0 < held <= 600
+    assert tiered("verify", url, "--timers", "--deep").code == 1
+    mended = ("verify", url, "--timers", "--deep", "--repair", "--json")
+    assert tiered(*mended).code == 1  # without the store there is nothing to take them from
+    done = tiered.good(*mended, "--store", made.folder).document
+    assert (done["repair"]["unrepaired"], done["problems"]) == ([], [])
+    ran = tiered.good("timer", "run", url, "--to", target, "--once", "--json")
+    assert (ran.document["delivered"], ran.document["held"]) == (held, 0)
+    assert sorted(key for _, _, key in delivered(target).elements()) == [
+        f"K{number:03}" for number in range(600)
+    ]
+
+
+def flipped(data: bytes, *at: int) -> bytes:
+    changed = bytearray(data)
+    for position in at:
+        changed[position] ^= 1
+    return bytes(changed)
 
 
 def test_a_body_that_cannot_be_unpacked_holds_up_no_other_message(

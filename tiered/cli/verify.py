@@ -29,11 +29,13 @@ from tiered.errors import InvalidError, TieredStoreError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from backends.base import ObjectStore
     from tiered.api.broker_place import Place
     from tiered.cli.call import Call
+    from tiered.local.face import LocalStore
     from tiered.log.verify_report import VerifyReport
     from tiered.upkeep.rebuild import RebuildPlan
-    from tiered.upkeep.repair import RepairReport
+    from tiered.upkeep.repair import Repairer, RepairReport
     from tiered.upkeep.workplace import Workplace
 
 THREADS = 4
@@ -71,15 +73,14 @@ def run(call: Call, options: VerifyOptions) -> int:
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import backend_errors
     from tiered.attach.timer_place import choose_timers
-    from tiered.cli.call import open_both, open_local
+    from tiered.cli.call import open_both
     from tiered.log.verify import verify_tier
-    from tiered.upkeep.repair import Repairer
 
-    if options.timers and options.store:
+    if options.timers and options.store and not options.repair:
         raise InvalidError(
-            "--timers goes with no --store: hours are no queues of a store",
+            "--timers compares with no --store: hours are no queues of a store",
             where=call.path,
-            do="give one of them",
+            do="leave --store out, or add --repair, which takes lost records from it",
         )
     output = Output(call)
     done = Progressed("reading the journal")
@@ -92,7 +93,7 @@ def run(call: Call, options: VerifyOptions) -> int:
     with contextlib.ExitStack() as stack, backend_errors():
         raw, store = open_both(call, options.url, stack)
         directory = options.store
-        local = open_local(call, directory, stack) if directory else None
+        local = _local(call, directory, stack, timers=options.timers) if directory else None
         choose = choose_timers if options.timers else choose_place
         place = choose(store, call.common.cluster, call.common.broker)
         executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-verify"))
@@ -100,24 +101,22 @@ def run(call: Call, options: VerifyOptions) -> int:
 
         def verified() -> VerifyReport:
             is_deep = options.deep
+            compared = None if options.timers else local
             return verify_tier(
-                store, place.prefix, deep=is_deep, local=local, executor=executor, progress=told
+                store, place.prefix, deep=is_deep, local=compared, executor=executor, progress=told
             )
 
         report, repair = verified(), None
         failure: Exception | None = None
         if options.repair and report.damaged:
-            rng, stop = random.SystemRandom(), threading.Event()
-            repairer = Repairer(
-                raw, store, place.prefix, local, clock=call.clock, rng=rng, stop=stop
-            )
+            repairer = _repairer(call, raw, store, place, local, timers=options.timers)
             try:
                 repair = _document_of(repairer.run(report.damaged))
                 report = verified()
             except (TieredStoreError, BackendError) as error:
                 failure = error  # what was found is shown first: it may have taken hours
     if options.repair:
-        for line in unlooked(is_deep=options.deep, has_store=bool(local or options.timers)):
+        for line in unlooked(is_deep=options.deep, has_store=local is not None):
             call.say(line)
     document = report_document(report, place, store.url, is_deep=options.deep, repair=repair)
     if output.form == "table":
@@ -129,6 +128,41 @@ def run(call: Call, options: VerifyOptions) -> int:
             raise failure
     is_fine = report.is_clean and not (options.strict and has_recorded(document))
     return DONE if is_fine else NEEDS_A_PERSON
+
+
+def _local(call: Call, directory: str, stack: contextlib.ExitStack, *, timers: bool) -> LocalStore:
+    """The broker's store, with its timer topics where these are meant."""
+    from tiered.cli.call import open_local
+    from timer.progress import opened
+
+    if timers:
+        return stack.enter_context(opened(directory, call.clock))
+    return open_local(call, directory, stack)
+
+
+def _repairer(
+    call: Call,
+    raw: ObjectStore,
+    store: ObjectStore,
+    place: Place,
+    local: LocalStore | None,
+    *,
+    timers: bool,
+) -> Repairer:
+    from tiered.upkeep.repair import Repairer
+    from tiered.upkeep.timer_originals import TimerOriginals
+
+    originals = None
+    if timers and local is not None:
+        originals = TimerOriginals(store, place.prefix, local).part
+    rng, stop = random.SystemRandom(), threading.Event()
+    return Repairer(
+        *(raw, store, place.prefix, local),
+        clock=call.clock,
+        rng=rng,
+        stop=stop,
+        originals=originals,
+    )
 
 
 def unlooked(*, is_deep: bool, has_store: bool) -> list[str]:

@@ -14,6 +14,7 @@ After a crash: what entries name is repaired, the rest as before; repair again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,7 +42,7 @@ from tiered.upkeep.workplace import GIVE_UP_S
 if TYPE_CHECKING:
     import random
     import threading
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
     from tiered.log.parts import Part, SectionRange, TierState
     from tiered.log.verify_report import Damaged
     from tiered.model import MessageQueue
+
+
+Originals = Callable[["NamedPart"], "PartBytes | str"]
+"""Gives a part's records and items from a local store, or says why they can't be had."""
 
 
 @dataclass(slots=True)
@@ -100,6 +105,7 @@ class Repairer:
         clock: Clock,
         rng: random.Random,
         stop: threading.Event,
+        originals: Originals | None = None,
     ) -> None:
         """Wire it.
 
@@ -111,10 +117,14 @@ class Repairer:
             clock: For the lease.
             rng: For our id.
             stop: Ends the journal's tries.
+            originals: Gives parts again from the local store; None: it has them at their queue offsets.
         """
         self._store = store
         self._prefix = prefix
         self._local = local
+        self._originals = originals
+        if local is not None and originals is None:
+            self._originals = lambda one: _from_local(local, one.queue, one.part)
         self._reign = UploadingReign(
             raw,
             store,
@@ -159,7 +169,7 @@ class Repairer:
         some: list[_Recovered] = []
         size = 0
         for one in named:
-            found = recover_bytes(self._store, self._prefix, self._local, self._others, one)
+            found = recover_bytes(self._store, self._prefix, self._originals, self._others, one)
             if isinstance(found, str):
                 self._report.unrepaired.append(Unrepaired(name_of(one), found))
                 continue
@@ -275,7 +285,7 @@ def name_of(one: NamedPart) -> str:
 def recover_bytes(
     store: ObjectStore,
     prefix: str,
-    local: LocalStore | None,
+    originals: Originals | None,
     unnamed: Callable[[], Sequence[Tabled]],
     one: NamedPart,
 ) -> PartBytes | str:
@@ -284,7 +294,7 @@ def recover_bytes(
     Args:
         store: The tier's.
         prefix: Of the broker.
-        local: The local store, if there is one.
+        originals: Of the local store, if there is one.
         unnamed: Gives the bundles that no entry names; asked only if they are needed.
         one: The part.
 
@@ -304,9 +314,9 @@ def recover_bytes(
         return found
     if one.life.ended:
         return "it is of a life that has ended, and nothing in the tier has it any more"
-    if local is None:
+    if originals is None:
         return "no local store is given"
-    theirs = _from_local(local, one.queue, part)
+    theirs = originals(one)
     if isinstance(theirs, str):
         return theirs
     if _is_same(theirs, part, log, items):
