@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +22,7 @@ from tiered.local.catalog import SCHEDULE_TOPIC, TIMER_TOPICS, WHEEL_TOPIC
 from tiered.local.layout import read_text, read_timer_progress
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.model import QueueOffset
+from tiered.store.disk import replace_file
 from timer.enqueue import Given, ImportProgress
 from timer.records import PropertyColumns, number_of, read_rows, value_of
 
@@ -69,13 +69,8 @@ class WheelState:
 
     def write(self, root: str) -> None:
         """Note it, on the disk when this returns."""
-        path, document = Path(root, STATE_FILE), {"format": 1, **vars(self)}
-        fresh = path.with_suffix(".new")
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        document = {"format": 1, **vars(self)}
+        replace_file(Path(root, STATE_FILE), json.dumps(document).encode())
 
     def end(self, queue: MessageQueue) -> int:
         """Where a queue ended."""
