@@ -76,7 +76,8 @@ class Power:
                 self._names[path] = {one.name: one.inode() for one in names}
         else:
             with self._lock:
-                self._bytes[found.st_ino] = _all_of(path) if Path(path).exists() else b""
+                # By its descriptor: it may have no name yet.
+                self._bytes[found.st_ino] = _all_of(f"/proc/self/fd/{descriptor}")
                 if found.st_ino not in self._held:
                     self._held[found.st_ino] = os.dup(descriptor)
 
