@@ -161,6 +161,26 @@ def test_damage_holds_back_its_own_messages_until_they_can_be_read(
     assert not reader_state(timers).timers.hours[hour].held
 
 
+@pytest.mark.parametrize("layout", ["one", "parts", "merged", "packed"])
+@pytest.mark.parametrize(
+    "change", ["a bit in the middle", "the first bit", "bits here and there", "gone"]
+)
+def test_what_is_damaged_says_where_reading_can_go_on(timers: Timers, layout: str, change: str):
+    """Behind the damage, at the first that can be read: so a consumer goes on with one step, and skips nothing else."""
+    key, hour = fill(timers, layout), timers.now_ms // HOUR_MS
+    replaced(timers, key, CHANGES[change])
+    sound = readable(timers, hour)
+    tier = TierReader(timers.store, PREFIX)
+    tier.refresh()
+    reader = tier.queue(hour_queue(hour))
+    for at in sorted({0, *(one + 1 for one in sound)} - sound - {COUNT}):
+        behind = min((one for one in sound if one > at), default=None)
+        assert reader.after_damage(QueueOffset(at)) == behind
+        with pytest.raises(DataError) as told:
+            reader.read_warily(QueueOffset(at), bytes_max=1 << 20, count_max=COUNT)
+        assert behind is None or f"read on from queue offset {behind}," in told.value.do
+
+
 def reader_state(timers: Timers) -> TierState:
     reader = TimerReader(timers.store, PREFIX)
     reader.refresh()

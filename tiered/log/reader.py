@@ -9,12 +9,15 @@ Threads: all may be used from any thread at once.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered.errors import DataError, InvalidError
+from backends.errors import BackendError, ObjectNotFoundError
+from tiered.errors import DataError, InvalidError, TieredStoreError
+from tiered.format.bundle import BLOCK_BYTES
 from tiered.journal.replay import JournalReader
 from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.cursor import HistoryPlace, LifeView, QueueCursor, history_of
@@ -38,6 +41,10 @@ READ_BYTES = 8 * 1024 * 1024
 """How much of a part is read at once, about; bounds the memory of a reader to twice that and its largest record."""
 WARY_BYTES = 64 * 1024
 """How much is read at once where something is damaged."""
+_BLOCKS_TRIED = 8
+"""Behind damage; then the next part."""
+_ITEMS_TRIED = 2048
+"""More than records of a block."""
 
 
 class TierReader:
@@ -210,13 +217,61 @@ class QueueReader:
         """As ``read``, in a part of which something is damaged: what is sound comes out, and that costs only itself.
 
         Raises:
-            DataError: The first of what is wanted is damaged.
+            DataError: The first of what is wanted is damaged; it says where reading can go on, as far as that is found soon.
         """
         # First a few blocks: near damage most records are sound, and one by one each would cost a request of its own.
         try:
             return self.read(start, bytes_max=min(bytes_max, WARY_BYTES), count_max=count_max)
         except DataError:
+            pass
+        try:
             return self.read(start, bytes_max=1, count_max=1)
+        except DataError as error:
+            after = self.after_damage(start)
+            if after is None:
+                raise
+            do = f"read on from queue offset {after}, or see what `tiered verify --deep` says of the damage"
+            raise DataError(error.what, where=error.where, do=do) from error
+
+    def after_damage(self, start: QueueOffset) -> QueueOffset | None:
+        """The first queue offset behind a damaged one that can be read, block by block; None: none was found soon."""
+        at = start
+        try:
+            for tries_left in reversed(range(_BLOCKS_TRIED)):
+                behind = self._after_block(at, is_last=not tries_left)
+                if behind is None:
+                    return None
+                at = behind
+                with suppress(DataError):
+                    found = self.read(at, bytes_max=1, count_max=1)
+                    return None if found is None else at
+        except (TieredStoreError, BackendError):
+            pass  # the damage is told all the same
+        return None
+
+    def _after_block(self, at: QueueOffset, *, is_last: bool) -> QueueOffset | None:
+        """Where the next block begins of those that hold a message, or its item; or the next part."""
+        found = self._part_at(self.cursor.at(at), at, _ITEMS_TRIED)
+        if found is None:
+            return None
+        part, begin, end = found
+        if is_last or part.section.gone:
+            return part.queue_end
+        first = begin - part.queue_offset
+        index = part.index.part_of(first * ITEM_BYTES, (end - part.queue_offset) * ITEM_BYTES)
+        try:
+            items = decode_items(part, begin, self._read_range(index), where=self._prefix)
+        except DataError:
+            block = (index.start // BLOCK_BYTES + 1) * BLOCK_BYTES
+            return QueueOffset(
+                min(begin - first - part.items_at - -block // ITEM_BYTES, part.queue_end)
+            )
+        except ObjectNotFoundError:
+            return part.queue_end
+        block_bytes = part.section.block_bytes
+        places = items.log_offsets - part.log_offset + part.records_at
+        later = np.flatnonzero(places >= (int(places[0]) // block_bytes + 1) * block_bytes)
+        return QueueOffset(begin + int(later[0])) if len(later) else end
 
     def salvage(self, start: QueueOffset, *, count_max: int = 1 << 31) -> Salvaged | None:
         """What is sound from ``start`` to the end of its part, for who met damage there; None: no part holds ``start``.
