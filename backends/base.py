@@ -256,14 +256,6 @@ def _flat(part: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def as_one(data: Sequence[Buffer] | Buffer) -> Piece:
-    """The bytes of ``data`` in one piece; copied only when there are several pieces."""
-    if type(data) is bytes:
-        return data
-    pieces = as_pieces(data)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
 def size_bytes(data: Sequence[Buffer] | Buffer) -> int:
     """How many bytes ``data`` has."""
     return sum(map(len, as_pieces(data)))

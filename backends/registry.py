@@ -30,6 +30,7 @@ from backends.errors import (
 )
 from backends.local import LocalFolderStore
 from backends.s3_settings import S3Options
+from backends.wrapping import put_own, set_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +155,7 @@ def _probe(store: ObjectStore, probe_id: str, below: str) -> Capabilities:
 
 def _creates_once(store: ObjectStore, key: str) -> bool:
     try:
-        store.put_if_absent(key, b"first")
+        put_own(store, key, b"first")
     except UnsupportedError:
         return False
     try:
@@ -176,10 +177,10 @@ def _is_there(store: ObjectStore, key: str) -> bool:
 
 def _replaces_only_the_expected(store: ObjectStore, key: str) -> bool:
     try:
-        first = store.compare_and_set(key, b"first", None)
+        first = set_own(store, key, b"first", None)
     except UnsupportedError:
         return False
-    second = store.compare_and_set(key, b"second", first)
+    second = set_own(store, key, b"second", first)
     refused = all(_is_refused(store, key, b"third", stale) for stale in (first, None))
     kept = store.get_versioned(key) == (b"second", second)
     store.delete(key)

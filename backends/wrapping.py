@@ -1,18 +1,19 @@
-"""Stores around a store: one that passes everything on, one that tries again, one that counts."""
+"""Stores around a store: passing on, trying again, counting; and how what is one's own is written."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from backends.base import as_one, get_into, size_bytes
+from backends.base import as_pieces, get_into, size_bytes
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
     ObjectNotFoundError,
+    PreconditionFailedError,
     UnknownOutcomeError,
     UnreachableError,
 )
@@ -74,6 +75,92 @@ class WrappingStore:
 
     def close(self) -> None:
         self._inner.close()
+
+
+# -- one's own keys --------------------------------------------------------------------------------
+#
+# A proxy may send a PUT twice (to HTTP it is idempotent; nginx repeats it when the first answer is lost). The second one
+# meets what the first has stored, and its answer, "exists", is the only one that the client sees. So that answer alone says
+# nothing of another writer: the bytes do.
+
+
+def put_own(store: ObjectStore, key: str, data: Sequence[Buffer] | Buffer) -> None:
+    """``put_if_absent`` of a key that only this writer makes; an object that has exactly these bytes is taken for ours.
+
+    Args:
+        store: Where.
+        key: Not shared with other writers, unless whoever puts the same bytes means the same.
+        data: As for ``put_if_absent``.
+
+    Raises:
+        AlreadyExistsError: An object with other bytes has this key, so it is another writer's. Nothing was written.
+        UnknownOutcomeError: It may have been written; also when the object that stands in the way cannot be read.
+        BackendError: Nothing was written.
+    """
+    try:
+        store.put_if_absent(key, data)
+    except AlreadyExistsError:
+        if not _reads_as(lambda: store.get(key), key, data):
+            raise
+
+
+def set_own(store: ObjectStore, key: str, data: bytes, expected: Version | None) -> Version:
+    """``compare_and_set``; when another version is there than expected and it has exactly these bytes, it is taken for ours.
+
+    Args:
+        store: Where.
+        key: Of the object.
+        data: Bytes that no other writer has, unless whoever writes the same means the same.
+        expected: As for ``compare_and_set``.
+
+    Raises:
+        PreconditionFailedError: Other bytes are there, or none. Nothing was written.
+        UnknownOutcomeError: It may have been written, also when what is there cannot be read.
+        BackendError: Nothing was written.
+
+    Returns:
+        The new version.
+    """
+    try:
+        return store.compare_and_set(key, data, expected)
+    except PreconditionFailedError:
+        with suppress(ObjectNotFoundError), _unknown_if_unread(key):
+            found, version = store.get_versioned(key)
+            if found == data:
+                return version
+        raise
+
+
+def _reads_as(read: Callable[[], bytes], key: str, data: Sequence[Buffer] | Buffer) -> bool:
+    """Whether the object that stands in the way has these bytes.
+
+    Raises:
+        UnknownOutcomeError: It cannot be read.
+    """
+    try:
+        with _unknown_if_unread(key):
+            found = memoryview(read())
+    except ObjectNotFoundError:
+        return False  # deleted meanwhile: that it existed remains true
+    at = 0
+    for piece in as_pieces(data):  # not joined: it may be a large bundle
+        if found[at : at + len(piece)] != piece:
+            return False
+        at += len(piece)
+    return at == len(found)
+
+
+@contextmanager
+def _unknown_if_unread(key: str) -> Iterator[None]:
+    """An object that stands in the way and cannot be read may be ours: nobody knows."""
+    try:
+        yield
+    except (ObjectNotFoundError, UnknownOutcomeError):
+        raise
+    except BackendError as error:
+        raise UnknownOutcomeError(
+            f"{key!r} exists and cannot be compared with what was to be written: {error}"
+        ) from error
 
 
 class StoreClock(Protocol):
@@ -273,12 +360,11 @@ class RetryingStore(WrappingStore):
         Raises:
             UnknownOutcomeError: It cannot be read, so nobody knows.
         """
-        try:
-            return self._again(lambda: self._inner.get(key), began_s) == as_one(data)
-        except ObjectNotFoundError:
-            return False  # deleted meanwhile: that it existed remains true
-        except BackendError as error:
-            _give_up(error, key, unknown=True)
+
+        def read() -> bytes:
+            return self._again(lambda: self._inner.get(key), began_s)
+
+        return _reads_as(read, key, data)
 
     def _next_delay_s(self, tries: int, began_s: float) -> float | None:
         """Seconds to wait before another try, or None for giving up."""

@@ -11,6 +11,7 @@ DENIED          nothing                                             PermissionDe
 LOST_REQUEST    nothing                                             UnknownOutcomeError
 LOST_ANSWER     it is done                                          UnknownOutcomeError
 LATE            it is done when ``land_late`` is called             UnknownOutcomeError
+TWICE           it is done, and done again                          the second answer
 CRASH_BEFORE    nothing                                             SimulatedCrash
 CRASH_AFTER     it is done                                          SimulatedCrash
 FLIP            a read gives one wrong bit                          wrong bytes
@@ -68,6 +69,7 @@ class Fault(enum.Enum):
     LOST_REQUEST = enum.auto()
     LOST_ANSWER = enum.auto()
     LATE = enum.auto()
+    TWICE = enum.auto()
     CRASH_BEFORE = enum.auto()
     CRASH_AFTER = enum.auto()
     FLIP = enum.auto()
@@ -220,6 +222,8 @@ class FaultyStore(WrappingStore):
                 self._late.writes.append(write)
             raise UnknownOutcomeError(f"request late (injected): {key!r}")
         done = write()
+        if fault is Fault.TWICE:
+            done = write()
         if fault is Fault.LOST_ANSWER:
             raise UnknownOutcomeError(f"answer lost (injected): {key!r}")
         if fault is Fault.CRASH_AFTER:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.base import ByteRange, Capabilities, ObjectStore
+from backends.base import ByteRange, Capabilities, ObjectStore, Version
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -45,6 +45,8 @@ from backends.wrapping import (
     RetryPolicy,
     WrappingStore,
     plan_delay_s,
+    put_own,
+    set_own,
 )
 from tiered.api.stores import with_retries
 from tiered.clock import ManualClock, SystemClock
@@ -214,6 +216,52 @@ def test_to_ask_whether_it_was_us_begins_no_deadline_anew():
         bench.store.put_if_absent("k", b"ours")
     assert began
     assert max(began) <= 60
+
+
+def test_a_put_that_is_carried_out_twice_is_ours_by_its_bytes():
+    bench = Bench(Rule(Fault.TWICE, times=None))
+    put_own(bench.faulty, "k", [b"a", b"", b"b"])
+    put_own(bench.store, "l", b"")
+    version = set_own(bench.faulty, "m", b"1", None)
+    assert set_own(bench.store, "m", b"2", version) == bench.memory.get_versioned("m")[1]
+    assert [bench.memory.get(key) for key in "klm"] == [b"ab", b"", b"2"]
+
+
+@pytest.mark.parametrize("other", [b"ac", b"a", b"abc", b""])
+def test_a_stranger_has_other_bytes(other: bytes):
+    bench = Bench()
+    bench.memory.put_if_absent("k", other)
+    with pytest.raises(AlreadyExistsError):
+        put_own(bench.faulty, "k", [b"a", b"b"])
+    for expected in (None, Version("another")):
+        with pytest.raises(PreconditionFailedError):
+            set_own(bench.faulty, "k", b"ab", expected)
+    assert bench.memory.get("k") == other
+
+
+def test_who_cannot_look_does_not_know():
+    bench = Bench(
+        Rule(Fault.TWICE, times=None),
+        Rule(Fault.DENIED, READS, times=1),
+        Rule(Fault.UNAVAILABLE, READS, times=1),
+    )
+    with pytest.raises(UnknownOutcomeError):
+        put_own(bench.faulty, "k", b"1")
+    with pytest.raises(UnknownOutcomeError):
+        set_own(bench.faulty, "l", b"1", None)
+
+
+def test_what_was_deleted_meanwhile_is_not_ours_to_name():
+    bench = Bench()
+
+    class Gone(WrappingStore):
+        def put_if_absent(self, key: str, data: object) -> None:
+            raise AlreadyExistsError(key)
+
+    with pytest.raises(AlreadyExistsError):
+        put_own(Gone(bench.faulty), "k", b"1")
+    with pytest.raises(PreconditionFailedError):
+        set_own(bench.faulty, "k", b"1", Version("another"))
 
 
 def test_listing_goes_on_where_it_broke_off():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from backends.errors import (
     UnknownOutcomeError,
 )
 from backends.memory import MemoryStore
+from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.journal.replay import JournalReader
@@ -260,6 +261,30 @@ def test_a_process_that_was_cloned_stops():
         dispatcher.follow(lambda: False, until_idle=True)
         assert not dispatcher.drain(5)
         assert isinstance(dispatcher.fault, FencedError)
+
+
+def test_a_clone_that_was_faster_with_other_bytes_stops_us():
+    local, store = filled(each=2), MemoryStore()
+
+    class Cloned(WrappingStore):
+        def put_if_absent(self, key: str, data: Any) -> None:
+            if is_bundle(key):
+                self.inner.put_if_absent(key, b"".join(data)[:-1] + b"?")
+            self.inner.put_if_absent(key, data)
+
+    with dispatching(Cloned(store), local) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert not dispatcher.drain(5)
+        assert isinstance(dispatcher.fault, FencedError)
+
+
+def test_a_bundle_that_was_put_twice_on_its_way_is_ours():
+    local, store = filled(each=2), MemoryStore()
+    twice = FaultyStore(store, random.Random(0), Rule(Fault.TWICE, times=None))
+    with dispatching(twice, local) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert_equal(store, local)
 
 
 def test_a_batch_polled_before_the_expiry_does_not_slip_in_before_the_gap():

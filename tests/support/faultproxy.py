@@ -15,6 +15,7 @@ held   it waits ``seconds``, then the server carries it out, also when nobody wa
 cut    half of the answer's body comes, then the connection ends
 torn   half of the answer's body comes, then the connection is reset
 slow   half of the answer's body comes, the rest after ``seconds``
+twice  the server carries it out, and then once more: the second answer comes
 ====== ==========================================================================================
 """
 
@@ -145,11 +146,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             if rule and kind == "held":
                 self.owner.stopping.wait(rule.seconds)
-            self._pass_on(body, rule)
+            answer = self._answer(body)
+            self._pass_on(self._answer(body) if kind == "twice" else answer, rule)
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any  # noqa: N815 (so the base class calls them)
 
-    def _pass_on(self, body: bytes, rule: Rule | None) -> None:
+    def _answer(self, body: bytes) -> tuple[int, dict[str, str], bytes, int]:
+        """Status, headers, body and length of what the server says."""
         upstream = self.owner.upstream
         assert upstream.hostname is not None
         connection = http.client.HTTPConnection(upstream.hostname, upstream.port, timeout=60)
@@ -165,7 +168,10 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
         headers = {name: value for name, value in answer.getheaders() if name.lower() not in _HOP}
-        size = int(answer.getheader("Content-Length") or len(data))
+        return answer.status, headers, data, int(answer.getheader("Content-Length") or len(data))
+
+    def _pass_on(self, answer: tuple[int, dict[str, str], bytes, int], rule: Rule | None) -> None:
+        status, headers, data, size = answer
         if rule and rule.kind == "lost":
             self._reset()
             return
@@ -174,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         if rule and rule.kind == "cut":
             data, self.close_connection = data[: len(data) // 2], True
         if rule and rule.kind in {"torn", "slow"}:
-            self._send(answer.status, headers, data[: len(data) // 2], size)
+            self._send(status, headers, data[: len(data) // 2], size)
             self.wfile.flush()
             if rule.kind == "torn":
                 self._reset()
@@ -182,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.owner.stopping.wait(rule.seconds)
             self.wfile.write(data[len(data) // 2 :])
             return
-        self._send(answer.status, headers, data, size)
+        self._send(status, headers, data, size)
 
     def _send(self, status: int, headers: dict[str, str], data: bytes, size: int) -> None:
         self.send_response(status)

@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zlib_ng import zlib_ng
 
-from backends.errors import AlreadyExistsError, ObjectNotFoundError
+from backends.errors import ObjectNotFoundError
+from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import (
     BODY_REASON,
@@ -821,11 +822,7 @@ def _replace(archive: ObjectStore, key: str, data: bytes) -> None:
     if _has(archive, key, data):
         return
     archive.delete(key)
-    try:
-        archive.put_if_absent(key, data)
-    except AlreadyExistsError:
-        if not _has(archive, key, data):
-            raise
+    put_own(archive, key, data)
 
 
 def _has(archive: ObjectStore, key: str, data: bytes) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
 from backends.s3_settings import S3Options
+from backends.wrapping import put_own
 from tiered.api.broker_place import (
     require_able,
     require_conditional_writes,
@@ -369,7 +370,7 @@ class Attachment:
         dispatcher, data = self._running(), metadata.encode()
         key = handover_key("", metadata.time_ms, dispatcher.uploader.next_id())
         with backend_errors():
-            self._store.put_if_absent(self.place.prefix + key, data)
+            put_own(self._store, self.place.prefix + key, data)
         named = {"key": key, "size_bytes": len(data), "time_ms": metadata.time_ms}
         done = threading.Event()
         store = {**self._journal.state.store, HANDOVER: named}

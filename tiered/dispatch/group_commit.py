@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.errors import AlreadyExistsError, BackendError
+from backends.wrapping import put_own
 from tiered import keys
 from tiered.crashpoints import reached
 from tiered.dispatch.settings import MemoryBudget
@@ -174,7 +175,7 @@ class Uploader:
         packed = pack_table(table)
         tail = build_tail(table, packed)
         buffers = [buffer for _, section in sections for buffer in section.buffers]
-        self._store.put_if_absent(self._prefix + key, [*buffers, tail])
+        put_own(self._store, self._prefix + key, [*buffers, tail])
         size = int(table.rows["size_bytes"].sum()) + len(tail)
         if not level:
             self.budget.keep(key, buffers, size)
@@ -207,7 +208,7 @@ class Uploader:
                 "detail": record.detail,
             }
             made = build_object([record.raw], description)
-            self._store.put_if_absent(self._prefix + key, made.buffers)
+            put_own(self._store, self._prefix + key, made.buffers)
             reached("quarantine-stored")
         return len(damaged)
 
@@ -563,7 +564,9 @@ def retry_level(error: BackendError) -> int:
 
 def refused(error: BackendError) -> TieredStoreError:
     """The error of a store that says no, and will say so again."""
-    if isinstance(error, AlreadyExistsError):  # no two tries share a key
+    if isinstance(
+        error, AlreadyExistsError
+    ):  # with other bytes (`put_own`): no two tries share a key
         return FencedError(
             f"another process writes under our own id, so this one was cloned: {error}",
             do="stop one of the two, then attach again",

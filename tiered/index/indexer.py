@@ -26,6 +26,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import BackendError, ObjectNotFoundError
+from backends.wrapping import put_own
 from tiered import keys
 from tiered.errors import DataError
 from tiered.format.index_object import (
@@ -313,7 +314,7 @@ class IndexBuilder:
         made = build_object(data, description, block_bytes=INDEX_BLOCK_BYTES)
         self._pace(made.size_bytes)
         key = keys.index_key("", max(0, low), self._next_id())
-        self._store.put_if_absent(self._prefix + key, made.buffers)
+        put_own(self._store, self._prefix + key, made.buffers)
         size = made.payload_bytes
         place = ObjectRange(key, size, made.trailer_bytes, made.payload_crc)
         return IndexObject(place, len(items), len(items) * ITEM_BYTES, low, high, covers)

@@ -37,6 +37,7 @@ from backends.errors import (
     PreconditionFailedError,
     UnknownOutcomeError,
 )
+from backends.wrapping import set_own
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError
 from tiered.journal.entry import open_text, seal_text
@@ -308,7 +309,7 @@ class Lease:
         expires_ms = self._clock.now_ms() + round(self._seconds * 1000)
         said = LeaseState(self._holder, self._writer, expires_ms, released, self.remembered)
         try:
-            self._version = self._store.compare_and_set(self._key, encode_lease(said), expected)
+            self._version = set_own(self._store, self._key, encode_lease(said), expected)
         except UnknownOutcomeError:
             present, version = read_lease(self._store, self._key)
             if present is None or present.writer != self._writer or version == expected:

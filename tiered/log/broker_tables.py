@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.wrapping import put_own
 from tiered.errors import DataError
 from tiered.journal.entry import open_text, seal_text
 from tiered.keys import parse_handover_key, recall_key
@@ -103,7 +104,7 @@ def recall(objects: ObjectStore, prefix: str, time_ms: int, made: ObjectId) -> N
         BackendError: It cannot be written.
     """
     data = seal_text({"format": FORMAT, "time_ms": time_ms})
-    objects.put_if_absent(recall_key(prefix, time_ms, made), data)
+    put_own(objects, recall_key(prefix, time_ms, made), data)
 
 
 def found_handover(listed: Iterable[ObjectInfo], prefix: str) -> dict[str, Any]:

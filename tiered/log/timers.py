@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from backends.errors import ObjectNotFoundError, PreconditionFailedError
+from backends.wrapping import set_own
 from tiered.errors import DataError
 from tiered.journal.entry import checksum, json_text, open_text
 from tiered.log.ranges import Ranges, clipped, count_of, is_in, joined, ranges_of
@@ -439,7 +440,7 @@ class FactsCopy:
                     return  # another has gone on meanwhile
             version, self._version = self._version, None
             with contextlib.suppress(PreconditionFailedError):
-                self._version = self._store.compare_and_set(self._key, text, version)
+                self._version = set_own(self._store, self._key, text, version)
                 return
 
     def _text(self, facts: TimerFacts, number: int) -> bytes:

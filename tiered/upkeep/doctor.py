@@ -27,6 +27,7 @@ from backends.local import HIDDEN, LocalFolderStore
 from backends.registry import PREFIX, probe
 from backends.registry import PREFIX as PROBES
 from backends.s3 import plain_http_host, read_rules
+from backends.wrapping import put_own
 from tiered.api.broker_place import find_places
 from tiered.attach.timer_place import TIMER_SIGNS, TimerPlace, timers_of
 from tiered.errors import DataError, InvalidError, TieredStoreError
@@ -127,7 +128,7 @@ def _rights(store: ObjectStore, clock: Clock, probe_id: str) -> Iterator[Check]:
     is_written = False
     try:
         for name, step in (
-            ("put", lambda: store.put_if_absent(key, b"probe")),
+            ("put", lambda: put_own(store, key, b"probe")),
             ("get", lambda: store.get(key)),
             ("delete", lambda: store.delete(key)),
         ):

@@ -6,7 +6,6 @@ reign that fences every writer, a second look, the work.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zlib_ng import zlib_ng
 
-from backends.errors import AlreadyExistsError, PreconditionFailedError, UnsupportedError
+from backends.errors import PreconditionFailedError, UnsupportedError
 from backends.local_files import advice_for, read_regular, write_regular
+from backends.wrapping import put_own, set_own
 from tiered.crashpoints import reached
 from tiered.errors import FencedError, InvalidError, MovedOnError
 from tiered.journal.append import JournalWriter
@@ -183,7 +183,7 @@ def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) 
         end = present.end if present else JournalEnd()  # what it remembers is kept
         broken = LeaseState(Holder.present(), breaker, clock.now_ms(), released=True, end=end)
         try:
-            store.compare_and_set(key, encode_lease(broken), version)
+            set_own(store, key, encode_lease(broken), version)
         except PreconditionFailedError:
             continue  # renewed at this very moment
         return True
@@ -477,6 +477,5 @@ class Ledger:
         self._steps += 1
         known = {"format": 1, "run": self.run, "what": self.what, "step": step}
         text = seal_text({**known, "time_ms": self._clock.now_ms(), **fields})
-        with contextlib.suppress(AlreadyExistsError):  # a try of ours whose answer was lost
-            self._store.put_if_absent(key, text)
+        put_own(self._store, key, text)
         return key
