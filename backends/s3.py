@@ -21,6 +21,7 @@ import importlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -44,7 +45,18 @@ from backends.errors import (
     ShortReadError,
 )
 from backends.s3_settings import check_options, resolve, split_location
-from backends.s3_wire import DELETE, GET, LIST, PUT, RULES, Condition, S3Failure, S3Wire, to_error
+from backends.s3_wire import (
+    DELETE,
+    GET,
+    LIST,
+    LOCK,
+    PUT,
+    RULES,
+    Condition,
+    S3Failure,
+    S3Wire,
+    to_error,
+)
 
 if TYPE_CHECKING:
     import builtins
@@ -114,7 +126,7 @@ class S3Store:
         return Capabilities(put_if_absent=True, compare_and_set=True)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
-        """The body is signed, so the server checks that it arrived whole."""
+        """The body's hash goes along as its checksum and in the signature, so the server checks that it arrived whole."""
         check_key(key)
         try:
             self._wire.put(self._prefix + key, as_pieces(data), Condition())
@@ -284,6 +296,8 @@ if TYPE_CHECKING:
     class _Wire(Protocol):
         def rules(self) -> tuple[str, Sequence[dict[str, Any]]]: ...
 
+        def object_lock(self) -> str: ...
+
         def close(self) -> None: ...
 
 
@@ -319,7 +333,16 @@ def read_rules(location: str, options: S3Options) -> BucketRules:
         ConfigurationError: A wrong option.
         BackendError: It does not say.
     """
-    bucket, prefix = split_location(location)
+    prefix = split_location(location)[1]
+    with _asking(location, options, RULES) as wire:
+        versioning, rules = wire.rules()
+    return BucketRules(versioning, tuple(harm for rule in rules if (harm := harm_of(rule, prefix))))
+
+
+@contextmanager
+def _asking(location: str, options: S3Options, permission: str) -> Iterator[_Wire]:
+    """Who asks the server about a bucket; what it says instead becomes our error."""
+    bucket, _ = split_location(location)
     check_options(options)
     try:
         module = importlib.import_module("backends.s3_control")
@@ -328,15 +351,25 @@ def read_rules(location: str, options: S3Options) -> BucketRules:
     settings = resolve(bucket, options, os.environ)
     wire = cast("Callable[..., _Wire]", module.BotoWire)(settings)
     try:
-        versioning, rules = wire.rules()
+        yield wire
     except S3Failure as failure:
         where = f"rules of bucket {bucket}"
         raise to_error(
-            failure, write=False, where=where, endpoint=settings.server, permission=RULES
+            failure, write=False, where=where, endpoint=settings.server, permission=permission
         ) from failure
     finally:
         wire.close()
-    return BucketRules(versioning, tuple(harm for rule in rules if (harm := harm_of(rule, prefix))))
+
+
+def read_object_lock(location: str, options: S3Options) -> str:
+    """Mode and time for which the bucket in ``bucket/prefix`` keeps a new object from being deleted; "": it does not.
+
+    Raises:
+        ConfigurationError: A wrong option.
+        BackendError: It does not say.
+    """
+    with _asking(location, options, LOCK) as wire:
+        return wire.object_lock()
 
 
 def harm_of(rule: dict[str, Any], prefix: str) -> str:

@@ -236,8 +236,9 @@ def _config(settings: S3Settings) -> S3Config:
     config: S3Config = {
         "region": settings.region,
         "virtual_hosted_style_request": not settings.path_style,
-        "unsigned_payload": not settings.sign_payload,
         "conditional_put": "etag",
+        # A bucket with Object Lock takes no PUT without one. It is the hash that the signature covers, so it is made once.
+        "checksum_algorithm": "SHA256",
         "disable_bulk_delete": True,  # DELETE of a key is what every server has
     }
     if settings.request_url is not None:

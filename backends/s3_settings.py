@@ -35,7 +35,6 @@ class S3Options:
         sse_kms_key_id: Key with which the server encrypts every object.
         ca_bundle: PEM file of authorities that are trusted beside the system's.
         timeout_s: Deadline of each request, seconds; one of many bytes has more (``S3Settings.deadline_s``).
-        sign_payload: Let the server check the bytes on arrival, by their hash in the signature.
     """
 
     endpoint_url: str | None = None
@@ -46,7 +45,6 @@ class S3Options:
     sse_kms_key_id: str | None = None
     ca_bundle: str | None = None
     timeout_s: float = TIMEOUT_S
-    sign_payload: bool = True
 
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
@@ -98,7 +96,6 @@ class S3Settings:
         headers: Added to every request.
         sse_kms_key_id: Key for encryption by the server, or None.
         timeout_s: Deadline of a request, but for its bytes.
-        sign_payload: Whether the signature covers the bytes.
         credentials: Gives a key pair that is valid now.
         ca_bundle: PEM file of authorities to trust beside the system's, or None.
     """
@@ -110,7 +107,6 @@ class S3Settings:
     headers: Mapping[str, str] = field(repr=False)
     sse_kms_key_id: str | None
     timeout_s: float
-    sign_payload: bool
     credentials: CredentialSource = field(repr=False)
     ca_bundle: str | None = None
 
@@ -242,7 +238,6 @@ def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settin
         headers=options.headers,
         sse_kms_key_id=options.sse_kms_key_id,
         timeout_s=options.timeout_s,
-        sign_payload=options.sign_payload,
         credentials=credentials,
         ca_bundle=options.ca_bundle or env.get("AWS_CA_BUNDLE") or profile.ca_bundle,
     )

@@ -171,12 +171,14 @@ _DENIED_CODES = {"AccessDenied", "AllAccessDisabled", ""}
 """With a 403. An answer to HEAD has no code."""
 PUT, GET, LIST, DELETE = "s3:PutObject", "s3:GetObject", "s3:ListBucket", "s3:DeleteObject"
 RULES = "s3:GetBucketVersioning and s3:GetLifecycleConfiguration"
+LOCK = "s3:GetBucketObjectLockConfiguration"
 _VERBS = {
     PUT: "put an object",
     GET: "read an object",
     LIST: "list the bucket",
     DELETE: "delete an object",
     RULES: "tell the bucket's rules",
+    LOCK: "tell how long the bucket locks objects",
 }
 _FORBIDDEN = 403
 _FIRST_SERVER_FAULT = 500

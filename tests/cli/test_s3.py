@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import use_server
 
 from backends.registry import open_store
 
@@ -117,3 +118,24 @@ def test_a_lost_journal_in_a_bucket(tiered: CommandLine, basic: Path, s3_environ
     assert tiered("ls", url).code == 5
     assert tiered.good("rebuild", url, "--apply", "-", "--json").document["is_applied"]
     assert tiered.good("verify", url, "--deep", "--store", basic, "--strict").code == 0
+
+
+@pytest.mark.go
+def test_a_bucket_with_object_lock_takes_a_tier_and_is_told_of(
+    tiered: CommandLine, basic: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch
+):
+    use_server(minio, monkeypatch)
+    bucket = f"{minio.bucket()}-locked"
+    client = minio.client()
+    retention = {"Mode": "GOVERNANCE", "Days": 1}
+    rule = {"ObjectLockEnabled": "Enabled", "Rule": {"DefaultRetention": retention}}
+    try:
+        client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+        client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=rule)
+    finally:
+        client.close()
+    tiered.good("attach", basic, "--to", f"s3://{bucket}/p", "--once")
+    document = tiered("doctor", f"s3://{bucket}/p", "--json").document
+    found = {check["name"]: check for check in document["checks"]}
+    assert found["object_lock"]["status"] == "warn"
+    assert "GOVERNANCE 1 days" in found["object_lock"]["detail"]

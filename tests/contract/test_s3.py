@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import socket
 import subprocess
@@ -366,16 +368,26 @@ def test_encryption_with_a_key_of_ones_own(
 
 
 @pytest.mark.parametrize("headers", [{}, BOTO], ids=["obstore", "boto"])
-def test_body_is_signed_unless_told(
-    opened: Callable[..., ObjectStore], proxy: FaultProxy, headers: dict[str, str]
+@pytest.mark.parametrize("pieces", [[b"one", b"two"], [b"onetwo"], [], [bytes(6 << 20)]])
+def test_each_put_has_the_bodys_hash_as_checksum_and_in_the_signature(
+    opened: Callable[..., ObjectStore],
+    proxy: FaultProxy,
+    headers: dict[str, str],
+    pieces: list[bytes],
 ):
-    pieces = [b"one", b"two"]
-    opened(endpoint_url=proxy.url, headers=headers).put_if_absent("k", pieces)
-    assert len(proxy.headers[-1]["x-amz-content-sha256"]) == 64
-    lean = opened(endpoint_url=proxy.url, headers=headers, sign_payload=False)
-    lean.put_if_absent("k", pieces)
-    assert "UNSIGNED" in proxy.headers[-1]["x-amz-content-sha256"]
-    assert lean.get("k") == b"onetwo"
+    """A bucket with Object Lock takes no PUT without a checksum."""
+    store, data = opened(endpoint_url=proxy.url, headers=headers), b"".join(pieces)
+    digest = hashlib.sha256(data)
+    store.put_if_absent("k", pieces)
+    version = store.compare_and_set("l", data, None)
+    store.compare_and_set("l", data + b"?", version)
+    puts = [one for one in proxy.headers if "if-match" in one or "if-none-match" in one]
+    assert len(puts) == 3
+    for put in puts[:2]:
+        assert put["x-amz-content-sha256"] == digest.hexdigest()
+        assert put["x-amz-checksum-sha256"] == base64.b64encode(digest.digest()).decode()
+    assert puts[2]["x-amz-checksum-sha256"] != puts[1]["x-amz-checksum-sha256"]
+    assert store.get("k") == data
 
 
 def test_following_a_prefix_asks_only_for_what_is_behind(

@@ -26,7 +26,7 @@ from backends.errors import BackendError, ConfigurationError, PermissionDeniedEr
 from backends.local import HIDDEN, LocalFolderStore
 from backends.registry import PREFIX, probe
 from backends.registry import PREFIX as PROBES
-from backends.s3 import plain_http_host, read_rules
+from backends.s3 import plain_http_host, read_object_lock, read_rules
 from backends.wrapping import put_own
 from tiered.api.broker_place import find_places
 from tiered.attach.timer_place import TIMER_SIGNS, TimerPlace, timers_of
@@ -240,6 +240,7 @@ def _bucket(location: str, options: S3Options) -> Iterator[Check]:
         )
     else:
         yield Check("encryption", OK, "https" if not host else "plain http, on this machine")
+    yield from _object_lock(location, options)
     try:
         rules = read_rules(location, options)
     except (BackendError, ConfigurationError) as error:
@@ -256,6 +257,21 @@ def _bucket(location: str, options: S3Options) -> Iterator[Check]:
         yield Check("versioning", WARN, "deleted objects stay as old versions, and cost", advice)
     else:
         yield Check("versioning", OK, "off")
+
+
+def _object_lock(location: str, options: S3Options) -> Iterator[Check]:
+    try:
+        kept = read_object_lock(location, options)
+    except (BackendError, ConfigurationError) as error:
+        detail = f"the bucket does not say whether it locks objects: {error}"
+        yield Check("object_lock", OK, detail, "look at it yourself, or allow reading it")
+        return
+    if kept:
+        detail = f"Object Lock keeps each new object ({kept}): what is deleted stays as an old version until then"
+        advice = "count it into the costs; what must be erased sooner belongs into a bucket without this rule"
+        yield Check("object_lock", WARN, detail, advice)
+    else:
+        yield Check("object_lock", OK, "no rule of Object Lock keeps new objects")
 
 
 # -- the tier, the local store, this machine ----------------------------------------------------
