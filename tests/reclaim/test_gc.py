@@ -19,7 +19,7 @@ from backends.testing.faulty import Fault, FaultyStore, Rule, SimulatedCrash
 from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import open_text
-from tiered.keys import JOURNAL, LEDGER
+from tiered.keys import JOURNAL, LEDGER, entry_key
 from tiered.log.orphans import LEDGER_KEPT_MS
 from tiered.log.verify import verify_tier
 from tiered.upkeep import gc
@@ -418,8 +418,8 @@ def test_a_damaged_checkpoint_at_which_a_trimmed_journal_begins_holds_gc_up_no_l
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
-def test_a_damaged_newest_checkpoint_keeps_the_journal_and_nothing_else():
-    """No writer may ever come that would write another."""
+def test_a_damaged_newest_checkpoint_counts_as_missing():
+    """No writer may ever come that would write another: what two whole ones cover goes all the same."""
     tier = Tier()
     for _ in range(4):
         tier.builder.add([b"a"])
@@ -427,8 +427,60 @@ def test_a_damaged_newest_checkpoint_keeps_the_journal_and_nothing_else():
     tier.litter(1)
     tier.restart()
     tier.clock.advance(GRACE_S + 1)
-    spoil(tier, checkpoints(tier)[-1])
+    last = checkpoints(tier)[-1]
+    spoil(tier, last)
     plan = tier.plan()
-    assert (plan["refusals"], plan["kinds"]) == ([], {"bundle": 1, "queue": 1})
+    assert plan["refusals"] == []
+    assert plan["kinds"] == {"bundle": 1, "queue": 1, "checkpoint": 1, "entry": 2}
     tier.apply(plan)
     assert tier.data() == tier.named()
+    assert last in checkpoints(tier)
+    found = verify_tier(tier.store, PREFIX, deep=True).problems
+    assert [one.where for one in found] == [PREFIX + last]
+
+
+def flip(tier: Tier, number: int, at: int) -> None:
+    key = entry_key(PREFIX, number)
+    data = bytearray(tier.store.get(key))
+    data[at] ^= 1
+    tier.store.delete(key)
+    tier.store.put_if_absent(key, bytes(data))
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+@pytest.mark.parametrize("harm", ["flipped", "cut", "swapped", "deleted"])
+def test_a_damaged_entry_that_a_checkpoint_covers_is_no_worse_than_a_missing_one(
+    number: int, harm: str
+):
+    tier = Tier()
+    for _ in range(4):
+        tier.builder.add([b"a"])
+        tier.builder.journal.write_checkpoint(force=True)
+    tier.litter(1)
+    tier.restart()
+    key = entry_key(PREFIX, number)
+    if harm == "flipped":
+        flip(tier, number, 40)
+    else:
+        data = tier.store.get(entry_key(PREFIX, number + 1) if harm == "swapped" else key)
+        tier.store.delete(key)
+        if harm != "deleted":
+            tier.store.put_if_absent(key, data if harm == "swapped" else data[:50])
+    tier.clock.advance(GRACE_S + 1)
+    plan = tier.plan()
+    assert (plan["refusals"], plan["kinds"]["bundle"], plan["kinds"]["queue"]) == ([], 1, 1)
+    tier.apply(plan)
+    assert tier.data() == tier.named()
+    if number < 4:  # below what two checkpoints cover: trimmed, as every error text about it says
+        assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+    tier.builder.add([b"b"])  # and a writer goes on
+
+
+def test_a_damaged_entry_that_no_checkpoint_covers_stops_gc():
+    tier = Tier()
+    tier.builder.add([b"a"])
+    tier.builder.journal.write_checkpoint(force=True)
+    tier.builder.add([b"a"])
+    flip(tier, tier.builder.journal.number, 40)
+    with pytest.raises(DataError, match="the checksum is wrong"):
+        tier.plan()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiered.errors import DataError
-from tiered.journal.checkpoint import replay_starts, trim_bound
+from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts, trim_bound
 from tiered.journal.replay import JournalReader
 from tiered.keys import DATA_ROOTS, entry_key, maker_of, parse_journal_key
 from tiered.log.bundles import named_sections
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
     from backends.base import ObjectInfo, ObjectStore
-    from tiered.journal.entry import Action
+    from tiered.journal.entry import Action, Entry
     from tiered.log.parts import Bundle, Part, QueueLife, Segment, TierState
     from tiered.model import MessageQueue
 
@@ -155,7 +155,7 @@ class TierHistory:
         base: The state at its beginning, or before; None unless ``covers``.
         once_named: Keys below the prefix that were part of history before the grace: whoever made them, none of them that
             is not named now will ever be named again.
-        bound: The journal may be trimmed up to this checkpoint; 0: not at all, as where one that counts is damaged.
+        bound: The journal may be trimmed up to this checkpoint, which is whole as another behind it is; 0: not at all.
         problems: What is strange about checkpoints that would be relied on: one says another thing than replay.
     """
 
@@ -175,8 +175,8 @@ class TierHistory:
             InvalidError: It is of a newer version.
             BackendError: It could not be read.
         """
+        self._store = store
         self._prefix = prefix
-        self._reader = JournalReader(store, prefix, TierMachine())
         self._entries: dict[int, int] = {}
         self._checkpoints: dict[int, int] = {}
         for info in journal:
@@ -184,12 +184,18 @@ class TierHistory:
             if parsed:
                 (self._checkpoints if parsed[1] else self._entries)[parsed[0]] = info.modified_ms
         self._old_ms = old_ms
+        self._forget()
+        self._replay()
+
+    def _forget(self) -> None:
+        """Know nothing but the listing."""
+        self._reader = JournalReader(self._store, self._prefix, TierMachine())
         self._names: set[str] = set()
         self._checksums: dict[int, int] = {}
         self.problems: list[str] = []
         self.once_named: set[str] = set()
         self.base: TierState | None = None
-        self._replay()
+        self.bound = 0
 
     @property
     def state(self) -> TierState:
@@ -248,45 +254,69 @@ class TierHistory:
         return new
 
     def _replay(self) -> None:
-        start = self._begin()
-        base = self._base_number(start)
-        usable = [number for number in self._checkpoints if number >= start]
-        self.bound = trim_bound(usable, base)
-        checked = {*sorted(usable)[-2:], self.bound} - {0}
-        if start == 0 or 0 <= self._checkpoints[start] <= self._old_ms:
-            self.base = self.state
-            self.once_named = set(named_objects(self.state))
-        self._check(checked)
-        while self.number < max([*self._entries, *self._checkpoints], default=0):
-            refused = self.state.refused_parts
-            entry = self._reader.step()
-            if entry is None:
-                break  # `follow` says what is wrong
-            self._checksums[self.number] = self.checksum
-            if self.number <= base:
-                self.base = self.state
-                for action in entry.actions:
-                    if action["do"] in _NAMING and self.state.refused_parts == refused:
-                        self.once_named.update(keys_of(action))
-                    elif action["do"] == _MERGE:
-                        self.once_named.update(_accepted(action, self.state))
-            else:
-                for action in entry.actions:
-                    self._names.update(keys_of(action))
-            self._check(checked)
-        self.follow()
+        """Replay from as far back as can be. What is damaged counts as missing there, so it costs only what lies before it.
 
-    def _begin(self) -> int:
-        """Go to where the history begins; its number."""
-        for start in replay_starts(self._entries, self._checkpoints):
-            if start == 0 or self._reader.jump_to(start):
-                self._checksums[self.number] = self.checksum
-                return start  # a damaged one goes when the journal is trimmed up to one behind it
-        raise DataError(
+        Each time something is set aside, and so this ends.
+        """
+        harm: DataError | None = None
+        while (start := self._begin()) is not None:
+            harm = self._replay_from(start)
+            if harm is None:
+                self.follow()
+                return
+            self._forget()
+        raise harm or DataError(
             "neither the first journal entry nor a whole checkpoint is there to begin with",
             where=self._prefix,
             do="rebuild the journal: `tiered rebuild`",
         )
+
+    def _replay_from(self, start: int) -> DataError | None:
+        """Replay what was listed; the damage that was met, which is set aside."""
+        base = self._base_number(start)
+        usable = [number for number in self._checkpoints if number >= start]
+        self.bound = trim_bound(usable, base)
+        checked = {*sorted(usable)[-CHECKPOINTS_KEPT:], self.bound} - {0}
+        if start == 0 or 0 <= self._checkpoints[start] <= self._old_ms:
+            self.base = self.state
+            self.once_named = set(named_objects(self.state))
+        if harm := self._check(checked):
+            return harm
+        while self.number < max([*self._entries, *self._checkpoints], default=0):
+            refused = self.state.refused_parts
+            try:
+                entry = self._reader.step()
+            except DataError as error:
+                self._entries.pop(self.number + 1, None)
+                return error
+            if entry is None:
+                break  # `follow` says what is wrong
+            self._checksums[self.number] = self.checksum
+            self._note(entry, is_old=self.number <= base, refused=refused)
+            if harm := self._check(checked):
+                return harm
+        return None
+
+    def _note(self, entry: Entry, *, is_old: bool, refused: int) -> None:
+        """Keep the keys that an entry names; ``refused`` parts there were before it."""
+        if not is_old:
+            for action in entry.actions:
+                self._names.update(keys_of(action))
+            return
+        self.base = self.state
+        for action in entry.actions:
+            if action["do"] in _NAMING and self.state.refused_parts == refused:
+                self.once_named.update(keys_of(action))
+            elif action["do"] == _MERGE:
+                self.once_named.update(_accepted(action, self.state))
+
+    def _begin(self) -> int | None:
+        """Go to where the history begins; its number, or None when nothing is whole from which it goes to the head."""
+        for start in replay_starts(self._entries, self._checkpoints):
+            if start == 0 or self._reader.jump_to(start):
+                self._checksums[self.number] = self.checksum
+                return start  # a damaged one goes when the journal is trimmed up to one behind it
+        return None
 
     def _base_number(self, start: int) -> int:
         """The last entry in a row of such as are all older than the grace; 0 when there is none."""
@@ -295,17 +325,18 @@ class TierHistory:
             number += 1
         return number if number in self._entries else 0
 
-    def _check(self, checked: set[int]) -> None:
-        """Hold a checkpoint that is to be relied on against replay."""
+    def _check(self, checked: set[int]) -> DataError | None:
+        """Hold a checkpoint that is to be relied on against replay; one that is damaged is set aside."""
         if self.number not in checked:
-            return
+            return None
         try:
             found = self._reader.read_checkpoint(self.number)
-        except DataError:
-            self.bound = 0  # nobody believes it, so it is no harm but that it may not stay alone
-            return
+        except DataError as error:
+            del self._checkpoints[self.number]
+            return error
         if found is not None and found != (self.state, self.checksum):
             self.problems.append(f"checkpoint {self.number} is not what replay gives")
+        return None
 
 
 def _accepted(action: Action, state: TierState) -> Iterator[str]:
