@@ -24,7 +24,7 @@ from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.format.record import Record, decode_record, encode_record
 from tiered.mount import protocol
 from tiered.mount import restore as module
-from tiered.mount.restore import Restore, RestoreSelection, plan_restore
+from tiered.mount.restore import Restore, RestoreSelection, building, plan_restore
 from tiered.store import disk
 from tiered.store.restored import RestoredLog
 from tiered.store.store_options import StoreOptions
@@ -69,7 +69,8 @@ def messages_of(store: Path, folder: Path, *, holes: int = 0) -> dict[str, list[
     assert ran.code == (1 if holes else 0), ran
     assert ran.document["missing"] == holes
     topics = {queue.topic for queue in bounds(url)}
-    return {topic: here("cat", url, topic).good().rows for topic in topics}
+    found = {topic: here("cat", url, topic).good().rows for topic in topics}
+    return {topic: rows for topic, rows in found.items() if rows}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,7 +130,7 @@ def test_a_dry_run_says_what_comes_and_writes_nothing(captured_tier: Tier, tmp_p
     assert said["request_dollars"] > 0
     assert said["seconds"] >= 0
     ran = here(*words, "--dry-run")
-    assert (ran.code, "there is something already" in ran.err) == (2, True), ran.err
+    assert (ran.code, "has been restored here already" in ran.err) == (2, True), ran.err
 
 
 def test_a_dry_run_of_many_queues_knows_that_they_are_read_side_by_side(tmp_path: Path):
@@ -257,6 +258,11 @@ def _strict(text: str) -> str:
 # -- cut short ------------------------------------------------------------------------------------
 
 
+def half(store: Path) -> Path:
+    """Where it lies until it is finished."""
+    return building(str(store))
+
+
 def log_of(store: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((store / "commitlog").iterdir()))
 
@@ -279,7 +285,8 @@ def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
             return restore.run().is_complete
 
         assert not run(lambda: next(pieces, True))
-        assert (to / "abort").exists()
+        assert not to.exists()
+        assert not (half(to) / "commitlog").exists()  # where a broker would look
         with pytest.raises(InvalidError, match="something else"):
             Restore(
                 tier,
@@ -291,13 +298,140 @@ def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
                 SystemClock(),
                 memory_bytes=1 << 20,
             ).run()
-        with (to / "commitlog").joinpath(f"{1 << 18:020d}").open("r+b") as file:
+        with max((half(to) / "commitlog.part").iterdir()).open("r+b") as file:
             file.seek(-100, 2)
             file.write(b"what a crash leaves behind the end")
         assert run(lambda: False)
     assert not (to / "abort").exists()
-    assert not (to / "restore.json").exists()
+    assert not half(to).exists()
     assert sorted(records_of(to)) == sorted(records_of(whole))
+
+
+def stopped_or_killed(url: str, to: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a restore half made: in the middle of its log, or when it has a log and tables but not its name."""
+    if when == "log":
+        assert not piecewise(url, to, lambda: True)
+    else:
+
+        def die(self: Restore) -> None:
+            raise OSError(errno.EIO, "the machine ends here")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Restore, "_take_place", die)
+            with pytest.raises(StoreUnavailableError, match="the machine ends here"):
+                piecewise(url, to)
+    assert not to.exists()
+    assert half(to).exists()
+
+
+def put_messages(to: Path) -> None:
+    lines = to.with_name("lines")
+    lines.write_text(json.dumps({"topic": "t", "queue_id": 0, "body_base64": "eA=="}) + "\n")
+    here("store", "put", half(to), lines).good()
+
+
+def begin_a_store(to: Path) -> None:
+    other = to.with_name("other-store")
+    here("store", "create", other).good()
+    shutil.copytree(other, half(to), dirs_exist_ok=True)
+
+
+def add_to(name: str, data: bytes = b"x") -> Callable[[Path], object]:
+    def change(to: Path) -> None:
+        path = half(to) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + data)
+
+    return change
+
+
+def flip_a_bit(to: Path) -> None:
+    folder = half(to) / "commitlog.part"
+    path = min((folder if folder.exists() else half(to) / "commitlog").iterdir())
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+
+
+def lose_a_file(to: Path) -> None:
+    min((half(to) / "commitlog").iterdir()).unlink()
+
+
+def change_offsets(to: Path) -> None:
+    """As a broker does on which a group has consumed."""
+    path = half(to) / "config" / "consumerOffset.json"
+    table = json.loads(path.read_text())
+    table["offsetTable"]["t@g"] = {"0": 1}
+    path.write_text(json.dumps(table))
+
+
+CHANGES = {
+    "log": (begin_a_store, flip_a_bit, add_to("note"), add_to("config/topics.json"),
+            add_to("commitlog.part/notes"), add_to("abort")),
+    "end": (put_messages, flip_a_bit, lose_a_file, change_offsets, add_to("note"),
+            add_to("config/subscriptionGroup.json"), add_to("config/delayOffset.json"),
+            add_to("commitlog/00000000000000000000")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("when", CHANGES)
+def test_what_somebody_has_changed_meanwhile_is_not_gone_on_with(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A broker may have stored messages there, and given its word for them: its own note is not taken for proof."""
+    tier_of = Growing(tmp_path)
+    tier_of.put("t", *map(str, range(50)))
+    for number, change in enumerate(CHANGES[when]):
+        to = tmp_path / f"restored-{number}"
+        stopped_or_killed(tier_of.url, to, when, monkeypatch)
+        change(to)
+        before = {path: path.read_bytes() for path in half(to).rglob("*") if path.is_file()}
+        with pytest.raises(InvalidError, match="somebody else has written here") as raised:
+            piecewise(tier_of.url, to)
+        assert "restore into another" in str(raised.value.do)
+        after = {path: path.read_bytes() for path in half(to).rglob("*") if path.is_file()}
+        assert {path: data for path, data in after.items() if path.name != "lock"} == {
+            path: data for path, data in before.items() if path.name != "lock"
+        }, number
+        assert not to.exists()
+
+
+def test_a_finished_store_is_not_restored_again(tmp_path: Path):
+    """Whoever started a broker on it has messages there by now."""
+    tier_of, to = Growing(tmp_path), tmp_path / "restored"
+    tier_of.put("t", *map(str, range(50)))
+    words = ("restore", tier_of.url, "--to", to, *SMALL)
+    here(*words).good()
+    lines = tmp_path / "lines"
+    lines.write_text(json.dumps({"topic": "t", "queue_id": 0, "body_base64": "eA=="}) + "\n")
+    here("store", "put", to, lines).good()
+    before = {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
+    for more, why in ((), "restored here already"), (("--topics", "t"), "something already"):
+        ran = here(*words, *more)
+        assert (ran.code, why in ran.err) == (2, True), ran
+    assert {path: path.read_bytes() for path in to.rglob("*") if path.is_file()} == before
+    assert not half(to).exists()
+
+
+def test_what_comes_to_the_place_meanwhile_stays_and_the_store_takes_it_once_it_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tier_of, to = Growing(tmp_path), tmp_path / "restored"
+    tier_of.put("t", *map(str, range(50)))
+    real = Restore._take_place
+
+    def late(self: Restore) -> None:
+        to.mkdir()
+        (to / "mine").touch()
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Restore, "_take_place", late)
+        with pytest.raises(InvalidError, match="something has come there"):
+            piecewise(tier_of.url, to)
+    (to / "mine").unlink()
+    assert piecewise(tier_of.url, to)
+    assert len(records_of(to)) == 50
 
 
 def test_a_tier_that_is_still_fed_is_restored_as_it_was_when_it_was_begun(tmp_path: Path):
@@ -351,7 +485,7 @@ def test_what_the_disk_has_not_taken_is_not_noted_and_the_same_goes_on_later(
             broken.setattr(disk, "_sync_file", sync)
             with pytest.raises(StoreUnavailableError, match="the disk refuses it"):
                 restore.run()
-        noted = json.loads((to / "restore.json").read_bytes())["log_end"]
+        noted = json.loads((half(to) / "restore.json").read_bytes())["log"]["end"]
         assert 1 << 18 < noted < (1 << 18) + restore.done_bytes
         again = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20)
         assert again.run().is_complete
@@ -378,7 +512,7 @@ def test_a_sync_that_failed_once_is_not_made_good_by_the_next(
             broken.setattr(disk, "_sync_file", sync)
             with pytest.raises(StoreUnavailableError, match="the disk refuses it"):
                 restore.run()
-        noted = json.loads((to / "restore.json").read_bytes())["log_end"]
+        noted = json.loads((half(to) / "restore.json").read_bytes())["log"]["end"]
         assert noted < (1 << 18) + restore.done_bytes
 
 
@@ -430,13 +564,10 @@ def test_whenever_it_is_killed_the_same_command_goes_on(
         def step(*given: Any, **more: Any) -> Any:
             with lock:
                 copy = tmp_path / f"left-{len(left)}"
-                if (
-                    subprocess.run(
-                        ["cp", "-a", to, copy], check=False, capture_output=True
-                    ).returncode
-                    == 0
-                ):
-                    left.append(copy)
+                if half(to).exists():
+                    words = ["cp", "-a", half(to), half(copy)]
+                    if subprocess.run(words, check=False, capture_output=True).returncode == 0:
+                        left.append(copy)
             return real(*given, **more)
 
         return step
@@ -444,7 +575,7 @@ def test_whenever_it_is_killed_the_same_command_goes_on(
     lock = threading.RLock()
     with monkeypatch.context() as patch:
         for holder, name in (
-            *((Path, name) for name in ("mkdir", "replace", "unlink")),
+            *((Path, name) for name in ("mkdir", "replace", "rename", "unlink")),
             *((os, name) for name in ("fsync", "utime")),
             *((disk.RowWriter, name) for name in ("write", "sync")),
         ):
@@ -454,9 +585,10 @@ def test_whenever_it_is_killed_the_same_command_goes_on(
     for copy in (*left[:12], *left[12::5]):  # each is a restore
         run(copy)
         assert sorted(records_of(copy)) == sorted(records_of(to)), copy.name
-        assert not {"abort", "restore.json", "restore.json.new"} & {
+        assert not {"abort", "commitlog.part", "restore.json.new"} & {
             one.name for one in copy.iterdir()
         }
+        assert not half(copy).exists()
 
 
 def records_of(store: Path) -> list[tuple[str, int, int]]:
@@ -482,8 +614,8 @@ def test_a_directory_with_something_in_it_is_refused(captured_tier: Tier, tmp_pa
 
 def test_what_was_killed_within_its_first_note_is_begun_anew(captured_tier: Tier, tmp_path: Path):
     store = tmp_path / "restored"
-    store.mkdir()
-    (store / "restore.json.new").write_text("{")
+    half(store).mkdir()
+    (half(store) / "restore.json.new").write_text("{")
     url = captured_tier("s01-basic")[1]
     assert here("restore", url, "--to", store, *SMALL, "--dry-run").code == 0
     assert messages_of(restored(url, tmp_path), tmp_path)
@@ -509,11 +641,11 @@ def piecewise(url: str, to: Path, stop: Callable[[], bool] = lambda: False) -> b
 
 def refused(url: str, to: Path, why: str) -> None:
     """It does not go on, changes nothing, and what there is can be restored elsewhere."""
-    before = {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in half(to).rglob("*") if path.is_file()}
     with pytest.raises(InvalidError, match=why) as raised:
         piecewise(url, to)
     assert "into an empty directory" in str(raised.value.do)
-    assert {path: path.read_bytes() for path in to.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in half(to).rglob("*") if path.is_file()} == before
     assert piecewise(url, to.with_name("elsewhere"))
 
 
@@ -525,7 +657,7 @@ def test_what_has_expired_since_it_was_cut_short_is_told(tmp_path: Path):
     here("expire", tier_of.url, "--ttl", "1ms", "--max-deletions", "1", "--apply", "-").good()
     ((low, end),) = bounds(tier_of.url).values()
     assert 0 < low < end
-    ((*_, put, _, _, _),) = json.loads((to / "restore.json").read_text())["next"]
+    ((*_, put, _, _, _),) = json.loads((half(to) / "restore.json").read_text())["next"]
     assert put < low
     why = rf"messages \[{put}, {low}\) of .* have expired, since the restore was begun"
     refused(tier_of.url, to, why)
@@ -535,14 +667,14 @@ def test_a_history_that_another_has_taken_the_place_of_is_not_gone_on_with(tmp_p
     tier_of, to = Growing(tmp_path), tmp_path / "restored"
     tier_of.put("t", *map(str, range(50)))
     assert not piecewise(tier_of.url, to, lambda: True)
-    known = json.loads((to / "restore.json").read_text())
+    known = json.loads((half(to) / "restore.json").read_text())
     for place in (-2, -1):  # its incarnation, and how often an end of it was taken back
         noted = json.loads(json.dumps(known))
         noted["next"][0][place] += 1
-        (to / "restore.json").write_text(json.dumps(noted))
+        (half(to) / "restore.json").write_text(json.dumps(noted))
         with pytest.raises(InvalidError, match="began anew, or messages of it were taken back"):
             piecewise(tier_of.url, to)
-    (to / "restore.json").write_text(json.dumps(known))
+    (half(to) / "restore.json").write_text(json.dumps(known))
     assert piecewise(tier_of.url, to)
 
 
@@ -577,7 +709,7 @@ def test_holes_that_it_was_begun_with_are_filled_though_they_have_expired(tmp_pa
     put_keyed(tier_of, KEYS)
     compact(tier_of.url)
     assert not piecewise(tier_of.url, to, lambda: True)
-    assert json.loads((to / "restore.json").read_text())["has_holes"]
+    assert json.loads((half(to) / "restore.json").read_text())["has_holes"]
     assert piecewise(tier_of.url, to)
     first = (to / "commitlog" / f"{1 << 18:020d}").read_bytes()
     assert first[4:8] == bytes.fromhex("cbd43194")
@@ -623,24 +755,24 @@ def test_damage_of_what_was_put_is_an_error_and_cuts_off_nothing(
     captured_tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As of a disk that gives back other bytes than it was given."""
-    to, real = tmp_path / "restored", Restore._write_topics
+    to, real = tmp_path / "restored", Restore._topics
     left: list[bytes] = []
 
-    def write(self: Restore, *given: Any) -> set[str]:
+    def write(self: Restore, *given: Any) -> tuple[Any, set[str]]:
         topics = real(self, *given)
-        with (to / "commitlog" / f"{1 << 18:020d}").open("r+b") as file:
+        with (half(to) / "commitlog" / f"{1 << 18:020d}").open("r+b") as file:
             file.seek(1000)
             file.write(bytes(200))
-        left.append(log_of(to))
+        left.append(log_of(half(to)))
         return topics
 
-    monkeypatch.setattr(Restore, "_write_topics", write)
+    monkeypatch.setattr(Restore, "_topics", write)
     with open_tier(captured_tier("s01-basic")[1]) as tier:
         plan = plan_restore(tier, RestoreSelection())
         restore = Restore(tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20)
         with pytest.raises(DataError, match="is damaged, and the log was on the disk up to"):
             restore.run()
-    assert left == [log_of(to)]
+    assert left == [log_of(half(to))]
 
 
 # -- gaps and records of their own kind -----------------------------------------------------------
@@ -683,10 +815,11 @@ def test_a_property_crc_covers_the_new_place(tmp_path: Path):
         encode_record(replace(record, properties_raw=raw, size=record.size + len(tail)))
     )
     (tmp_path / "restored").mkdir()
-    log = RestoredLog.open(tmp_path / "restored", file_bytes=1 << 16, now_ms=0)
+    log = RestoredLog.open(tmp_path / "restored", file_bytes=1 << 16)
     try:
         log.put(np.frombuffer(data, np.uint8), np.array([len(data)]))
         log.sync()
+        log.end_log(0)
     finally:
         log.close()
     written = log_of(tmp_path / "restored")[: len(data)]

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
@@ -53,7 +52,9 @@ class RestoreOptions:
 
     url: str = argument()
     to: str = required(
-        "store directory to make: empty, missing, or with a restore that was cut short", "DIR", str
+        "store directory to make: empty or missing; until it is finished it is DIR.restoring",
+        "DIR",
+        str,
     )
     topics: tuple[str, ...] = several(
         "topics to restore, as globs", "GLOB,...", str, default_text="all"
@@ -102,8 +103,7 @@ class RestoreOptions:
 def run(call: Call, options: RestoreOptions) -> int:
     """Plan, and restore unless it is a dry run."""
     from tiered.cli.call import open_tier
-    from tiered.mount.restore import STATE_FILE, Restore, plan_restore
-    from tiered.store.disk import NEW_SUFFIX, require_empty
+    from tiered.mount.restore import Restore, plan_restore
     from tiered.store.store_options import StoreOptions
 
     output, stopping = Output(call), threading.Event()
@@ -111,12 +111,6 @@ def run(call: Call, options: RestoreOptions) -> int:
         tier = open_tier(call, options.url, stack, memory_bytes=options.memory_bytes)
         plan = plan_restore(tier, read_selection(call, options))
         document = planned(options, tier, plan)
-        if not Path(options.to, STATE_FILE).exists():
-            require_empty(Path(options.to).absolute(), beside=STATE_FILE + NEW_SUFFIX)
-        if options.dry_run:
-            document["seconds"] = sampled_seconds(call, tier, plan)
-            return told(call, output, document, plan_lines(document))
-        require_room(options, plan)
         sizes = StoreOptions(options.log_file_size_bytes, options.queue_items)
         restore = Restore(
             tier,
@@ -127,6 +121,12 @@ def run(call: Call, options: RestoreOptions) -> int:
             memory_bytes=options.memory_bytes,
             stop=stopping.is_set,
         )
+        goes_on = restore.check()
+        if options.dry_run:
+            document["seconds"] = sampled_seconds(call, tier, plan)
+            return told(call, output, document, plan_lines(document))
+        if not goes_on:
+            require_room(options, plan)
         began_s = call.clock.monotonic_s()
         progress = call.progress(
             "restoring",
@@ -167,11 +167,13 @@ def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
     Raises:
         InvalidError: So it is.
     """
-    place = Path(options.to).absolute()
+    from tiered.mount.restore import building
+
+    place = building(options.to)
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    if (place / "restore.json").exists() or free > plan.record_bytes + plan.list_bytes:
+    if free > plan.record_bytes + plan.list_bytes:
         return
     raise InvalidError(
         f"{format_size(plan.record_bytes + plan.list_bytes)} are to be restored, and {format_size(free)} are free",
@@ -202,12 +204,15 @@ def sampled_seconds(call: Call, tier: Tier, plan: RestorePlan) -> float:
 
 def planned(options: RestoreOptions, tier: Tier, plan: RestorePlan) -> dict[str, Any]:
     """What is known before it begins."""
+    from tiered.mount.restore import building
+
     return {
         "format": 1,
         "url": tier.meter.url,
         "cluster": tier.place.cluster,
         "broker": tier.place.broker,
         "store": options.to,
+        "made_in": str(building(options.to)),
         "is_dry_run": options.dry_run,
         "queues": len(plan.spans),
         "skipped_queues": plan.skipped,
@@ -269,7 +274,10 @@ def result_lines(options: RestoreOptions, document: dict[str, Any]) -> list[str]
         )
     ]
     if not document["is_complete"]:
-        return [*found, "tiered: it was stopped; the same command goes on where it ended"]
+        return [
+            *found,
+            f"tiered: it was stopped; the same command goes on where it ended, in {document['made_in']}",
+        ]
     if document["filled_offsets"]:
         filled = counted(document["filled_offsets"], "queue offset has", "queue offsets have")
         found.append(f"tiered: {filled} no message, as in the tier; clients pass over them")
@@ -310,6 +318,7 @@ COMMAND = make_command(
     ],
     details=(
         "One commit log in the order of store times, consume queues, key index and tables; queue offsets stay as they"
-        " were. What was stopped goes on when it is called again. docs/mount.md says what changes."
+        " were. What was stopped goes on when it is called again, unless something else has been written there."
+        " docs/mount.md says what changes."
     ),
 )

@@ -8,24 +8,31 @@ are made from it by the embedded store's own recovery.
 What stays: every byte of a record but its physical offset, and so queue offsets, ids that producers gave, store and born
 times and hosts. What changes: physical offsets, and with them message ids that are made of host and offset.
 
-Ordering: ``restore.json`` in the directory says what is restored and how far that is. It is there before anything else, and
-written again after the log was synced, so that a record is in the log before it counts as restored. The table of topics
-comes next, then the lists, whose end takes ``abort`` away, then the tables of groups and offsets; ``restore.json`` goes
-last.
+Ordering: the store is made beside the directory, under its name with ``.restoring``, and gets its own name by one rename
+when all of it is on the disk: no broker finds half a store. ``restore.json`` in there says what is restored and how far
+that is. It comes before anything else, and is written again after the log was synced, so that a record is in the log before
+it counts as restored. When the log is whole its folder gets the name that brokers know; then come the table of topics, the
+lists, and the tables of groups and offsets. ``restore.json`` stays in the finished store, and says what that was made of.
 
 After a crash, or when it was stopped: the same command goes on from ``restore.json``, to where each queue ended when it
 began. What has come into the tier since, queues included, is left out, so that the store is what the tier was at one
 moment. Where the tier is not that any more it refuses: what was left has expired in part, the broker took messages back or
 a queue began anew, or there are holes now that the log was not begun for (``RestoredLog``), as compaction makes them. It
-refuses another selection, and a directory that has anything else in it.
+refuses another selection. And it does not take its own note's word for what lies there: it goes on only where every byte of
+the log is one that it put (``restore.json`` has checksums of them, and what was put had been checked when it was read), the
+tables are those that it wrote, and nothing else is there. Else somebody works in that directory, perhaps a broker that has
+given messages its word, and nothing of it is touched. Lists are made of the log, and made anew.
 
 Memory: a batch a queue, about ``memory_bytes`` in all, but at least 64 KiB of each queue, and what the tier's reader caches.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from tiered.api.reading import Span, plan_span, read_for
 from tiered.api.stores import backend_errors
@@ -44,13 +52,32 @@ from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.replay import JournalReader
 from tiered.keys import mount_prefix
 from tiered.local.catalog import reason_left_out
-from tiered.local.layout import GROUPS_FILE, OFFSETS_FILE, read_text
+from tiered.local.layout import (
+    ABORT_FILE,
+    BATCH_DIRECTORY,
+    GROUPS_FILE,
+    LOCK_FILE,
+    LOG_DIRECTORY,
+    OFFSETS_FILE,
+    QUEUE_DIRECTORY,
+    TOPICS_FILE,
+    read_text,
+)
 from tiered.log.broker_tables import Handover, read_handover
 from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.mount.offsets import MountMachine, mounts_with_offsets
-from tiered.store.disk import NEW_SUFFIX, Disk, make_folder, make_new, replace_file
+from tiered.store.disk import (
+    CHECKPOINT_FILE,
+    NEW_SUFFIX,
+    Disk,
+    make_folder,
+    make_new,
+    replace_file,
+    require_empty,
+    sync_folder,
+)
 from tiered.store.embedded import MessageStore
-from tiered.store.restored import RestoredLog, fill_holes
+from tiered.store.restored import PART, LogMark, RestoredLog, fill_holes
 from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:
@@ -65,7 +92,17 @@ if TYPE_CHECKING:
 
 Longs = npt.NDArray[np.int64]
 STATE_FILE: Final = "restore.json"
-STATE_FORMAT: Final = 1
+STATE_FORMAT: Final = 2
+_LOG, _LISTS, _WHOLE = "log", "lists", "whole"
+"""How far it is: the log is made; it is whole, and its lists and tables are; all is."""
+SUFFIX: Final = ".restoring"
+"""Of the directory beside the one that is wanted, in which the store is made."""
+_MADE_OF_THE_LOG: Final = (
+    *(QUEUE_DIRECTORY, BATCH_DIRECTORY, "index", "compaction"),
+    *(ABORT_FILE, CHECKPOINT_FILE, CHECKPOINT_FILE + NEW_SUFFIX),
+)
+_OF_A_LOG: Final = frozenset({STATE_FILE, STATE_FILE + NEW_SUFFIX, LOCK_FILE, PART})
+_OF_LISTS: Final = _OF_A_LOG | {LOG_DIRECTORY, *_MADE_OF_THE_LOG, "config"}
 SAVE_BYTES: Final = 64 << 20
 """How much is restored between two notes of how far it is; what a crash does again, at most."""
 BATCH_BYTES_MIN: Final = 64 << 10
@@ -112,6 +149,8 @@ class RestorePlan:
         wish: That of the selection.
         offsets_of: The mount of which groups get the offsets; it may be none that has ever served.
         left_out_mounts: Others that have kept offsets of this tier.
+        begins: Queues of which no message is restored, and the queue offset at which they go on: their messages have
+            expired, or are not selected.
     """
 
     spans: tuple[Span, ...]
@@ -125,6 +164,7 @@ class RestorePlan:
     wish: str = ""
     offsets_of: str = ""
     left_out_mounts: tuple[str, ...] = ()
+    begins: tuple[tuple[MessageQueue, int], ...] = ()
 
 
 def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
@@ -136,12 +176,15 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
     """
     chosen, left_out_mounts = _choose_mount(tier, selection.offsets_of)
     spans, messages, sizes, skipped = [], 0, 0, 0
+    begins: list[tuple[MessageQueue, int]] = []
     read_bytes: dict[str, float] = {}
     for queue in tier.queues():
         span = _span(tier, queue, selection) if selection.selects(queue.topic) else None
         if span is None or span.start >= span.stop:
             # One of which everything has expired is as whole as it can be, and leaves out nothing.
             skipped += span is None or span.cursor.low < span.cursor.end
+            if span is not None and span.start:
+                begins.append((queue, int(span.start)))
             continue
         spans.append(span)
         messages += span.stop - span.start
@@ -166,7 +209,14 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
         selection.wish,
         chosen,
         left_out_mounts,
+        tuple(begins),
     )
+
+
+def building(directory: str) -> Path:
+    """Where a store is made that is to be at ``directory``: beside it, so that a rename brings it there."""
+    target = Path(os.path.realpath(directory))
+    return target.with_name(target.name + SUFFIX)
 
 
 def _choose_mount(tier: Tier, wanted: str) -> tuple[str, tuple[str, ...]]:
@@ -376,7 +426,7 @@ class Restore:
         Args:
             tier: Which.
             plan: What of it.
-            directory: Where to; empty, missing, or with a restore of the same that was cut short.
+            directory: Where to; empty or missing. It is made beside that (``building``).
             options: Sizes of files.
             clock: Time.
             memory_bytes: See the module.
@@ -385,7 +435,8 @@ class Restore:
         self.done_bytes = 0
         self._tier = tier
         self._plan = plan
-        self._root = Path(directory).absolute()
+        self._target = Path(os.path.realpath(directory))
+        self._root = building(directory)
         self._options = options
         self._clock = clock
         self._stop = stop
@@ -393,8 +444,19 @@ class Restore:
         self._batch_bytes = min(max(share, BATCH_BYTES_MIN), BATCH_BYTES_MAX)
         self._has_holes = plan.has_holes
         self._batch_topics: set[str] = set()
+        self._tables: dict[str, int] = {}
         self._records = 0
-        self._put_end = 0
+        self._put_mark: LogMark | None = None
+        self._rows: list[list[Any]] = []
+
+    def check(self) -> bool:
+        """Refuse what ``run`` would refuse by what lies there, log files unread; whether there is something to go on with.
+
+        Raises:
+            InvalidError: The directory has something in it, or what was cut short is not as this restore left it.
+        """
+        self._require_free()
+        return self._load() is not None
 
     def run(self) -> Restored:
         """Do it, or what is left of it.
@@ -405,34 +467,44 @@ class Restore:
             StoreUnavailableError: The tier does not answer, or the disk refuses it.
             DataError: Bytes of the tier are damaged. What is in the log stays; the restore may go on when they are mended.
         """
+        self._require_free()
         known = self._load()
         if known is None:
             known = self._note_beginning()
         else:
             self._plan = self._begun(known)
         self._has_holes = bool(known["has_holes"])
+        self._batch_topics.update(known["batch_topics"])
+        is_whole = known["phase"] != _LOG
         log = RestoredLog.open(
             self._root,
             file_bytes=self._options.commitlog_file_bytes,
-            now_ms=int(self._clock.now_ms()),
-            end=known["log_end"],
+            mark=_mark(known),
             has_holes=self._has_holes,
+            is_whole=is_whole,
         )
         try:
-            is_whole = self._fill_log(log, known)
+            self._put_mark, self._rows = log.mark, known["next"]
+            is_whole = is_whole or self._fill_log(log)
+            result = Restored(is_whole, self._records, self.done_bytes, log.end)
+            if not is_whole:
+                return result
+            with Disk(str(self._root)):
+                self._note(_LISTS)
+                self._clear()
+            log.end_log(int(self._clock.now_ms()))
         finally:
             log.close()
-        result = Restored(is_whole, self._records, self.done_bytes, log.end)
-        if not is_whole:
-            return result
         with Disk(str(self._root)):
-            return self._finish(result, synced_end=0 if log.is_empty else log.end)
+            result = self._finish(result, synced_end=0 if log.is_empty else log.end)
+            self._note(_WHOLE)
+            self._take_place()
+        return result
 
     # -- the log ----------------------------------------------------------------------------------
 
-    def _fill_log(self, log: RestoredLog, known: Mapping[str, Any]) -> bool:
+    def _fill_log(self, log: RestoredLog) -> bool:
         """Put what is not there yet; whether all is."""
-        self._batch_topics.update(known["batch_topics"])
         with self._tier.group() as group:
             spans = self._plan.spans
             self._tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
@@ -445,15 +517,14 @@ class Restore:
 
     def _put_all(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> bool:
         """Put what the sources have; whether that was all. The disk is waited for beside it, one note at a time."""
-        self._put_end = log.end
         saving, saved_bytes = self._save(log, sources, saver), 0
         try:
             for data, sizes in self._pieces(sources):
                 self._note_batches(data, sizes)
                 log.put(data, sizes)
-                self._put_end = log.end
                 for source in sources:
                     source.put = source.next
+                self._put_mark = log.mark
                 self.done_bytes += len(data)
                 self._records += len(sizes)
                 if self.done_bytes - saved_bytes >= SAVE_BYTES:
@@ -517,7 +588,9 @@ class Restore:
                 self._refuse_holes(queue, has_holes=_has_holes(span))
             spans.append(span)
         new = len(self._plan.spans) - len(spans)
-        return replace(self._plan, spans=tuple(spans), skipped=self._plan.skipped + new)
+        begins = tuple((MessageQueue(topic, at), offset) for topic, at, offset in known["begins"])
+        skipped = self._plan.skipped + new
+        return replace(self._plan, spans=tuple(spans), skipped=skipped, begins=begins)
 
     def _refuse_holes(self, queue: MessageQueue, *, has_holes: bool) -> None:
         """Refuse holes in a log that was begun without the file that entries for them name."""
@@ -531,23 +604,68 @@ class Restore:
             do="restore what there is into an empty directory",
         )
 
+    def _require_free(self) -> None:
+        """Refuse a directory that the finished store could not take the place of.
+
+        Raises:
+            InvalidError: So it is.
+        """
+        if os.path.ismount(self._target):
+            raise InvalidError(
+                "a file system is mounted here, and a finished store gets its name by a rename",
+                where=str(self._target),
+                do="name a directory below it that is missing or empty",
+            )
+        known = _read_note(self._target) if self._target.is_dir() else None
+        if known is not None and self._is_same(known):
+            raise InvalidError(
+                "this has been restored here already; nothing is changed",
+                where=str(self._target),
+                do="start a broker on it, or name an empty directory to restore it once more",
+            )
+        require_empty(self._target)
+
     def _load(self) -> dict[str, Any] | None:
         """What a restore that was cut short has left; None: there was none.
 
         Raises:
-            InvalidError: It was another one.
+            InvalidError: It was another one, or somebody else has been there.
         """
-        raw = read_text(str(self._root / STATE_FILE))
-        if raw is None:
+        known = _read_note(self._root)
+        if known is None:
+            require_empty(self._root, beside=STATE_FILE + NEW_SUFFIX)
             return None
-        known: dict[str, Any] = loads(raw)
-        if any(known.get(name) != value for name, value in self._identity().items()):
+        if not self._is_same(known):
             raise InvalidError(
                 "a restore of something else was cut short there",
                 where=str(self._root),
-                do="go on with the options that it had, or name an empty directory",
+                do="go on with the options that it had, or delete that directory",
+            )
+        self._tables = known["tables"]
+        if strange := self._strange(is_log=known["phase"] == _LOG):
+            raise InvalidError(
+                f"{strange} is not as this restore left it, so somebody else has written here since it was cut short",
+                where=str(self._root),
+                do="keep this directory if it has messages of its own, and restore into another one",
             )
         return known
+
+    def _is_same(self, known: Mapping[str, Any]) -> bool:
+        return all(known.get(name) == value for name, value in self._identity().items())
+
+    def _strange(self, *, is_log: bool) -> str | None:
+        """A name that is not ours, or a table that is not as we wrote it. The log is looked at when it is opened."""
+        there = {one.name for one in self._root.iterdir()}
+        if strange := sorted(there - (_OF_A_LOG if is_log else _OF_LISTS)):
+            return strange[0]
+        for path in sorted((self._root / "config").glob("*")):
+            name = f"config/{path.name}"
+            if name in self._tables:
+                if self._tables[name] != _sum(path.read_bytes()):
+                    return name
+            elif name.removesuffix(NEW_SUFFIX).removesuffix(".bak") not in self._tables:
+                return name
+        return None
 
     def _note_beginning(self) -> dict[str, Any]:
         """Say what is begun before anything else is in the directory: what is stopped from here on can go on.
@@ -556,34 +674,45 @@ class Restore:
             InvalidError: There is something in the directory.
             StoreUnavailableError: The disk refuses it.
         """
-        known = {
-            **self._identity(),
-            "log_end": None,
-            "next": [
-                [*span.cursor.queue, int(span.start), int(span.stop), *span.cursor.history]
-                for span in self._plan.spans
-            ],
-            "has_holes": self._plan.has_holes,
-            "batch_topics": [],
-        }
+        self._has_holes = self._plan.has_holes
+        self._rows = [
+            [*span.cursor.queue, int(span.start), int(span.stop), *span.cursor.history]
+            for span in self._plan.spans
+        ]
         make_new(self._root, beside=STATE_FILE + NEW_SUFFIX)
         with Disk(str(self._root)):
-            replace_file(self._root / STATE_FILE, json.dumps(known).encode())
-        return known
+            return self._note(_LOG)
+
+    def _document(self, phase: str) -> dict[str, Any]:
+        mark = self._put_mark
+        return {
+            **self._identity(),
+            "phase": phase,
+            "log": mark and {"end": mark.end, "files": mark.files},
+            "next": self._rows,
+            "begins": [[*queue, offset] for queue, offset in self._plan.begins],
+            "has_holes": self._has_holes,
+            "batch_topics": sorted(self._batch_topics),
+            "tables": self._tables,
+        }
+
+    def _note(self, phase: str) -> dict[str, Any]:
+        """Write down how far it is.
+
+        Raises:
+            OSError: The disk refuses it.
+        """
+        document = self._document(phase)
+        replace_file(self._root / STATE_FILE, json.dumps(document).encode())
+        return document
 
     def _save(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> Future[None]:
         """Note how far it is now, once that is on the disk: as of the last piece that was put whole."""
-        rows = [
+        self._rows = [
             [*source.queue, int(source.put), int(source.stop), *source.history]
             for source in sources
         ]
-        document = {
-            **self._identity(),
-            "log_end": self._put_end,
-            "next": rows,
-            "has_holes": self._has_holes,
-            "batch_topics": sorted(self._batch_topics),
-        }
+        document = self._document(_LOG)
 
         def save() -> None:
             log.sync()  # all that was put before this was asked for, and perhaps more
@@ -594,13 +723,25 @@ class Restore:
 
     # -- tables and lists -------------------------------------------------------------------------
 
+    def _clear(self) -> None:
+        """Delete what is made of the log, and the tables: they are ours (``_load``), and are made anew."""
+        for name in (*_MADE_OF_THE_LOG, "config"):
+            path = self._root / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
     def _finish(self, result: Restored, synced_end: int) -> Restored:
         tier, now_ms = self._tier, int(self._clock.now_ms())
         with backend_errors():
             handover = read_handover(tier.store, tier.place.prefix, tier.state.store)
             offsets = self._offsets(handover)
-        topics = self._write_topics(handover, now_ms)
+        table, topics = self._topics(handover)
+        self._write_table(TOPICS_FILE, table.encoded(now_ms))
         groups = dict(handover.groups) if handover is not None else {}
+        stops = {span.cursor.queue: span.stop for span in self._plan.spans}
+        begins = {queue: QueueOffset(offset) for queue, offset in self._plan.begins} | stops
         store = MessageStore.open(
             self._root,
             cluster=tier.place.cluster,
@@ -608,35 +749,47 @@ class Restore:
             clock=self._clock,
             options=self._options,
             anew=True,
+            # Of queues without a record: it has holes alone, or nothing of it is restored.
+            begins={queue: at for queue, at in begins.items() if not table.is_batch(queue.topic)},
             synced_end=synced_end,  # so that no message that was put is taken for a torn one
         )
         filled = 0
         with store:
             ends = store.queues()
         if self._has_holes:
+            ends = {queue: max(end, stops.get(queue, end)) for queue, end in ends.items()}
             filled = fill_holes(str(self._root), ends, self._options.commitlog_file_bytes)
         offsets = _kept_offsets(offsets, topics, ends)
         self._write_tables(groups, offsets, now_ms)
-        (self._root / STATE_FILE).unlink()
         count = sum(map(len, offsets.values()))
-        return Restored(
-            True,
-            result.records,
-            result.record_bytes,
-            result.log_end,
-            filled,
-            len(topics),
-            len(groups),
-            count,
-        )
+        return replace(result, filled=filled, topics=len(topics), groups=len(groups), offsets=count)
 
-    def _write_topics(self, handover: Handover | None, now_ms: int) -> set[str]:
+    def _take_place(self) -> None:
+        """Give the store its name: in one step, with all that is in it on the disk.
+
+        Raises:
+            InvalidError: Something has come there meanwhile.
+            OSError: The disk refuses it.
+        """
+        try:
+            self._root.rename(self._target)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise _taken(self._target) from error
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            raise _taken(self._target) from error
+        sync_folder(str(self._target.parent))
+
+    def _topics(self, handover: Handover | None) -> tuple[TopicTable, set[str]]:
         """The table of topics: as the broker had them, else with as many queues as have messages; which these are."""
         place = self._tier.place
         table = TopicTable.make(str(self._root), cluster=place.cluster, broker=place.broker)
         restored: dict[str, int] = {}
-        for span in self._plan.spans:
-            queue = span.cursor.queue
+        for queue in (
+            *(span.cursor.queue for span in self._plan.spans),
+            *(queue for queue, _ in self._plan.begins),
+        ):
             restored[queue.topic] = max(restored.get(queue.topic, 0), queue.queue_id + 1)
         known, written = handover.topics if handover is not None else {}, set(restored)
         is_whole = not self._plan.skipped
@@ -649,8 +802,7 @@ class Restore:
             table.put(name, queues)
             if name in self._batch_topics:
                 table.set_batch(name)
-        table.save(now_ms)
-        return written
+        return table, written
 
     def _offsets(self, handover: Handover | None) -> Mapping[tuple[str, str], Mapping[int, int]]:
         """Where groups are: with a mount, where one has served the tier, else as the broker had it."""
@@ -675,16 +827,58 @@ class Restore:
     ) -> None:
         version = {"counter": 1, "stateVersion": 0, "timestamp": now_ms}
         rows = {f"{topic}@{group}": row for (group, topic), row in sorted(offsets.items())}
-        self._write_table(OFFSETS_FILE, {"dataVersion": version, "offsetTable": rows})
+        self._write_table(OFFSETS_FILE, _encoded({"dataVersion": version, "offsetTable": rows}))
         if groups:
             table = {"forbiddenTable": {}, "subscriptionGroupTable": groups}
-            self._write_table(GROUPS_FILE, {"dataVersion": version, **table})
+            self._write_table(GROUPS_FILE, _encoded({"dataVersion": version, **table}))
 
-    def _write_table(self, name: str, document: Mapping[str, Any]) -> None:
+    def _write_table(self, name: str, data: bytes) -> None:
+        """Write a table, its checksum first: by that it is known as ours when it is gone on with."""
+        self._tables = {**self._tables, name: _sum(data)}
+        self._note(_LISTS)
         path = self._root / name
         make_folder(path.parent)
-        text = json.dumps(document, indent="\t", separators=(",", ":"), ensure_ascii=False)
-        replace_file(path, text.encode("utf-8", "surrogateescape"))
+        replace_file(path, data)
+
+
+def _encoded(document: Mapping[str, Any]) -> bytes:
+    text = json.dumps(document, indent="\t", separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _sum(data: bytes) -> int:
+    """Of a table without its version, which changes whenever it is written, also by the store that lists the log."""
+    try:
+        document = loads(data)
+    except ValueError:
+        return -1
+    rest = {name: value for name, value in dict(document).items() if name != "dataVersion"}
+    return zlib_ng.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def _read_note(folder: Path) -> dict[str, Any] | None:
+    """``restore.json`` of a folder; empty when it is none of ours."""
+    raw = read_text(str(folder / STATE_FILE))
+    if raw is None:
+        return None
+    try:
+        found = loads(raw)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _mark(known: Mapping[str, Any]) -> LogMark | None:
+    log = known["log"]
+    return log and LogMark(log["end"], tuple((size, crc) for size, crc in log["files"]))
+
+
+def _taken(target: Path) -> InvalidError:
+    return InvalidError(
+        "something has come there while it was restored",
+        where=str(target),
+        do=f"empty it and give the same command again: the finished store lies in {building(str(target))}",
+    )
 
 
 def _kept_offsets(

@@ -3,8 +3,10 @@
 **Contract.** Records keep every byte but their place: the physical offset, and the property CRC over it where a record has
 one. They are put in the order given; where one does not fit a file, a blank fills the rest, as a broker does it. The log
 begins with the second file of its row, not at 0: an entry that stands for no message names place 0, and is below the log so.
-What was put is on the disk after ``sync``; ``open`` goes on at a place that was synced, and cuts off what lies behind it.
-From ``open`` to ``MessageStore.open(anew=True)``, which lists the log, the directory looks as after a broker's crash.
+What was put is on the disk after ``sync``. Until it is whole the log lies in a folder in which no broker looks for one
+(``PART``), so that whatever else starts in the directory makes names of its own beside it. ``open`` goes on at a place that
+was synced (``LogMark``), if all bytes before it are those that were put, and cuts off what lies behind it. From ``end_log``
+to ``MessageStore.open(anew=True)``, which lists the log, the directory looks as after a broker's crash.
 
 ``fill_holes`` puts an entry for no message wherever a queue has none between its first and its last: without, a broker's
 start would take the queue's end to be there. Such an entry names a place in the log that is not below its minimum, since a
@@ -15,6 +17,8 @@ to be holes (``has_holes``). For one thread.
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -42,8 +46,8 @@ from tiered.format.record import (
 )
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.layout import LOG_DIRECTORY, inspect, queue_file_bytes
-from tiered.local.rows import FileCache
-from tiered.store.disk import Disk, RowWriter, StoreHold, cut_row
+from tiered.local.rows import NAME_DIGITS, FileCache, open_regular
+from tiered.store.disk import Disk, RowWriter, StoreHold, cut_row, make_folder
 from tiered.store.encoding import (
     PROPERTIES_BYTES_MAX,
     QUEUE_ID_MAX,
@@ -53,7 +57,6 @@ from tiered.store.encoding import (
 )
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
 
     from tiered.format.block import RecordBlock
@@ -68,6 +71,22 @@ CRC_NAME: Final = b"__CRC32#\x01"
 """How the property begins that ends a record with a CRC of all before it; ten digits, last first, and a 2 follow."""
 CRC_BYTES: Final = 20
 _ITEMS: Final = 1 << 16
+PART: Final = "commitlog.part"
+"""Where the log lies while it is made."""
+_READ_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogMark:
+    """How far a log is, and what is in it.
+
+    Attributes:
+        end: Physical offset behind the last record.
+        files: Of each file of the log, from the first on: bytes that were put into it, and their CRC; the rest is zero.
+    """
+
+    end: int
+    files: tuple[tuple[int, int], ...]
 
 
 class RestoredLog:
@@ -78,14 +97,15 @@ class RestoredLog:
         end: Physical offset behind the last record.
     """
 
-    def __init__(self, hold: StoreHold, file_bytes: int, end: int) -> None:
+    def __init__(self, hold: StoreHold, file_bytes: int, mark: LogMark, folder: str) -> None:
         """Used by ``open``."""
         self.root = hold.root
-        self.end = end
+        self.end = mark.end
         self._begin = file_bytes
         self._hold = hold
         self._file_bytes = file_bytes
-        self._folder = f"{hold.root}/{LOG_DIRECTORY}"
+        self._folder = folder
+        self._files = list(mark.files)
         self._rows = RowWriter()
 
     @classmethod
@@ -94,37 +114,47 @@ class RestoredLog:
         directory: str | os.PathLike[str],
         *,
         file_bytes: int,
-        now_ms: int,
-        end: int | None = None,
+        mark: LogMark | None = None,
         has_holes: bool = False,
+        is_whole: bool = False,
     ) -> RestoredLog:
         """Begin a log, or go on with one. What a log that was begun and not synced has left is written over.
 
         Args:
-            directory: A broker's ``storePathRootDir``; there is one.
+            directory: Where the store is made; there is one.
             file_bytes: Of each file of the log.
-            now_ms: UTC.
-            end: Where to go on: an ``end`` that was synced; None: it is begun.
+            mark: Where to go on: a ``mark`` that was synced; None: it is begun.
             has_holes: ``fill_holes`` will be wanted; the same whenever it is gone on with.
+            is_whole: Nothing more was to be put: behind the mark there is nothing, or somebody else's.
 
         Raises:
-            InvalidError: Someone else writes to it.
+            InvalidError: Someone else writes to it, or has.
             StoreUnavailableError: The disk refuses it.
         """
         hold = StoreHold(str(Path(directory)))
-        log = cls(hold, file_bytes, file_bytes if end is None else end)
+        part, whole = f"{hold.root}/{PART}", f"{hold.root}/{LOG_DIRECTORY}"
+        folder = whole if is_whole and not Path(part).exists() else part
+        log = cls(hold, file_bytes, mark or LogMark(file_bytes, ()), folder)
         log._begin = file_bytes * (2 if has_holes else 1)
         try:
             with Disk(hold.root):
-                hold.begin(now_ms)
-                cut_row(log._rows, log._folder, file_bytes, log.end)
-                if end is None and has_holes:
+                require_as_put(folder, file_bytes, log.mark, is_whole=is_whole)
+                if is_whole:
+                    return log
+                make_folder(Path(folder))
+                cut_row(log._rows, folder, file_bytes, log.end)
+                if mark is None and has_holes:
                     log._blank(file_bytes)
                 log._rows.sync()
         except BaseException:
             log.close()
             raise
         return log
+
+    @property
+    def mark(self) -> LogMark:
+        """How far it is; to go on from once that is synced."""
+        return LogMark(self.end, tuple(self._files))
 
     @property
     def is_empty(self) -> bool:
@@ -170,9 +200,8 @@ class RestoredLog:
 
     def _blank(self, size: int) -> None:
         """Fill the rest of a file."""
-        blank = SIZE_AND_MAGIC.pack(size, MAGIC_BLANK)
-        self._rows.write(self._folder, self._file_bytes, self.end, blank)
-        self.end += size
+        self._append(SIZE_AND_MAGIC.pack(size, MAGIC_BLANK))
+        self.end += size - SIZE_AND_MAGIC.size
 
     def _write(self, data: npt.NDArray[np.uint8], starts: Longs, sizes: Longs) -> None:
         begin = int(starts[0])
@@ -181,9 +210,15 @@ class RestoredLog:
             places.astype(">i8").view(np.uint8).reshape(-1, 8)
         )
         _renew_property_crcs(data, starts, sizes)
-        until = int(starts[-1] + sizes[-1])
-        self._rows.write(self._folder, self._file_bytes, self.end, data[begin:until].data)
-        self.end += until - begin
+        self._append(data[begin : int(starts[-1] + sizes[-1])].data)
+
+    def _append(self, data: memoryview | bytes) -> None:
+        """Put bytes that fit the present file."""
+        number = self.end // self._file_bytes - 1
+        size, crc = self._files[number] if number < len(self._files) else (0, 0)
+        self._rows.write(self._folder, self._file_bytes, self.end, data)
+        self._files[number:] = [(size + len(data), zlib_ng.crc32(data, crc))]
+        self.end += len(data)
 
     def sync(self) -> None:
         """Bring to the disk what was put.
@@ -194,10 +229,71 @@ class RestoredLog:
         with Disk(self.root):
             self._rows.sync()
 
+    def end_log(self, now_ms: int) -> None:
+        """Nothing more is to be put, and all was synced: give the log the name by which it is one.
+
+        Raises:
+            StoreUnavailableError: The disk refuses it; again does it.
+        """
+        whole = f"{self.root}/{LOG_DIRECTORY}"
+        with Disk(self.root):
+            self._rows.close()
+            if self._folder != whole:
+                Path(self._folder).rename(whole)
+                self._folder = whole
+            self._hold.begin(now_ms)
+
     def close(self) -> None:
         """Close the files, and give the directory free; without ``sync``."""
         self._rows.close()
         self._hold.close()
+
+
+def require_as_put(folder: str, file_bytes: int, mark: LogMark, *, is_whole: bool) -> None:
+    """Refuse a log that has other bytes than were put, or other files. All of it is read.
+
+    Args:
+        folder: The log's.
+        file_bytes: Of each file.
+        mark: What was put.
+        is_whole: There must be nothing behind it either; else that is what a crash has left of us.
+
+    Raises:
+        InvalidError: Somebody else has written there.
+        OSError: It cannot be read.
+    """
+    wanted = [f"{file_bytes * number:0{NAME_DIGITS}d}" for number in range(1, len(mark.files) + 1)]
+    there = {one.name for one in Path(folder).iterdir()} if Path(folder).is_dir() else set()
+    if not is_whole:  # files behind the mark were begun, and not noted
+        there = {name for name in there if not (name.isdecimal() and int(name) >= mark.end)}
+    if strange := sorted(there.symmetric_difference(wanted)):
+        raise _changed(f"{folder}/{strange[0]}", "a file that is not as this restore left it")
+    for name, (size, crc) in zip(wanted, mark.files, strict=True):
+        path = f"{folder}/{name}"
+        is_open = name == wanted[-1] and not is_whole
+        if not _is_as_put(path, file_bytes, size, crc, is_open=is_open):
+            raise _changed(path, "bytes that this restore did not put there")
+
+
+def _is_as_put(path: str, file_bytes: int, size: int, crc: int, *, is_open: bool) -> bool:
+    with os.fdopen(open_regular(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size != file_bytes:
+            return False
+        found, left = 0, size
+        while left and (piece := file.read(min(left, _READ_BYTES))):
+            found, left = zlib_ng.crc32(piece, found), left - len(piece)
+        if left or found != crc:
+            return False
+        rest = iter(lambda: file.read(_READ_BYTES), b"")
+        return is_open or all(piece.count(0) == len(piece) for piece in rest)
+
+
+def _changed(where: str, what: str) -> InvalidError:
+    return InvalidError(
+        f"{what}, so somebody else has written here since it was cut short",
+        where=where,
+        do="keep this directory if it has messages of its own, and restore into another one",
+    )
 
 
 def _renew_property_crcs(data: npt.NDArray[np.uint8], starts: Longs, sizes: Longs) -> None:

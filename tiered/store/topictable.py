@@ -165,19 +165,23 @@ class TopicTable:
         Raises:
             OSError: It could not be written.
         """
-        self._is_saved = (
-            False  # until it is: what asks for a topic that is in memory only saves again
-        )
-        version = self._document[_VERSION]
-        version["counter"] = int(version.get("counter", 0)) + 1
-        version["timestamp"] = now_ms
+        # Until it is: what asks for a topic that is in memory only saves again.
+        self._is_saved = False
+        data = self.encoded(now_ms)
         make_folder(self._path.parent)
         before = read_text(str(self._path))
         if before is not None:
             replace_file(self._path.with_name(self._path.name + ".bak"), before)
-        text = json.dumps(self._document, indent="\t", separators=(",", ":"), ensure_ascii=False)
-        replace_file(self._path, text.encode())
+        replace_file(self._path, data)
         self._is_saved = True
+
+    def encoded(self, now_ms: int) -> bytes:
+        """The table as its file has it, one version on."""
+        version = self._document[_VERSION]
+        version["counter"] = int(version.get("counter", 0)) + 1
+        version["timestamp"] = now_ms
+        text = json.dumps(self._document, indent="\t", separators=(",", ":"), ensure_ascii=False)
+        return text.encode("utf-8", "surrogateescape")
 
 
 class KnownTopics:
