@@ -84,6 +84,20 @@ class ExpiredError(InvalidError):
         self.next_offset = next_offset
 
 
+class OtherVersionError(InvalidError):
+    """What lies there is as it was written, and of a form that this version does not know: no damage.
+
+    Nobody repairs, rebuilds or collects what is of another version.
+    """
+
+    def __init__(self, what: str, *, where: str = "") -> None:
+        super().__init__(
+            f"another version of tiered has written this: {what}",
+            where=where,
+            do="use the version that wrote it; this one leaves it as it is",
+        )
+
+
 class MovedOnError(InvalidError):
     """A plan that is not carried out, since the tier is not any more what it was made of."""
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, OtherVersionError
 from tiered.journal.entry import (
     Entry,
     checksum,
@@ -97,24 +97,32 @@ def test_a_cut_entry_is_damage_wherever_it_is_cut():
         decode_entry(data + b"x", where="k")
 
 
-def test_a_newer_format_is_not_damage():
-    data = seal_text({**json.loads(LINE), "format": 2})
-    with pytest.raises(InvalidError, match="newer"):
+@pytest.mark.parametrize("number", [2, 0, "1", None, [], True, 1.0])
+def test_another_format_is_not_damage(number: Any):
+    data = seal_text({**json.loads(LINE), "format": number})
+    with pytest.raises(OtherVersionError, match="format"):
         decode_entry(data, where="k")
-    assert open_text(data, where="k", version=2)["number"] == 17
+
+
+def test_a_format_that_the_caller_knows_is_read():
+    data = seal_text({**json.loads(LINE), "format": 2})
+    assert open_text(data, where="k", versions=(1, 2))["number"] == 17
 
 
 @pytest.mark.parametrize(
     "missing", ["number", "generation", "writer", "time_ms", "actions", "previous"]
 )
-def test_a_document_of_another_kind_is_damage(missing: str):
+def test_a_whole_document_of_another_form_is_another_version_s(missing: str):
     document = json.loads(LINE)
-    del document[missing]
-    with pytest.raises(DataError, match=missing):
+    before = document.pop(missing)
+    with pytest.raises(OtherVersionError, match=missing):
         decode_entry(seal_text(document), where="k")
+    for wrong in ([before], {}, None, 1.5):
+        with pytest.raises(OtherVersionError, match="another type"):
+            decode_entry(seal_text({**document, missing: wrong}), where="k")
 
 
 @pytest.mark.parametrize("line", [b"[]", b"3", b"{", b"", b"\xff"])
-def test_text_that_is_no_document_is_damage(line: bytes):
-    with pytest.raises(DataError):
+def test_whole_text_that_is_no_document_is_another_version_s(line: bytes):
+    with pytest.raises(OtherVersionError):
         open_text(line + b"\n%08x\n" % zlib.crc32(line), where="k")

@@ -17,7 +17,7 @@ from backends.errors import BackendError, UnavailableError
 from backends.memory import MemoryStore
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from tiered.clock import ManualClock
-from tiered.errors import FencedError, InvalidError
+from tiered.errors import FencedError, InvalidError, OtherVersionError
 from tiered.journal.entry import seal_text
 from tiered.journal.lease import Holder, Lease, LeaseState, encode_lease, read_lease
 from tiered.keys import LEASE
@@ -203,12 +203,32 @@ def test_a_process_id_that_is_used_again_is_another_process():
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"nonsense", seal_text({"format": 1}), seal_text({"format": 1, "holder": 3})]
+    "data", [b"", b"nonsense", seal_text({"format": 1})[:-3], b"X" + seal_text({"format": 1})]
 )
 def test_a_lease_that_cannot_be_read_is_free(data: bytes, store: MemoryStore, clock: ManualClock):
     store.put_if_absent(KEY, data)
     assert lease_of(store, "aaaaaaaa", clock).try_acquire() is None
     assert present(store).writer == "aaaaaaaa"
+
+
+@pytest.mark.parametrize("said", [{"format": 1}, {"format": 1, "holder": 3}, {"format": 2}, {}])
+def test_a_lease_of_another_version_is_nobody_s_to_take(
+    said: dict[str, object], store: MemoryStore, clock: ManualClock
+):
+    store.put_if_absent(KEY, seal_text(said))
+    with pytest.raises(OtherVersionError):
+        lease_of(store, "aaaaaaaa", clock).try_acquire()
+    assert store.get(KEY) == seal_text(said)
+
+
+def test_who_loses_the_lease_to_another_version_is_fenced(store: MemoryStore, clock: ManualClock):
+    mine = lease_of(store, "aaaaaaaa", clock)
+    assert mine.try_acquire() is None
+    store.compare_and_set(KEY, seal_text({"format": 2}), store.get_versioned(KEY)[1])
+    with pytest.raises(FencedError, match="another version"):
+        mine.renew()
+    mine.release()
+    assert store.get(KEY) == seal_text({"format": 2})
 
 
 def test_a_lease_until_a_time_that_no_clock_tells_is_as_one_that_cannot_be_read(

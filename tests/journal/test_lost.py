@@ -14,7 +14,7 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
-from tiered.errors import InvalidError, JournalLostError
+from tiered.errors import InvalidError, JournalLostError, OtherVersionError
 from tiered.journal.append import JournalWriter
 from tiered.journal.entry import seal_text
 from tiered.journal.lease import Holder, JournalEnd, Lease, read_lease
@@ -237,7 +237,18 @@ def test_a_lease_that_says_nothing_hinders_nobody(said: bytes):
     assert opened(store).number == 5
 
 
-@pytest.mark.parametrize("number", [-1, 10**20, "7", None, True])
+@pytest.mark.parametrize("number", ["7", None, True])
+def test_a_lease_of_another_form_stops_no_reader(number: object):
+    store = written()
+    data, version = store.get_versioned(PREFIX + LEASE)
+    bad = {**json.loads(data.partition(b"\n")[0]), "number": number}
+    store.compare_and_set(PREFIX + LEASE, seal_text(bad), version)
+    with pytest.raises(OtherVersionError):
+        read_lease(store, PREFIX + LEASE)
+    assert opened(store).number == 5
+
+
+@pytest.mark.parametrize("number", [-1, 10**20])
 def test_a_lease_that_remembers_nonsense_remembers_nothing(number: object):
     store = written()
     data, version = store.get_versioned(PREFIX + LEASE)

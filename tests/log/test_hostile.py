@@ -25,7 +25,7 @@ from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.api.broker_place import Place, find_places
 from tiered.clock import ManualClock
-from tiered.errors import DataError, TieredStoreError
+from tiered.errors import DataError, OtherVersionError, TieredStoreError
 from tiered.format.message_forms import decompress_body
 from tiered.format.object import build_object, parse_trailer
 from tiered.format.sysflag import COMPRESSED, COMPRESSION_ZSTD
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_is_a_bomb(text: bytes):
     state = base64.b64encode(zlib_ng.compress(text, 1)).decode()
     data = seal_text({"number": 9, "last": 0, "format": 2, "bytes": len(text), "state": state})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(DataError):
+    with pytest.raises(OtherVersionError):
         decode_checkpoint(data, where="journal/9.checkpoint")
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 600 * 1024  # KiB: the text itself, not what it would become
@@ -211,14 +211,17 @@ def test_garbage_keys_cost_little():
 @pytest.mark.parametrize(
     "holder", [{}, {"host": 1}, "x", {"host": [], "boot": 1, "space": 2, "pid": "3", "started": {}}]
 )
-def test_a_lease_that_is_nonsense_is_free(holder: Any):
+def test_a_lease_of_another_form_is_left_alone(holder: Any):
     store = MemoryStore()
     said = {"format": 1, "writer": "x", "expires_ms": "soon", "released": 0, "holder": holder}
     store.put_if_absent(PREFIX + LEASE, seal_text(said))
     clock = ManualClock()
     mine = Holder.present()
     lease = Lease(store, PREFIX, writer="0badcafe", holder=mine, seconds=9, clock=clock)
-    assert lease.try_acquire() is None
+    before = store.get(PREFIX + LEASE)
+    with pytest.raises(OtherVersionError):
+        lease.try_acquire()
+    assert store.get(PREFIX + LEASE) == before
 
 
 def test_a_body_of_a_million_empty_frames():

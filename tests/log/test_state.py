@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.bundles import made_part, merge_action, named_action
 from support.tiers import QUEUE, TierBuilder
 
-from tiered.errors import InvalidError
 from tiered.journal.entry import Entry, json_text
+from tiered.journal.replay import UnknownActionError
 from tiered.log.parts import Part, Parts, decode_columns, queue_action
 from tiered.log.state import TierMachine, TierState
 from tiered.model import MessageQueue
@@ -325,7 +325,7 @@ def test_of_two_segments_with_one_base_the_right_one_is_merged():
 
 
 def test_an_unknown_action_stops_everything():
-    with pytest.raises(InvalidError, match="entry 2"):
+    with pytest.raises(UnknownActionError, match="from the future"):
         replay([REIGN], [add(part(0, 0), 0), {"do": "from the future"}])
 
 

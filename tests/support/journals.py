@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.clock import ManualClock
-from tiered.errors import InvalidError
 from tiered.journal.append import JournalWriter
 from tiered.journal.entry import json_text
+from tiered.journal.replay import UnknownActionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ class ToyMachine:
             elif action["do"] == "say":
                 value = action["value"]
             else:
-                raise InvalidError(f"unknown action {action['do']}")
+                raise UnknownActionError(f"{action['do']}")
             step = (entry.number, entry.generation, entry.writer, value)
             state = replace(state, said=(*state.said, step))
         return state

@@ -43,8 +43,8 @@ from tiered.archive.moves import (
     move,
 )
 from tiered.archive.saved_runs import Saved, SavedRun, Shared, stretches_of
-from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import json_text
+from tiered.journal.replay import UnknownActionError
 from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:
@@ -199,8 +199,9 @@ class ArchiveMachine:
         """One step of history.
 
         Raises:
-            InvalidError: An action of a newer version.
-            DataError: An action that no archiver of ours can have made.
+            UnknownActionError: An action of another version.
+            ValueError: One that no archiver of this version can have made; ``LookupError``, ``TypeError`` and
+                ``AttributeError`` mean the same.
         """
         work = _ArchiveWork(
             Places(dict(state.lanes), dict(state.named)),
@@ -214,16 +215,8 @@ class ArchiveMachine:
         for action in entry.actions:
             handler = _HANDLERS.get(action.get("do", ""))
             if handler is None or action.get("format", 1) != 1:
-                raise InvalidError(
-                    f"entry {entry.number} of the archive has the action {action.get('do')!r:.80}",
-                    do="use a newer version of tiered",
-                )
-            try:
-                handler(work, action)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise DataError(
-                    f"entry {entry.number} of the archive makes no sense: {error!r:.200}"
-                ) from error
+                raise UnknownActionError(f"{action.get('do')!r:.80}")
+            handler(work, action)
         return replace(
             state,
             lanes=work.places.lanes,

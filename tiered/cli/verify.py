@@ -24,7 +24,7 @@ from tiered.cli.planned import (
 )
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_count, format_size
-from tiered.errors import InvalidError, TieredStoreError
+from tiered.errors import InvalidError, OtherVersionError, TieredStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +108,9 @@ def run(call: Call, options: VerifyOptions) -> int:
 
         report, repair = verified(), None
         failure: Exception | None = None
-        if options.repair and report.damaged:
+        if options.repair and report.is_of_another_version:
+            failure = OtherVersionError("nothing is repaired", where=f"{store.url}/{place.prefix}")
+        elif options.repair and report.damaged:
             repairer = _repairer(call, raw, store, place, local, timers=options.timers)
             try:
                 repair = _document_of(repairer.run(report.damaged))
@@ -126,6 +128,8 @@ def run(call: Call, options: VerifyOptions) -> int:
     if failure is not None:
         with backend_errors():
             raise failure
+    if report.is_whole:
+        return InvalidError.exit_code  # told by its rows, and no damage
     is_fine = report.is_clean and not (options.strict and has_recorded(document))
     return DONE if is_fine else NEEDS_A_PERSON
 

@@ -64,7 +64,7 @@ import numpy.typing as npt
 import zstandard
 from zlib_ng import zlib_ng
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.format.items import ITEM, ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ PACK_LEVEL_MAX: Final = 19
 """Beyond it zstd takes memory that nobody has reckoned with."""
 FORMAT: Final = 2
 """The newest. What has no sparse section is written as version 1, which every program of ours reads."""
+_FORMATS: Final = (1, FORMAT)
 MAGIC: Final = b"TBDL"
 _FOOTER: Final = struct.Struct(">QIIIHHI4s")
 FOOTER_BYTES: Final = _FOOTER.size
@@ -464,7 +465,7 @@ def tail_bytes(footer: Buffer, *, where: str) -> int:
 
     Raises:
         DataError: The footer is damaged, or the object is no bundle.
-        InvalidError: It is of a newer format version.
+        OtherVersionError: It is whole, and of another form.
     """
     return _read_footer(memoryview(footer).cast("B"), where)[1] + FOOTER_BYTES
 
@@ -477,11 +478,9 @@ def _read_footer(tail: memoryview, where: str) -> tuple[int, int, int, int, int]
     size, table_bytes, count, table_crc, version, level, crc, _ = _FOOTER.unpack(footer)
     if zlib_ng.crc32(footer[:_SIGNED_BYTES]) != crc:
         raise _damaged("the checksum of the footer is wrong", where)
-    if version > FORMAT:
-        raise InvalidError(
-            f"the bundle has format version {version}, this program knows up to {FORMAT}",
-            where=where,
-            do="use a newer version of tiered",
+    if version not in _FORMATS:
+        raise OtherVersionError(
+            f"a bundle of format version {version}, where {FORMAT} is known", where=where
         )
     return size, table_bytes, count, table_crc, level
 
@@ -496,7 +495,7 @@ def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
 
     Raises:
         DataError: It is damaged, or contradicts itself.
-        InvalidError: It is of a newer format version.
+        OtherVersionError: It is whole, and of another form.
     """
     view = memoryview(tail).cast("B")
     size, table_bytes, count, table_crc, level = _read_footer(view, where)
@@ -505,11 +504,14 @@ def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
     stored = view[len(view) - FOOTER_BYTES - table_bytes : len(view) - FOOTER_BYTES]
     if zlib_ng.crc32(stored) != table_crc:
         raise _damaged("the checksum of the bundle's table is wrong", where)
-    table = unpack_table(stored, level, where=where)
+    try:  # its bytes are proven
+        table = unpack_table(stored, level, where=where)
+    except DataError as error:
+        raise OtherVersionError(error.what, where=where) from error
     if len(table) != count or int(table.rows["size_bytes"].sum(dtype=np.uint64)) != size:
-        raise _damaged("the bundle's table is longer or shorter than it says", where)
+        raise OtherVersionError("the bundle's table is longer or shorter than it says", where=where)
     if (table.rows["start"] != _starts(table.rows["size_bytes"])).any():
-        raise _damaged("the sections of the bundle do not lie one after another", where)
+        raise OtherVersionError("the bundle's sections do not lie one after another", where=where)
     return table
 
 
@@ -542,7 +544,7 @@ def _proven_table(data: bytes, level: int, where: str) -> SectionTable | None:
         if not zstandard.get_frame_parameters(data).has_checksum:
             return None
         return unpack_table(data, level, where=where)
-    except (zstandard.ZstdError, DataError):
+    except (zstandard.ZstdError, DataError):  # it may be any frame of ours, or of another version
         return None
 
 

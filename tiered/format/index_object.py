@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.errors import DataError
+from tiered.errors import OtherVersionError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -155,15 +155,15 @@ class KeyFilter:
         """Read what ``build_filter`` made.
 
         Raises:
-            DataError: It contradicts itself.
+            OtherVersionError: It contradicts itself, though it is proven.
         """
         view = memoryview(data).cast("B")
         if not 0 <= bits <= BUCKET_BITS_MAX or view.nbytes != filter_bytes(count, bits):
-            raise _damaged("the filter has a wrong size", where)
+            raise _unknown("the filter has a wrong size", where)
         split = 4 * ((1 << bits) + 1)
         directory = np.frombuffer(view[:split], ">u4").astype(np.uint32)
         if directory[0] != 0 or directory[-1] != count or (directory[1:] < directory[:-1]).any():
-            raise _damaged("the filter's directory is not in order", where)
+            raise _unknown("the filter's directory is not in order", where)
         return cls(bits, directory, np.frombuffer(view[split:], ">u2").astype(np.uint16))
 
     def find(self, value: int) -> tuple[int, int]:
@@ -192,23 +192,24 @@ def check_payload(payload: Buffer, count: int, lengths: list[int], *, where: str
         where: Key of the object, for messages.
 
     Raises:
-        DataError: It contradicts itself; the message says how.
+        OtherVersionError: It contradicts itself, though it is proven; the message says how.
     """
     view = memoryview(payload).cast("B")
     bits = bucket_bits(count)
     if view.nbytes != count * ITEM_BYTES + filter_bytes(count, bits):
-        raise _damaged(f"{view.nbytes} bytes are no index of {count} items", where)
+        raise _unknown(f"{view.nbytes} bytes are no index of {count} items", where)
     items = np.frombuffer(view[: count * ITEM_BYTES], ITEM)
     filter_ = KeyFilter.parse(view[count * ITEM_BYTES :], count, bits, where=where)
     queues = items["queue"].astype(np.int64)
     if (queues >= len(lengths)).any():
-        raise _damaged("an item names a queue that is not covered", where)
+        raise _unknown("an item names a queue that is not covered", where)
     if count and (items["queue_offset"] >= np.array(lengths, np.int64)[queues]).any():
-        raise _damaged("an item's queue offset is not covered", where)
+        raise _unknown("an item's queue offset is not covered", where)
     buckets = np.repeat(np.arange(len(filter_.directory) - 1), np.diff(filter_.directory))
     if (np.diff((buckets << FINGERPRINT_BITS) + filter_.prints) < 0).any():
-        raise _damaged("the fingerprints are not in order", where)
+        raise _unknown("the fingerprints are not in order", where)
 
 
-def _damaged(what: str, where: str) -> DataError:
-    return DataError(what, where=where, do="`tiered rebuild --index` makes it again")
+def _unknown(what: str, where: str) -> OtherVersionError:
+    """Of a payload that its checksums have proven."""
+    return OtherVersionError(f"an index object has another form: {what}", where=where)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, OtherVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,14 +142,14 @@ def _read_description(text: bytes, where: str) -> Mapping[str, Any]:
     """A right checksum proves no good will: whoever may write into a bucket can compute it.
 
     Raises:
-        DataError: It is no JSON object.
+        OtherVersionError: It is no JSON object.
     """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise _damaged("the description is no JSON object", where)
+        raise OtherVersionError("the description is no JSON object", where=where)
     return found
 
 
@@ -209,15 +209,13 @@ def parse_trailer(tail: bytes, *, where: str) -> Trailer:
 
     Raises:
         DataError: The trailer is damaged, or the object is none of ours.
-        InvalidError: It is of a newer format version.
+        OtherVersionError: It is whole, and of another form.
     """
     version, head, signed = _split_trailer(tail, where=where)
     trailer_bytes = len(signed) + FOOTER_BYTES
-    if version > FORMAT:
-        raise InvalidError(
-            f"the object has format version {version}, this program knows up to {FORMAT}",
-            where=where,
-            do="use a newer version of tiered",
+    if version != FORMAT:
+        raise OtherVersionError(
+            f"an object of format version {version}, where {FORMAT} is known", where=where
         )
     payload_bytes, text_bytes, block_bytes, count, payload_crc = head
     crcs = struct.unpack_from(f">{count}I", signed, text_bytes)

@@ -31,7 +31,7 @@ from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.format.index_object import (
     BUCKET_BITS_MAX,
     INDEX_BLOCK_BYTES,
@@ -693,7 +693,9 @@ class IndexObjects:
         data = self._get(index, first, place.object_bytes)
         trailer = check_trailer(data[place.payload_bytes - first :], place, where=where)
         if trailer.block_bytes != INDEX_BLOCK_BYTES:
-            raise _damaged(f"the index object has blocks of {trailer.block_bytes} bytes", where)
+            raise OtherVersionError(
+                f"an index object has blocks of {trailer.block_bytes} bytes", where=where
+            )
         crcs = np.array(trailer.block_crcs, np.uint32)
         payload = memoryview(data)[: place.payload_bytes - first]
         self._check(index, payload, first, crcs)

@@ -28,12 +28,13 @@ import hashlib
 import json
 import zlib
 from dataclasses import dataclass, replace
+from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
-from tiered.errors import DataError
+from tiered.errors import DataError, OtherVersionError
 from tiered.journal.entry import json_text, open_text, require_sparse, seal_text
 from tiered.keys import (
     JOURNAL,
@@ -178,6 +179,7 @@ def read_shard(store: ObjectStore, prefix: str, name: ShardName) -> bytes:
 
 
 FORMAT = 2
+_FORMATS = (1, FORMAT)
 STATE_BYTES_MAX = 1024 * 1024 * 1024
 """About three million parts."""
 RATIO_MAX = 64
@@ -267,10 +269,10 @@ def decode_checkpoint(
         machine: Makes the state; None: it stays JSON values.
 
     Raises:
-        DataError: It is damaged, or says that its state is larger than ``bytes_max``.
-        InvalidError: It is of a newer format version.
+        DataError: It is damaged.
+        OtherVersionError: It is whole, and of another form; or its state is larger than ``bytes_max``.
     """
-    document = open_text(data, where=where, version=FORMAT)
+    document = open_text(data, where=where, versions=_FORMATS)
     del data  # it is large, as is what it says: neither is held longer than needed
     try:
         state = document.pop("state")
@@ -280,8 +282,9 @@ def decode_checkpoint(
         elif machine:
             state = machine.load(state)
         shards = tuple(map(ShardName.of, document.get("shards", ())))
-        return CheckpointText(int(document["number"]), int(document["last"]), state, shards)
+        return CheckpointText(index(document["number"]), index(document["last"]), state, shards)
     except (
+        AttributeError,
         LookupError,
         TypeError,
         ValueError,
@@ -289,7 +292,12 @@ def decode_checkpoint(
         RecursionError,
         zlib.error,
     ) as error:
-        raise DataError(f"this is no checkpoint: {error!r}", where=where) from error
+        raise no_checkpoint(error, where) from error
+
+
+def no_checkpoint(error: Exception, where: str) -> OtherVersionError:
+    """A checkpoint whose checksum holds, and that makes no sense."""
+    return OtherVersionError(f"it is no checkpoint that is known here: {error!r:.200}", where=where)
 
 
 def _unpacked_max(packed_bytes: int) -> int:
@@ -383,7 +391,7 @@ def trim_journal(store: ObjectStore, prefix: str, base: int) -> int:
         How many objects went.
 
     Raises:
-        InvalidError: A checkpoint that stays is of a newer version. Nothing was deleted.
+        OtherVersionError: A checkpoint that stays is of another version. Nothing was deleted.
         BackendError: The store failed. What is left is trimmed another time.
     """
     found = {info.key: info for info in store.list(prefix + JOURNAL)}

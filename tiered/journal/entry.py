@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, OtherVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 FORMAT_VERSION = 1
 REIGN = "reign"
@@ -112,12 +112,19 @@ def seal_text(document: Mapping[str, Any]) -> bytes:
     return b"%s\n%08x\n" % (line, zlib_ng.crc32(line))
 
 
-def open_text(data: bytes, *, where: str, version: int = FORMAT_VERSION) -> dict[str, Any]:
+def open_text(
+    data: bytes, *, where: str, versions: Container[int] = (FORMAT_VERSION,)
+) -> dict[str, Any]:
     """Check and parse what ``seal_text`` made.
 
+    Args:
+        data: The object's bytes.
+        where: Its key, for messages.
+        versions: Format numbers that the caller knows.
+
     Raises:
-        DataError: The checksum is wrong, the text is cut, or it is none of ours.
-        InvalidError: It is of a newer format version.
+        DataError: The checksum is wrong, or the text is cut.
+        OtherVersionError: The checksum holds, and it is none of these formats.
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % zlib_ng.crc32(line):
@@ -126,14 +133,11 @@ def open_text(data: bytes, *, where: str, version: int = FORMAT_VERSION) -> dict
         document = json.loads(require_sparse(line))
     except (ValueError, RecursionError):
         document = None
-    if not isinstance(document, dict) or type(document.get("format", 0)) is not int:
-        raise _damaged("this is no document of a tier", where)
-    if document.get("format", 0) > version:
-        raise InvalidError(
-            f"format version {document['format']} is newer than {version}, which this program knows",
-            where=where,
-            do="use a newer version of tiered",
-        )
+    if not isinstance(document, dict):
+        raise OtherVersionError("it is no JSON object", where=where)
+    found = document.get("format")
+    if type(found) is not int or found not in versions:
+        raise OtherVersionError(f"format {found!r:.80} is unknown", where=where)
     return document
 
 
@@ -175,7 +179,7 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
 
     Raises:
         DataError: It is damaged.
-        InvalidError: It is of a newer format version.
+        OtherVersionError: It is whole, and of another form.
     """
     document = open_text(data, where=where)
     try:
@@ -188,11 +192,11 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
             document["previous"],
         )
     except KeyError as error:
-        raise _damaged(f"this is no journal entry: it has no {error}", where) from None
+        raise OtherVersionError(f"a journal entry without {error}", where=where) from None
     numbers = (entry.number, entry.generation, entry.time_ms, entry.previous)
     is_list = isinstance(entry.actions, list) and all(isinstance(a, dict) for a in entry.actions)
     if {*map(type, numbers)} != {int} or type(entry.writer) is not str or not is_list:
-        raise _damaged("this is no journal entry: a field is of a wrong type", where)
+        raise OtherVersionError("a field of this journal entry has another type", where=where)
     return entry
 
 

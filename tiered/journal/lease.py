@@ -39,7 +39,7 @@ from backends.errors import (
 )
 from backends.wrapping import set_own
 from tiered.crashpoints import reached
-from tiered.errors import DataError, FencedError
+from tiered.errors import DataError, FencedError, OtherVersionError
 from tiered.journal.entry import open_text, seal_text
 from tiered.keys import LEASE, NUMBER_DIGITS, OFFSET_DIGITS
 
@@ -184,7 +184,7 @@ class Lease:
             None when it is ours now; else who has it.
 
         Raises:
-            InvalidError: The lease is of a newer format version.
+            OtherVersionError: The lease is of another version.
             BackendError: It could not be read or written; calling again is harmless.
         """
         present: LeaseState | None = None
@@ -282,7 +282,7 @@ class Lease:
         Raises:
             FencedError: The lease is another's, or gone.
         """
-        present, version = read_lease(self._store, self._key)
+        present, version = self._read_back()
         damaged = present is None and version is not None  # free, and so ours as well as anybody's
         if not damaged and (present is None or present.writer != self._writer):
             raise FencedError(
@@ -291,6 +291,19 @@ class Lease:
                 do="`tiered lease` shows the holder",
             )
         return version
+
+    def _read_back(self) -> tuple[LeaseState | None, Version | None]:
+        """The lease that should be ours.
+
+        Raises:
+            FencedError: Another version of tiered has taken it.
+        """
+        try:
+            return read_lease(self._store, self._key)
+        except OtherVersionError as error:
+            raise FencedError(
+                f"another writer has taken the lease: {error.what}", where=error.where
+            ) from error
 
     def _has_expired(self, present: LeaseState) -> bool:
         return present.expires_ms <= self._clock.now_ms()
@@ -311,7 +324,7 @@ class Lease:
         try:
             self._version = set_own(self._store, self._key, encode_lease(said), expected)
         except UnknownOutcomeError:
-            present, version = read_lease(self._store, self._key)
+            present, version = self._read_back()
             if present is None or present.writer != self._writer or version == expected:
                 raise
             self._version = version
@@ -326,13 +339,21 @@ def encode_lease(said: LeaseState) -> bytes:
 
 
 def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version | None]:
-    """The lease and its version; a lease that cannot be read is as good as none, but has a version."""
+    """The lease and its version; a lease that is damaged is as good as none, but has a version.
+
+    Raises:
+        OtherVersionError: It is whole, and of another form.
+        BackendError: It could not be read.
+    """
     try:
         data, version = store.get_versioned(key)
     except ObjectNotFoundError:
         return None, None
     try:
         document = open_text(data, where=key)
+    except DataError:
+        return None, version
+    try:
         found = LeaseState(
             Holder(**document["holder"]),
             document["writer"],
@@ -340,22 +361,28 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
             document["released"],
             JournalEnd(document["generation"], document["number"], document["history"]),
         )
-    except (DataError, KeyError, TypeError, ValueError):
-        return None, version
-    return (found if _is_sound(found) else None), version
+        _require_types(found)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise OtherVersionError(f"a lease has another form: {error!r:.200}", where=key) from error
+    return (found if _is_possible(found) else None), version
 
 
-def _is_sound(found: LeaseState) -> bool:
-    """Whether all is of the right type: the checksum says nothing of who made it."""
+def _require_types(found: LeaseState) -> None:
     holder = found.holder
     generation, number, history = found.end
     texts = (found.writer, holder.host, holder.boot, holder.space, history)
     numbers = (found.expires_ms, holder.pid, holder.started, generation, number)
     is_typed = {*map(type, texts)} == {str} and {*map(type, numbers)} == {int}
     if not is_typed or type(found.released) is not bool:
-        return False
+        raise TypeError("a member is of a wrong type")
+
+
+def _is_possible(found: LeaseState) -> bool:
+    """Whether a clock and a system can have made it: the checksum says nothing of who did."""
+    generation, number, _ = found.end
+    numbers = (found.expires_ms, found.holder.pid, found.holder.started, generation, number)
     if any(abs(value) >= _NUMBER_END for value in numbers):
-        return False  # no clock and no system has made it
+        return False
     return 0 <= number < _NUMBER_END and 0 <= generation < _GENERATION_END
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 
 from backends.errors import ObjectNotFoundError
 from tiered.crashpoints import reached
-from tiered.errors import DataError, InvalidError, JournalLostError
+from tiered.errors import DataError, JournalLostError, OtherVersionError
 from tiered.journal.checkpoint import (
     CheckpointText,
     Sharded,
@@ -31,6 +31,7 @@ from tiered.journal.checkpoint import (
     decode_checkpoint,
     encode_checkpoint,
     encode_pieces,
+    no_checkpoint,
     read_shard,
 )
 from tiered.journal.entry import Entry, checksum, decode_entry
@@ -51,6 +52,14 @@ LISTINGS_MAX = 4
 """How often one ``catch_up`` lists the journal, when entries vanish under its hands, before that is damage."""
 
 
+_SENSELESS = (LookupError, TypeError, ValueError, AttributeError, DataError)
+"""What a machine raises for values that make no sense to it. Their checksum holds, so another version has written them."""
+
+
+class UnknownActionError(Exception):
+    """An action of a name or format that this version does not know."""
+
+
 class Machine(Protocol[S]):
     """A pure state machine over entries. States are immutable."""
 
@@ -62,7 +71,9 @@ class Machine(Protocol[S]):
         """The state after ``entry``. Pure.
 
         Raises:
-            InvalidError: An action that this version does not know.
+            UnknownActionError: An action that this version does not know.
+            ValueError: One that no writer of this version can have made; ``LookupError``, ``TypeError``,
+                ``AttributeError`` and ``DataError`` mean the same.
         """
         ...
 
@@ -140,7 +151,7 @@ class JournalReader(Generic[S]):
             JournalLostError: It is gone, or has lost its end.
             DataError: An entry is damaged, or one is missing in the middle and no checkpoint covers it. The state is
                 that of the last entry that could be applied.
-            InvalidError: An entry or checkpoint is of a newer version.
+            OtherVersionError: An entry or checkpoint is of another version; the state likewise.
             BackendError: The store could not be read.
         """
         applied = self._catch_up()
@@ -188,7 +199,7 @@ class JournalReader(Generic[S]):
     def _remembered(self) -> JournalEnd:
         try:
             present, _ = read_lease(self._store, self._prefix + LEASE)
-        except InvalidError:  # of a newer version: it tells us nothing
+        except OtherVersionError:  # it tells us nothing, and stops only who would change something
             present = None
         return present.end if present else JournalEnd()
 
@@ -223,7 +234,7 @@ class JournalReader(Generic[S]):
         """Go to the state of a checkpoint; whether it is there and passes its checks.
 
         Raises:
-            InvalidError: It is of a newer version.
+            OtherVersionError: It is of another version.
             BackendError: It could not be read.
         """
         return self._jump(number)
@@ -233,7 +244,7 @@ class JournalReader(Generic[S]):
 
         Raises:
             DataError: It is damaged, or not the successor of the last one.
-            InvalidError: It is of a newer version.
+            OtherVersionError: It is of another version.
             BackendError: It could not be read.
         """
         found = self.read_entry(self.number + 1)
@@ -281,7 +292,7 @@ class JournalReader(Generic[S]):
 
         Raises:
             DataError: It is damaged, or says that it has another number.
-            InvalidError: It is of a newer version.
+            OtherVersionError: It is of another version.
         """
         machine, key = self._machine, checkpoint_key(self._prefix, number)
         streamed = machine if isinstance(machine, Streamed) else None
@@ -290,13 +301,13 @@ class JournalReader(Generic[S]):
             return None
         if streamed:
             return found.state, found.last
+        shards = [read_shard(self._store, self._prefix, name) for name in found.shards]
         try:
             if not isinstance(machine, Sharded):
                 return machine.load(found.state), found.last
-            shards = [read_shard(self._store, self._prefix, name) for name in found.shards]
             state = machine.load_sharded(found.state, shards)
-        except (LookupError, TypeError, ValueError) as error:
-            raise DataError(f"this is no checkpoint: {error!r}", where=key) from error
+        except _SENSELESS as error:
+            raise no_checkpoint(error, key) from error
         self._shards = {name.digest: name for name in found.shards}
         return state, found.last
 
@@ -311,7 +322,7 @@ class JournalReader(Generic[S]):
 
         Raises:
             DataError: It is damaged, or says that it has another number.
-            InvalidError: It is of a newer version.
+            OtherVersionError: It is of another version.
         """
         key = checkpoint_key(self._prefix, number)
         self._refuse_too_large(key)
@@ -338,6 +349,7 @@ class JournalReader(Generic[S]):
 
         Raises:
             DataError: It is not the successor of the last one.
+            OtherVersionError: It says what this version does not understand.
         """
         assert entry.number == self.number + 1
         if entry.previous != self.last:
@@ -346,10 +358,24 @@ class JournalReader(Generic[S]):
                 where=entry_key(self._prefix, entry.number),
                 do="restore the entry, or rebuild the journal",
             )
-        self.state = self._machine.apply(self.state, entry)
+        self.state = self._applied(entry)
         self.number = entry.number
         self.last = checksum(data)
         self.since_checkpoint += 1
+
+    def _applied(self, entry: Entry) -> S:
+        """The state after an entry whose checksum holds: what makes no sense in it is no damage."""
+        where = entry_key(self._prefix, entry.number)
+        try:
+            return self._machine.apply(self.state, entry)
+        except UnknownActionError as error:
+            raise OtherVersionError(
+                f"journal entry {entry.number} has an action unknown here, {error}", where=where
+            ) from error
+        except _SENSELESS as error:
+            raise OtherVersionError(
+                f"journal entry {entry.number} has another form: {error!r:.200}", where=where
+            ) from error
 
     def store_checkpoint(self, put: Callable[[str, bytes], None]) -> None:
         """Store a checkpoint of the present state, behind the shards that it names and that are not stored yet.

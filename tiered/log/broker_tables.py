@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.wrapping import put_own
-from tiered.errors import DataError
+from tiered.errors import DataError, OtherVersionError
 from tiered.journal.entry import open_text, seal_text
 from tiered.keys import parse_handover_key, recall_key
 
@@ -77,9 +77,9 @@ class Handover:
 
         Raises:
             DataError: It is damaged.
-            InvalidError: It is of a newer version.
+            OtherVersionError: It is whole, and of another form.
         """
-        document = open_text(data, where=where, version=FORMAT)
+        document = open_text(data, where=where, versions=(FORMAT,))
         try:
             return cls(
                 int(document["time_ms"]),
@@ -94,7 +94,9 @@ class Handover:
                 tuple(str(note) for note in document["notes"]),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"no broker's metadata: {error!r:.200}", where=where) from error
+            raise OtherVersionError(
+                f"a broker's metadata has another form: {error!r:.200}", where=where
+            ) from error
 
 
 def recall(objects: ObjectStore, prefix: str, time_ms: int, made: ObjectId) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, OtherVersionError
 from tiered.format.bundle import FOOTER_BYTES, find_table, read_table, tail_bytes
 from tiered.keys import parse_data_key
 from tiered.log.bundles import sections_of
@@ -66,10 +66,11 @@ class Tabled:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A bundle whose table is of no use, and why."""
+    """A bundle whose table is of no use, and why; it may be of another version."""
 
     key: str
     reason: str
+    is_other_version: bool = False
 
 
 def read_tables(
@@ -110,8 +111,10 @@ def read_bundle_table(store: ObjectStore, prefix: str, info: ObjectInfo) -> Tabl
         except DataError as error:
             return _salvaged(store, info, said, key, error.what)
         return _checked(said, key, table, info)
-    except (DataError, InvalidError) as error:
+    except DataError as error:
         return Refused(key, error.what)
+    except OtherVersionError as error:
+        return Refused(key, error.what, is_other_version=True)
     except (ObjectNotFoundError, InvalidRangeError, ShortReadError) as error:
         return Refused(key, f"it changed or went while it was read: {type(error).__name__}")
     except ValueError as error:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import OtherVersionError
 from tiered.journal.entry import REIGN, Action, Entry, json_members, json_text
+from tiered.journal.replay import UnknownActionError
 from tiered.keys import DATA_ROOTS, maker_of
 from tiered.log.bundles import decode_numbers, named_sections
 from tiered.log.expiry import expired
@@ -111,18 +112,13 @@ class TierMachine:
         """One step of history.
 
         Raises:
-            InvalidError: An action of a newer version.
-            DataError: An action that no writer of ours can have made.
+            UnknownActionError: An action of another version.
+            ValueError: One that no writer of this version can have made; ``LookupError``, ``TypeError`` and
+                ``AttributeError`` mean the same.
         """
         work = _Work(state, dict(state.queues), entry)
         for action in entry.actions:
-            try:
-                _apply(work, action)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise DataError(
-                    f"journal entry {entry.number} makes no sense: {error!r:.200}",
-                    do="rebuild the journal with `tiered rebuild`",
-                ) from error
+            _apply(work, action)
         if any(action["do"] == "expire" for action in entry.actions):
             work.drop_useless_indexes()
         return replace(work.state, queues=work.queues, updated_ms=entry.time_ms)
@@ -229,13 +225,36 @@ class _Taker:
 
 def _apply(work: _Work, action: Action) -> None:
     check_action(action)
+    _handler_of(action)(work, action)
+
+
+def _handler_of(action: Action) -> Callable[[_Work, Action], None]:
     handler = _HANDLERS.get(action["do"])
     if handler is None:
-        raise InvalidError(
-            f"journal entry {work.entry.number} has the action {action['do']!r:.80}, unknown here",
-            do="use a newer version of tiered",
-        )
-    handler(work, action)
+        raise UnknownActionError(f"{action['do']!r:.80}")
+    return handler
+
+
+def require_known(entry: Entry, where: str) -> None:
+    """Refuse an entry that says what this version does not understand, when it cannot be replayed.
+
+    Args:
+        entry: Whole by its checksum.
+        where: Its key.
+
+    Raises:
+        OtherVersionError: It is another version's.
+    """
+    try:
+        for action in entry.actions:
+            check_action(action)
+            _handler_of(action)
+            if action["do"] in _OF_BUNDLES:
+                list(map(named_sections, action["bundles"]))
+    except (UnknownActionError, LookupError, TypeError, ValueError) as error:
+        raise OtherVersionError(
+            f"journal entry {entry.number} has another form: {error}", where=where
+        ) from error
 
 
 @dataclass(slots=True)
@@ -518,6 +537,9 @@ _HANDLERS = {
     TIMER: _timer,
     "incarnation": _incarnation,
 }
+
+
+_OF_BUNDLES = frozenset(("part", "merge", "compacted"))
 
 
 def _queue_json(queue: MessageQueue, lives: Iterable[QueueLife]) -> list[Any]:

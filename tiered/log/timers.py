@@ -36,7 +36,7 @@ import numpy as np
 
 from backends.errors import ObjectNotFoundError, PreconditionFailedError
 from backends.wrapping import set_own
-from tiered.errors import DataError
+from tiered.errors import DataError, OtherVersionError
 from tiered.journal.entry import checksum, json_text, open_text
 from tiered.log.ranges import Ranges, clipped, count_of, is_in, joined, ranges_of
 from tiered.log.wellformed import check_ints, check_texts
@@ -429,6 +429,7 @@ class FactsCopy:
             number: Of that entry.
 
         Raises:
+            OtherVersionError: What is there is of another version; it stays.
             BackendError: It was not written.
         """
         text = self._text(facts, number)
@@ -461,9 +462,10 @@ class FactsCopy:
 
 
 def kept_facts(store: ObjectStore, prefix: str) -> tuple[TimerFacts, int] | None:
-    """What the copy says, and of which journal entry; None: there is none, or it cannot be read.
+    """What the copy says, and of which journal entry; None: there is none, or it is damaged.
 
     Raises:
+        OtherVersionError: It is whole, and of another form.
         BackendError: The store does not answer.
     """
     return _kept(store, prefix + FACTS)[0]
@@ -476,10 +478,15 @@ def _kept(store: ObjectStore, key: str) -> tuple[tuple[TimerFacts, int] | None, 
         return None, None
     try:
         document = open_text(data, where=key)
+    except DataError:
+        return None, version
+    try:
         check_ints((document["number"],), "a number")
         return (TimerFacts.of(document), document["number"]), version
-    except (DataError, ValueError, LookupError, TypeError):
-        return None, version
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise OtherVersionError(
+            f"timers' facts have another form: {error!r:.200}", where=key
+        ) from error
 
 
 def mended_facts(

@@ -27,7 +27,13 @@ import numpy as np
 from backends.base import ObjectInfo, foreign_below
 from backends.errors import BackendError
 from tiered import keys
-from tiered.errors import DataError, InvalidError, JournalLostError, TieredStoreError
+from tiered.errors import (
+    DataError,
+    InvalidError,
+    JournalLostError,
+    OtherVersionError,
+    TieredStoreError,
+)
 from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts
 from tiered.journal.entry import REIGN, checksum
 from tiered.journal.lease import read_lease
@@ -46,7 +52,14 @@ from tiered.log.verify_objects import (
     check_quarantined,
     unindexed_messages,
 )
-from tiered.log.verify_report import Finding, Problem, StoreComparison, VerifyReport, check_state
+from tiered.log.verify_report import (
+    OTHER_VERSION,
+    Finding,
+    Problem,
+    StoreComparison,
+    VerifyReport,
+    check_state,
+)
 from tiered.model import QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -445,9 +458,10 @@ class _JournalCheck:
                 check(number)
             except (TieredStoreError, BackendError) as error:
                 detail = str(error)
+                kind = OTHER_VERSION if isinstance(error, OtherVersionError) else "journal"
                 if not is_checkpoint and any(self._is_whole(n) for n in checkpoints if n >= number):
                     detail += _NOT_NEEDED
-                self._found.problem("journal", key, detail)
+                self._found.problem(kind, key, detail)
                 self._knows = self._knows and is_checkpoint
         return self._found
 
@@ -553,7 +567,8 @@ def check_lease(store: ObjectStore, prefix: str) -> Finding:
     try:
         present, version = read_lease(store, prefix + LEASE)
     except (TieredStoreError, BackendError) as error:
-        found.problem("lease", prefix + LEASE, str(error))
+        kind = OTHER_VERSION if isinstance(error, OtherVersionError) else "lease"
+        found.problem(kind, prefix + LEASE, str(error))
         return found
     if present is None and version is not None:
         found.problem("lease", prefix + LEASE, "it cannot be read; a writer will take it")

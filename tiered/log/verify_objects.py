@@ -10,7 +10,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import BackendError, ObjectNotFoundError
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, OtherVersionError
 from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
 from tiered.format.bundle import SectionBlocks, read_table
 from tiered.format.index_object import check_payload
@@ -24,7 +24,7 @@ from tiered.log.marks import mark_of
 from tiered.log.ranges import Ranges, clipped, joined, without
 from tiered.log.salvage import OpenSectionBytes, lost_items, open_damaged
 from tiered.log.sections import split_section
-from tiered.log.verify_report import Finding, Problem
+from tiered.log.verify_report import OTHER_VERSION, Finding, Problem
 from tiered.log.wellformed import INT_MAX
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def check_object(stored: memoryview, tail: bytes, key: str, found: Finding) -> T
     """Check an object's trailer and each block of what is before it; None when the trailer is no proof."""
     try:
         trailer = parse_trailer(tail, where=key)
-    except (DataError, InvalidError) as error:
-        found.problem("trailer", key, error.what)
+    except (DataError, OtherVersionError) as error:
+        found.problem(_kind_of(error, "trailer"), key, error.what)
         return None
     block = trailer.block_bytes
     for number, crc in enumerate(trailer.block_crcs):
@@ -69,6 +69,10 @@ def check_object(stored: memoryview, tail: bytes, key: str, found: Finding) -> T
     return trailer
 
 
+def _kind_of(error: DataError | OtherVersionError, damage: str) -> str:
+    return OTHER_VERSION if isinstance(error, OtherVersionError) else damage
+
+
 def check_quarantined(store: ObjectStore, prefix: str, key: str) -> Finding:
     """Check an object that no journal entry has the size and checksum of: by what it says itself."""
     found = Finding()
@@ -77,8 +81,8 @@ def check_quarantined(store: ObjectStore, prefix: str, key: str) -> Finding:
         return found
     try:
         size = parse_trailer(bytes(data), where=key).payload_bytes
-    except (DataError, InvalidError) as error:
-        found.problem("trailer", prefix + key, error.what)
+    except (DataError, OtherVersionError) as error:
+        found.problem(_kind_of(error, "trailer"), prefix + key, error.what)
         return found
     trailer = check_object(data[:size], bytes(data[size:]), prefix + key, found)
     if trailer and trailer.payload_bytes + trailer.trailer_bytes != len(data):
@@ -166,8 +170,11 @@ def _check_table(
     try:
         table = read_table(data, len(data), where=key)
         said = sections_of(bundle, table)
-    except (DataError, InvalidError, ValueError) as error:
-        what = error.what if isinstance(error, (DataError, InvalidError)) else str(error)
+    except OtherVersionError as error:
+        found.problem(OTHER_VERSION, key, error.what)
+        return
+    except (DataError, ValueError) as error:
+        what = error.what if isinstance(error, DataError) else str(error)
         more = "no message is lost by that, but a lost journal could not be rebuilt from it"
         found.problem("table", key, f"{what}; {more}")
         return
@@ -442,8 +449,8 @@ class IndexCheck:
         lengths = [cover.end - cover.start for cover in self._index.covers]
         try:
             check_payload(payload, self._index.count, lengths, where=key)
-        except DataError as error:
-            found.problem("index", key, error.what)
+        except OtherVersionError as error:
+            found.problem(OTHER_VERSION, key, error.what)
 
 
 def check_indexes(state: TierState) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ index         items of a consume queue or of a key index are impossible (outside
 record        a record is damaged (its first fault is named)
 foreign       a record of another queue or queue offset than the item that points at it
 difference    a message differs from the local store's
+version       an object is whole, and of another version of this program: no damage, and nothing repairs it
 ============= ===================================================================================
 """
 
@@ -47,6 +48,7 @@ OBJECT_KINDS = frozenset(
     )
 )  # fmt: skip
 """Problems whose ``where`` is the key of a damaged or missing data object."""
+OTHER_VERSION = "version"
 WHOLE = -1
 PROBLEMS_LISTED_MAX = 1000
 """So many problems are listed; the rest is only counted."""
@@ -231,6 +233,16 @@ class VerifyReport:
     def is_clean(self) -> bool:
         """There is no problem."""
         return not self.problem_counts
+
+    @property
+    def is_of_another_version(self) -> bool:
+        """Whether anything is of another version of this program."""
+        return self.problem_counts[OTHER_VERSION] > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether that is all that is wrong."""
+        return set(+self.problem_counts) == {OTHER_VERSION}
 
     def add(self, problem: Problem) -> None:
         """Count a problem of the journal or of an object as a whole, and list it unless many are listed already."""

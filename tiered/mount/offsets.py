@@ -27,12 +27,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
-from tiered.errors import DataError, FencedError, InvalidError
+from tiered.errors import FencedError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import REIGN, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
+from tiered.journal.replay import UnknownActionError
 from tiered.keys import JOURNAL, MOUNT, unescape_name
+from tiered.log.wellformed import check_ints, check_texts
 from tiered.mount.protocol import Code, RefusalError
 
 if TYPE_CHECKING:
@@ -190,22 +192,21 @@ class MountMachine:
         """One step of history; what is written under an older reign is none.
 
         Raises:
-            InvalidError: An action of a newer version.
-            DataError: An action that no mount of ours can have made.
+            UnknownActionError: An action of another version.
+            ValueError: One that no mount of this version can have made; ``LookupError`` and ``TypeError`` mean the same.
         """
         for action in entry.actions:
             if action.get("do") == REIGN:
-                state = replace(state, generation=int(action["generation"]))
+                check_ints((action["generation"],), "a generation")
+                state = replace(state, generation=action["generation"])
             elif action.get("do") not in {OFFSETS, HANDOVER}:
-                raise InvalidError(
-                    f"entry {entry.number} of the mount's journal says {action.get('do')!r}",
-                    do="use a newer version of this program",
-                )
+                raise UnknownActionError(f"{action.get('do')!r:.80}")
             # Of a mount that was fenced, which did not know it yet: its offsets are nobody's.
             elif entry.generation != state.generation:
                 continue
             elif action["do"] == HANDOVER:
-                state = replace(state, handover=str(action["key"]))
+                check_texts((action["key"],), "a key")
+                state = replace(state, handover=action["key"])
             else:
                 state = replace(state, offsets={**state.offsets, **_rows(action["rows"])})
         return state
@@ -222,24 +223,23 @@ class MountMachine:
 
     def load(self, document: Any) -> MountState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``."""
-        handover = str(document.get("handover", ""))
-        return MountState(int(document["generation"]), _rows(document["rows"]), handover)
+        generation, handover = document["generation"], document.get("handover", "")
+        check_ints((generation,), "a generation")
+        check_texts((handover,), "a key")
+        return MountState(generation, _rows(document["rows"]), handover)
 
 
 def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values)
     """Undo ``row_of``.
 
     Raises:
-        DataError: They are none.
+        ValueError: They are none; ``TypeError`` means the same.
     """
     found: dict[Name, dict[int, int]] = {}
-    try:
-        for group, topic, ids, offsets in rows:
-            found[str(group), str(topic)] = {
-                int(queue_id): int(offset) for queue_id, offset in zip(ids, offsets, strict=True)
-            }
-    except (TypeError, ValueError) as error:
-        raise DataError(f"rows of consumer offsets that are none: {error}") from error
+    for group, topic, ids, offsets in rows:
+        check_texts((group, topic), "a group or topic")
+        check_ints((*ids, *offsets), "a queue id or offset")
+        found[group, topic] = dict(zip(ids, offsets, strict=True))
     return found
 
 

@@ -20,6 +20,7 @@ unreadable as it was: plan again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections import Counter, defaultdict
@@ -28,9 +29,16 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from backends.errors import ObjectNotFoundError
 from tiered import keys
 from tiered.api.broker_place import require_conditional_writes
-from tiered.errors import DataError, FencedError, InvalidError, JournalLostError, TieredStoreError
+from tiered.errors import (
+    DataError,
+    FencedError,
+    InvalidError,
+    JournalLostError,
+    OtherVersionError,
+)
 from tiered.index.indexer import IndexBuilder, Indexer
 from tiered.journal.entry import REIGN
 from tiered.journal.lease import JournalEnd, read_lease
@@ -44,16 +52,16 @@ from tiered.keys import (
     parse_index_key,
     parse_journal_key,
 )
-from tiered.log.broker_tables import HANDOVER, found_handover
+from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
 from tiered.log.bundle_tables import Refused, Tabled, read_tables
 from tiered.log.indexed import after_index, index_action
 from tiered.log.proposal import EPOCH, Loss, Proposal, propose
 from tiered.log.reader import TierReader
 from tiered.log.sections import read_range
-from tiered.log.state import TierMachine, TierState
+from tiered.log.state import TierMachine, TierState, require_known
 from tiered.log.timers import TIMER_TOPIC, kept_facts, mended_facts
 from tiered.log.verify_objects import IndexCheck, unindexed_messages
-from tiered.log.verify_report import check_state
+from tiered.log.verify_report import OTHER_VERSION, check_state
 from tiered.log.wellformed import INT_MAX
 from tiered.model import MessageQueue
 from tiered.upkeep.workplace import (
@@ -166,7 +174,7 @@ def plan_rebuild(
 
     Raises:
         DataError: There is a journal key whose number leaves no room for another.
-        InvalidError: The journal is of a newer version.
+        OtherVersionError: The journal or an object is of another version.
         BackendError: The store does not answer.
     """
     listing = list_all(store, prefix)
@@ -186,6 +194,8 @@ def plan_rebuild(
     tabled: list[Tabled] = []
     refused: list[Refused] = []
     for one in read_tables(store, prefix, listing.data, executor):
+        if isinstance(one, Refused) and one.is_other_version:
+            raise OtherVersionError(one.reason, where=prefix + one.key)
         (tabled if isinstance(one, Tabled) else refused).append(one)  # type: ignore[arg-type]
         progress(len(tabled) + len(refused), len(listing.data))
 
@@ -193,7 +203,7 @@ def plan_rebuild(
         return read_range(store, prefix, want)
 
     history = reader.state.history or remembered.history
-    behind = _whole_entries_behind(reader, listing)
+    behind = _whole_entries_behind(reader, prefix, listing)
     proposal = propose(
         tabled,
         replace(reader.state, history=history),
@@ -208,7 +218,7 @@ def plan_rebuild(
         behind=behind,
     )
     state = replace(proposal.state, generation=proposal.state.generation + 1)
-    state = _with_handover(listing.meta, prefix, state, proposal.notes)
+    state = _with_handover(store, listing.meta, prefix, state, proposal.notes)
     proposal.state = _with_timers(store, prefix, reader, state, proposal.notes)
     proposal.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
     if listing.indexes:
@@ -219,10 +229,16 @@ def plan_rebuild(
 
 
 def _with_handover(
-    meta: list[ObjectInfo], prefix: str, state: TierState, notes: list[str]
+    store: ObjectStore, meta: list[ObjectInfo], prefix: str, state: TierState, notes: list[str]
 ) -> TierState:
-    """Whether the broker is gone, as the objects beside the journal say it."""
+    """Whether the broker is gone, as the objects beside the journal say it.
+
+    Raises:
+        OtherVersionError: What it left is of another version.
+    """
     found = found_handover(meta, prefix)
+    with contextlib.suppress(DataError, ObjectNotFoundError):  # which is told when it is used
+        read_handover(store, prefix, {HANDOVER: found})
     if found and found != state.store.get(HANDOVER):
         notes.append(
             "the broker was decommissioned; say `tiered attach --recommission` if it is back"
@@ -271,17 +287,24 @@ def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierSt
     return reader, ""
 
 
-def _whole_entries_behind(reader: JournalReader[TierState], listing: _Listing) -> list[Entry]:
-    """What can be read behind the damage. It is not history, since something is missing before it; but it tells."""
+def _whole_entries_behind(
+    reader: JournalReader[TierState], prefix: str, listing: _Listing
+) -> list[Entry]:
+    """What can be read behind the damage. It is not history, since something is missing before it; but it tells.
+
+    Raises:
+        OtherVersionError: One is whole, and says what this version does not understand.
+    """
     entries = []
     for number in sorted(listing.numbers):
         if number <= reader.number:
             continue
         try:
             found = reader.read_entry(number)
-        except TieredStoreError:
+        except DataError:
             continue
         if found is not None:
+            require_known(found[0], entry_key(prefix, number))
             entries.append(found[0])
     return entries
 
@@ -509,6 +532,9 @@ def plan_rebuild_index(
             zip(state.indexes, pool.map(lambda check: check.run(), checks), strict=True), 1
         ):
             told("checking the index", done, len(checks))
+            for problem in found.problems:
+                if problem.kind == OTHER_VERSION:
+                    raise OtherVersionError(problem.detail, where=problem.where)
             reasons = [f"{problem.kind}: {problem.detail}" for problem in found.problems]
             reasons += ["missing"] * len(found.missing)
             if reasons:

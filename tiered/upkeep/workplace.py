@@ -18,7 +18,7 @@ from backends.errors import PreconditionFailedError, UnsupportedError
 from backends.local_files import advice_for, read_regular, write_regular
 from backends.wrapping import put_own, set_own
 from tiered.crashpoints import reached
-from tiered.errors import FencedError, InvalidError, MovedOnError
+from tiered.errors import FencedError, InvalidError, MovedOnError, OtherVersionError
 from tiered.journal.append import JournalWriter
 from tiered.journal.entry import seal_text
 from tiered.journal.lease import Holder, JournalEnd, Lease, LeaseState, encode_lease, read_lease
@@ -137,7 +137,7 @@ def report_lease(store: ObjectStore, prefix: str, clock: Clock) -> LeaseReport:
 
     Raises:
         DataError: The journal is damaged.
-        InvalidError: The lease is of a newer format version.
+        OtherVersionError: The journal or the lease is of another version.
         BackendError: The store could not be read.
     """
     journal = JournalReader(store, prefix, TierMachine())
@@ -327,13 +327,16 @@ def load_plan(path: str, what: str, place: Place) -> Plan:
 
     Raises:
         InvalidError: It cannot be read, was changed, or is of something else.
+        OtherVersionError: It is another version's.
     """
     plan = _parsed(path)
     wrong = ""
     if plan.pop("checksum", None) != _checksum(plan):
         wrong = "it was changed or cut"
     elif plan.get("format") != FORMAT:
-        wrong = f"its format {plan.get('format')} is not {FORMAT}"
+        raise OtherVersionError(
+            f"a plan of format {plan.get('format')!r:.80}, where {FORMAT} is known", where=path
+        )
     elif plan.get("what") != what:
         wrong = f"it is of `tiered {plan.get('what')}`"
     elif (plan.get("cluster"), plan.get("broker")) != (place.cluster, place.broker):
