@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.wrapping import put_own
-from tiered.errors import DataError, OtherVersionError
+from tiered.errors import OtherVersionError
 from tiered.journal.entry import open_text, seal_text
 from tiered.keys import parse_handover_key, recall_key
 
