@@ -79,6 +79,10 @@ class FollowedStore(Protocol):
         """Some of ``[start, end)`` through the consume queue; None when all of it is gone, or the view holds no more."""
         ...
 
+    def is_unread(self, queue: MessageQueue) -> bool:
+        """Whether a queue waits for a record that the device fails to read."""
+        ...
+
     def follow_expiry(self, view: View) -> None:
         """Bring the queues' minima up to date if the log's minimum is known to have moved."""
         ...
@@ -333,6 +337,11 @@ class RocketMQFollower:
             at = int(run.offsets[0])
             if at >= self._next_of(state):
                 batches.extend(self._fill(state, at))
+                if self._store.is_unread(state.queue):
+                    self._must_sweep = (
+                        True  # and comes with all that is behind it when it can be read
+                    )
+                    return batches
                 if run.entries is not None and run.is_all_listed:
                     batches += self._batches(block, [(state, run)])
         return batches
@@ -387,4 +396,6 @@ class RocketMQFollower:
                         return batches
             self._must_sweep = self._stop() or self._store.current_view() is not view
         self._is_idle = self._is_at_end = not batches and not self._must_sweep
+        if any(map(self._store.is_unread, view.catalog.states)):
+            self._must_sweep = True  # idle as it is: the device may read it later
         return batches

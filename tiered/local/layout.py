@@ -8,6 +8,7 @@ middle, and what is no store at all. Static topics are left out by name (``tiere
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -315,6 +316,10 @@ def _refuse_dledger_record(path: str) -> None:
         raise unreadable(path, error) from error
     try:
         head = os.pread(descriptor, _DLEDGER_HEADER_BYTES + 8, 0)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise unreadable(path, error) from error
+        return  # the device fails to read it: that is told by whoever reads the log
     finally:
         os.close(descriptor)
     magic = int.from_bytes(head[4:8], "big")

@@ -156,6 +156,8 @@ class LogPieces:
         block = parse_records(view[:count], walk.positions, walk.sizes)
         expected = walk.positions + position if check_place else None
         check_records(block, expected_physical=expected, check_crc=check_crc)
+        if self._log.has_lost:  # no checksum covers all of a record
+            block.faults[self._log.lost(walk.positions + position, walk.sizes)] = RecordFault.CRC
         end = position + walk.end
         return Piece(
             position, end, block, self._follows(walk.stop, end, stop_at, count < wanted), None

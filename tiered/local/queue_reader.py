@@ -75,6 +75,15 @@ than about seven times its bytes."""
 _NO_HOLE: Final = 0
 
 
+class UnreadError(Exception):
+    """The device fails to read a record: what its queue has from there on waits."""
+
+    def __init__(self, queue_offset: int, place: int) -> None:
+        super().__init__(queue_offset, place)
+        self.queue_offset = queue_offset
+        self.place = place
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Which part of the log may be read.
@@ -97,12 +106,14 @@ class Fetched:
         record_of: int64[n], index in ``block`` of each entry's record; -1 where there was nothing to ask for.
         verdicts: int8[n], 0 for a sound record of this queue and offset, else a ``HoleReason``.
         is_whole: Every byte that was asked for could be read. If not, a file may have expired meanwhile.
+        unread: bool[n], whose records the device fails to read: nobody knows yet what they are.
     """
 
     block: RecordBlock
     record_of: Longs
     verdicts: npt.NDArray[np.int8]
     is_whole: bool
+    unread: Flags
 
 
 def plan_reads(
@@ -257,6 +268,11 @@ def _fetch(
     buffer, positions, is_whole = _read(log, physical, sizes)
     block = parse_records(buffer, positions, sizes)
     check_records(block, expected_physical=physical)
+    unread = np.zeros(len(entries), np.bool_)
+    if log.has_lost:
+        is_lost = np.array([*log.lost(physical, sizes), False])
+        block.faults[is_lost[:-1]] = RecordFault.CRC
+        unread = is_lost[record_of]
     at = np.flatnonzero(wanted)
     numbers = record_of[at]
     offsets = entries.start + at - block.queue_offsets[numbers]
@@ -283,7 +299,7 @@ def _fetch(
             is_other_listed=others,
         )
     )
-    return Fetched(block, record_of, verdicts, is_whole)
+    return Fetched(block, record_of, verdicts, is_whole, unread)
 
 
 def _named(block: RecordBlock, number: int) -> tuple[MessageQueue, int]:
@@ -547,6 +563,7 @@ def read_batch(
 
     Raises:
         InvalidError: A file may not be read.
+        UnreadError: The device fails to read the first record.
     """
     slack = BATCH_COUNT_MAX if index.is_batch else 0
     entries = index.entries(start, min(end, start + count_max + slack))
@@ -558,6 +575,12 @@ def read_batch(
         log.rescan()
         if log.bases and log.bases[0] > bounds.log_min:
             return None
+    if found.unread.any():
+        count = int(np.argmax(found.unread))
+        if not count:
+            raise UnreadError(entries.start, int(entries.physical_offsets[0]))
+        entries = entries.head(count)
+        found = fetch(log, queue, entries, bounds, is_batch=index.is_batch, lists=lists)
     if found.verdicts.any() and search(entries, found):
         return None
     return _compose(queue, entries, found, tags)

@@ -51,8 +51,15 @@ from tiered.local.layout import (
 )
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.pieces import LogPieces
-from tiered.local.queue_reader import Bounds, TagRule, first_at_or_after, first_said, read_batch
-from tiered.local.rows import FileCache, FileRow, list_bases
+from tiered.local.queue_reader import (
+    Bounds,
+    TagRule,
+    UnreadError,
+    first_at_or_after,
+    first_said,
+    read_batch,
+)
+from tiered.local.rows import FileCache, FileRow, LostPages, list_bases
 from tiered.local.verdicts import WRONG_TAG_CODES, Sightings, hole_counter
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
@@ -223,6 +230,8 @@ class RocketMQStore:
         self._options = options
         self._lock = threading.RLock()
         self._cache = FileCache(options.files_open_max)
+        self._cache.lost = LostPages(f"{self._layout.log}/", self._clock.monotonic_s)
+        self._unread: dict[MessageQueue, UnreadError] = {}
         self._cache.stop, go_on = options.stop, self._cache.stop
         self._sightings = Sightings()
         self._is_closed = False
@@ -319,7 +328,20 @@ class RocketMQStore:
     def waiting(self) -> Waiting:
         """See ``LocalStore``. Of a stopped store only what stands behind damage waits: the rest has been decided."""
         with self._lock:
-            return self.current_view().waiting()
+            waiting, lost = self.current_view().waiting(), self._cache.lost
+            place = lost.first if lost is not None else None
+            if place is None:
+                return waiting
+            said = f"{place[0]}, byte {place[1]}, cannot be read (Input/output error): what is there waits"
+            there = self._view.catalog.states
+            queues = sorted(one for one in self._unread.items() if one[0] in there)
+            if queues:
+                said += f"; {queues[0][0]} from {queues[0][1].queue_offset} on"
+                said += f", and {len(queues) - 1} more queues" if len(queues) > 1 else ""
+            reason = f"{said}; {waiting.reason}" if waiting.reason else said
+            return Waiting(
+                waiting.records + len(queues), waiting.size_bytes, reason, waiting.is_behind_damage
+            )
 
     def report(self) -> StoreReport:
         with self._lock:
@@ -362,6 +384,10 @@ class RocketMQStore:
         with self._lock:
             self._looked_s = -_LOCK_AGAIN_S
             return self.current_view() is view
+
+    def is_unread(self, queue: MessageQueue) -> bool:
+        """Whether a queue waits for a record that the device fails to read."""
+        return queue in self._unread
 
     def tag_rule(self, view: View) -> TagRule:
         """What becomes of the tag codes of a view's entries."""
@@ -412,19 +438,24 @@ class RocketMQStore:
             low = max(start, state.min)
             if low >= end or (low := first_said(state.index, low, end)) >= end:
                 return None
-            batch = read_batch(
-                view.log,
-                self.tag_rule(view),
-                state.queue,
-                state.index,
-                view.catalog.lists,
-                search=lambda entries, found: self._search(view, state, entries, found),
-                start=low,
-                end=end,
-                bounds=Bounds(view.log_min, view.log_end),
-                bytes_max=bytes_max,
-                count_max=count_max,
-            )
+            try:
+                batch = read_batch(
+                    view.log,
+                    self.tag_rule(view),
+                    state.queue,
+                    state.index,
+                    view.catalog.lists,
+                    search=lambda entries, found: self._search(view, state, entries, found),
+                    start=low,
+                    end=end,
+                    bounds=Bounds(view.log_min, view.log_end),
+                    bytes_max=bytes_max,
+                    count_max=count_max,
+                )
+            except UnreadError as error:
+                self._unread[state.queue] = error
+                return None
+            self._unread.pop(state.queue, None)
             if batch is not None or view is not self._view:
                 return batch
             end = min(end, state.end)

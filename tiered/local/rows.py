@@ -116,8 +116,92 @@ class _Open:
         self.is_dropped = False
 
 
+_PAGE_BYTES: Final = 4096
+_FAILED_IN_A_ROW_MAX: Final = 8
+"""Pages that a device has failed to read one after another: the rest of what is asked for is not tried then."""
+_TRY_AGAIN_S: Final = 30.0
+_LOST: Final = b"\xff"
+"""What stands for a byte that cannot be read: no record has it in its magic, and no size is as large."""
+
+
+class LostPages:
+    """What a device fails to read of some files (``EIO``): passed over, and tried again later. For any thread.
+
+    A bad sector must not end a reader of all else. What stands there waits: it is not gone before somebody says so.
+
+    Attributes:
+        directory: Of whose files pages may be passed over; of others a failed read is an error.
+    """
+
+    def __init__(self, directory: str, now_s: Callable[[], float]) -> None:
+        self.directory = directory
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._pages: dict[str, dict[int, float]] = {}
+
+    def covers(self, path: str) -> bool:
+        """Whether pages of a file may be passed over."""
+        return path.startswith(self.directory)
+
+    def has(self, path: str, start: int, end: int) -> bool:
+        """Whether any of the bytes ``[start, end)`` of a file could not be read when they were asked for last."""
+        if not self._pages:
+            return False
+        with self._lock:
+            pages = self._pages.get(path, {})
+            return any(start < page + _PAGE_BYTES and page < end for page in pages)
+
+    @property
+    def first(self) -> tuple[str, int] | None:
+        """The first place that cannot be read: a file, and a byte of it; None: all can be."""
+        with self._lock:
+            return min(
+                ((path, min(pages)) for path, pages in self._pages.items() if pages), default=None
+            )
+
+    def read(self, descriptor: int, path: str, offset: int, view: memoryview) -> int:
+        """Fill ``view`` page by page; what cannot be read is filled with 0xff. The number of bytes, as of a read."""
+        done, failed, now_s = 0, 0, self._now_s()
+        size = max(0, min(len(view), os.fstat(descriptor).st_size - offset))
+        while done < size:
+            page = (offset + done) // _PAGE_BYTES * _PAGE_BYTES
+            part = view[done : min(size, page + _PAGE_BYTES - offset)]
+            with self._lock:
+                known_s = self._pages.get(path, {}).get(page)
+            is_tried = failed < _FAILED_IN_A_ROW_MAX
+            is_tried = is_tried and (known_s is None or now_s >= known_s + _TRY_AGAIN_S)
+            if is_tried and self._read_page(descriptor, offset + done, part):
+                failed = 0
+                with self._lock:
+                    self._pages.get(path, {}).pop(page, None)
+            else:
+                failed += is_tried
+                part[:] = _LOST * len(part)
+                with self._lock:
+                    known = self._pages.setdefault(path, {})
+                    known[page] = now_s if known_s is None or is_tried else known_s
+            done += len(part)
+        with self._lock:
+            if not self._pages.get(path, {True: 0.0}):
+                del self._pages[path]
+        return size
+
+    @staticmethod
+    def _read_page(descriptor: int, offset: int, part: memoryview) -> bool:
+        try:
+            return os.preadv(descriptor, [part], offset) == len(part)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+
+
 class FileCache:
-    """Open files of one store. For any thread."""
+    """Open files of one store. For any thread.
+
+    Attributes:
+        lost: What is passed over of files that a device fails to read; None: nothing is, and it is an error.
+    """
 
     def __init__(self, open_max: int | None = None) -> None:
         self._open_max = open_max or default_open_max()
@@ -126,6 +210,7 @@ class FileCache:
         """Held while a row lists its directory."""
         self._files: OrderedDict[str, _Open] = OrderedDict()
         self._is_closed = False
+        self.lost: LostPages | None = None
         self.stop: Callable[[], bool] = lambda: False
         """Asked before each read: once it says so, reads end with ``ClosedError``."""
 
@@ -139,11 +224,30 @@ class FileCache:
         if file is None:
             return b""
         try:
+            if self._has_lost(path, offset, size):
+                view = memoryview(bytearray(size))
+                return bytes(view[: self._salvage(file, path, offset, view)])
             return os.pread(file.descriptor, size, offset)
         except OSError as error:
-            raise unreadable(path, error) from error
+            if not self._is_passed_over(path, error):
+                raise unreadable(path, error) from error
+            view = memoryview(bytearray(size))
+            return bytes(view[: self._salvage(file, path, offset, view)])
         finally:
             self._give_back(file)
+
+    def _has_lost(self, path: str, offset: int, size: int) -> bool:
+        return self.lost is not None and self.lost.has(path, offset, offset + size)
+
+    def _is_passed_over(self, path: str, error: OSError) -> bool:
+        return error.errno == errno.EIO and self.lost is not None and self.lost.covers(path)
+
+    def _salvage(self, file: _Open, path: str, offset: int, view: memoryview) -> int:
+        assert self.lost is not None
+        try:
+            return self.lost.read(file.descriptor, path, offset, view)
+        except OSError as error:
+            raise unreadable(path, error) from error
 
     def next_data(self, path: str, offset: int) -> int | None:
         """Where the first byte at or behind ``offset`` lies that may not be zero; None when a hole goes on to the end.
@@ -173,13 +277,17 @@ class FileCache:
             return 0
         done = 0
         try:
+            if self._has_lost(path, offset, len(view)):
+                return self._salvage(file, path, offset, view)
             while done < len(view):
                 count = os.preadv(file.descriptor, [view[done:]], offset + done)
                 if not count:
                     break
                 done += count
         except OSError as error:
-            raise unreadable(path, error) from error
+            if not self._is_passed_over(path, error):
+                raise unreadable(path, error) from error
+            return self._salvage(file, path, offset, view)
         finally:
             self._give_back(file)
         return done
@@ -205,12 +313,27 @@ class FileCache:
         descriptor, preadv = file.descriptor, os.preadv
         try:
             for offset, size in pieces:
-                total += preadv(descriptor, [view[at : at + size]], offset)
+                if self._has_lost(path, offset, size):
+                    total += self._salvage(file, path, offset, view[at : at + size])
+                else:
+                    total += preadv(descriptor, [view[at : at + size]], offset)
                 at += size
         except OSError as error:
-            raise unreadable(path, error) from error
+            if not self._is_passed_over(path, error):
+                raise unreadable(path, error) from error
+            return self._read_alone(file, path, pieces, view)
         finally:
             self._give_back(file)
+        return total
+
+    def _read_alone(
+        self, file: _Open, path: str, pieces: Sequence[tuple[int, int]], view: memoryview
+    ) -> int:
+        """As ``read_pieces``, what can be read of each piece."""
+        at = total = 0
+        for offset, size in pieces:
+            total += self._salvage(file, path, offset, view[at : at + size])
+            at += size
         return total
 
     def drop_deleted(self, paths: Iterable[str] | None = None) -> None:
@@ -377,6 +500,23 @@ class FileRow:
             return b""
         size = min(size, base + self.file_bytes - position)
         return self._cache.read(self.path(base), position - base, size)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether anything of the store's log could not be read when it was asked for last."""
+        lost = self._cache.lost
+        return lost is not None and lost.first is not None
+
+    def lost(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> list[bool]:
+        """Which pieces of the row hold bytes that could not be read when they were asked for last."""
+        lost = self._cache.lost
+        if lost is None or not self.has_lost:
+            return [False] * len(positions)
+        return [
+            (base := self.base_of(start)) is not None
+            and lost.has(self.path(base), start - base, start - base + size)
+            for start, size in zip(positions.tolist(), sizes.tolist(), strict=True)
+        ]
 
     def next_data(self, position: int) -> int | None:
         """The first position in the file of ``position`` from which on a byte may not be zero; None without one."""
