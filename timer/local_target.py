@@ -9,8 +9,8 @@ delivered, and how far each queue of the store was then; what was delivered sinc
 behind that place, by unique id and due time. So each is delivered once. As long as it says no time (a broker's directory)
 the broker's own ``config/timercheck`` and ``config/delayOffset.json`` say how far it was.
 
-A broker that starts on the directory is not told what this wheel has delivered: it would deliver again. (Its timer log is
-not written here.)
+A broker that starts on the directory goes on with what waits, where this wheel was stopped cleanly (``timer.broker_wheel``).
+After a kill it may deliver again what was delivered since the clean stop before.
 
 Never early: what is noted as due (``TIMER_OUT_MS``) is the second before the time that was asked for, and a message is
 delivered when the store's clock says that this second is over, as a broker's wheel does. A clock that is set back delays
@@ -43,6 +43,7 @@ from tiered.store.disk import is_for_room
 from tiered.store.embedded import MessageStore
 from tiered.store.encoding import PROPERTIES_BYTES_MAX, QUEUE_ID_MAX
 from tiered.store.restored import ReadyRecords
+from timer.broker_wheel import Waiting, leave_wheel
 from timer.dequeue import DueBlock
 from timer.enqueue import Enqueue
 from timer.progress import WheelState, delivered_since, delivered_so_far, noted, opened
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from tiered.store.store_options import StoreOptions
     from timer.dequeue import DueMessage
     from timer.enqueue import Given
-    from timer.records import Longs
+    from timer.records import Flags, Longs
 
 
 SAVE_S: Final = 1.0
@@ -193,9 +194,52 @@ class LocalTarget:
         """Note how far it is, and close the store."""
         try:
             with self._lock:
-                self._save()
+                if self._save():
+                    self._leave_wheel()
         finally:
             self.store.close()
+
+    def _leave_wheel(self) -> None:
+        """Leave what a broker needs that goes on with the store. Where the disk refuses it, one would deliver again."""
+        end = self.store.queue_end(WHEEL)
+        last = self.store.reader.block(WHEEL, max(0, end - 1), end)
+        if not len(last):
+            return  # nothing is in the wheel's topic
+        dues, sources, offsets = self.wheel.rows()
+        own = np.array([self._sources[n] == WHEEL for n in sources.tolist()], np.bool_)
+        waiting = self._waiting(dues[own], offsets[own])
+        place = int(last.physical_offsets[0]), int(last.sizes[0])
+        try:
+            leave_wheel(
+                self.store.root, waiting, place, queue_end=end, read_ms=self._read_ms,
+                now_ms=self._clock.now_ms(),
+            )  # fmt: skip
+        except OSError as error:
+            _LOG.error("a broker that starts on this store would deliver timers again: %s", error)
+
+    def _waiting(self, dues: Longs, offsets: Longs) -> Waiting:
+        """Where the records lie of what waits in the wheel's topic; those that are gone are left out."""
+        columns: list[tuple[Longs, Longs, Longs, Flags]] = []
+        order = np.argsort(offsets)
+        dues, offsets = dues[order], offsets[order]
+        for low in range(0, len(offsets), _BATCH):
+            some, own = offsets[low : low + _BATCH], dues[low : low + _BATCH]
+            for at in range(int(some[0]), int(some[-1]) + 1, _BATCH):
+                block = self.store.reader.block(WHEEL, at, min(at + _BATCH, int(some[-1]) + 1))
+                found = np.flatnonzero(np.isin(block.queue_offsets, some))
+                number = np.searchsorted(some, block.queue_offsets[found])
+                raws = raw_properties(block)
+                marks = np.array([bool(value_of(raws[n], MARK)) for n in found.tolist()], np.bool_)
+                sizes = block.sizes[found].astype(np.int64)
+                columns.append((own[number], block.physical_offsets[found], sizes, marks))
+        if not columns:
+            none = np.empty(0, np.int64)
+            return Waiting(none, none, none, np.empty(0, np.bool_))
+        found_dues, physical, sizes = (
+            np.concatenate([row[n] for row in columns]) for n in range(3)
+        )
+        marks = np.concatenate([row[3] for row in columns])
+        return Waiting(found_dues, physical, sizes, marks)
 
     # -- the face of a target -------------------------------------------------------------------
 
@@ -400,17 +444,17 @@ class LocalTarget:
             self._sources.append(queue)
         return number
 
-    def _save(self) -> None:
-        """Note how far it is.
+    def _save(self) -> bool:
+        """Note how far it is; whether that could be.
 
         Not so when a delivery was cut short: the next who opens the store finds by its log what is missing. Nor when the
         clock was set back and something waits that is due before what was delivered.
         """
         first = self.wheel.first_due_ms
         if self._is_torn or self._read_ms < 0 or (first is not None and first <= self._read_ms):
-            return
+            return False
         if not self.store.wait_listed():
-            return  # what lies behind is found by the log
+            return False  # what lies behind is found by the log
         self.store.flush()
         queues = self.store.queues()
         ends = {str(queue): int(end) for queue, end in queues.items()}
@@ -421,9 +465,10 @@ class LocalTarget:
             if not is_for_room(error):
                 raise
             _LOG.warning("how far timers are is noted when there is room on the disk: %s", error)
-            return
+            return False
         self._state = state
         self._saved_s = self._clock.monotonic_s()
+        return True
 
 
 def _new_mark(rng: random.Random) -> str:
@@ -622,6 +667,12 @@ class TimingWheel:
     def first_due_ms(self) -> int | None:
         """The smallest due time; None: nothing is there."""
         return min(self._slots[self._order[0]][::_WIDTH]) if self._order else None
+
+    def rows(self) -> tuple[Longs, Longs, Longs]:
+        """Due time, source and offset of all that is in it, in no order."""
+        slots = [np.frombuffer(entries, np.int64) for entries in self._slots.values()]
+        rows = np.concatenate([np.empty(0, np.int64), *slots]).reshape(-1, _WIDTH)
+        return rows[:, 0], rows[:, 1], rows[:, 2]
 
     def fire(self, now_ms: int) -> Fired:
         """Take out what is due by now, in order; of the present slot what is due later stays."""
