@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -775,6 +776,52 @@ def test_damage_of_what_was_put_is_an_error_and_cuts_off_nothing(
     assert left == [log_of(half(to))]
 
 
+# -- queues of which nothing is left ---------------------------------------------------------------
+
+
+def store_expired_by_half(folder: Path) -> tuple[Growing, int]:
+    """A tier in which everything of a queue has expired, and nothing of another; where the first one stands."""
+    tier_of = Growing(folder)
+    tier_of.put("gone", *map(str, range(350)))
+    here("attach", tier_of.store, "--to", tier_of.url, "--once", "--seal").good()
+    here("expire", tier_of.url, "--topics", "gone", "--ttl", "1ms", "--apply", "-").good()
+    tier_of.put("kept", *map(str, range(20)))
+    ((low, end),) = (span for queue, span in bounds(tier_of.url).items() if queue.topic == "gone")
+    assert low == end > 0
+    return tier_of, end
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("items", ["100", "350", "1000"])
+def test_an_emptied_queue_goes_on_where_it_stood(items: str, dies: bool, tmp_path: Path):
+    tier_of, end = store_expired_by_half(tmp_path)
+    store = tmp_path / "restored"
+    sizes = ("--log-file-size", "256KiB", "--queue-items", items)
+    here("restore", tier_of.url, "--to", store, *sizes).good()
+    if dies:  # as after a crash of whoever works on it
+        (store / "abort").touch()
+    lines = tmp_path / "lines"
+    row = {"topic": "gone", "queue_id": 0, "body_base64": "eA=="}
+    lines.write_text(json.dumps(row) + "\n")
+    here("store", "put", store, lines).good()
+    again = f"file://{tmp_path}/again"
+    here("attach", store, "--to", again, "--once").good()
+    ((first, last),) = (span for queue, span in bounds(again).items() if queue.topic == "gone")
+    assert (first, last) == (end, end + 1)
+
+
+def test_where_nothing_is_selected_of_a_queue_it_goes_on_behind_what_it_had(tmp_path: Path):
+    tier_of = Growing(tmp_path)
+    tier_of.put("old", *map(str, range(50)))
+    between = str(int(SystemClock().now_ms()) + 1)
+    tier_of.put("new", *map(str, range(50)))
+    store = restored(tier_of.url, tmp_path / "of", "--from", between)
+    assert {record[0] for record in records_of(store)} == {"new"}
+    again = f"file://{tmp_path}/again"
+    here("attach", store, "--to", again, "--once").good()
+    assert {queue.topic: span for queue, span in bounds(again).items()}["old"] == (50, 50)
+
+
 # -- gaps and records of their own kind -----------------------------------------------------------
 
 
@@ -801,6 +848,26 @@ def test_where_the_tier_has_a_gap_the_queue_goes_on_behind_it(tmp_path: Path):
     for topic in {queue.topic for queue in bounds(url)}:
         wanted = here("cat", url, topic).good().rows
         assert without_places(found[topic], "log_offset") == without_places(wanted, "log_offset")
+
+
+def test_holes_at_the_end_of_a_queue_count(tmp_path: Path):
+    """What is restored ends behind a gap: whoever goes on with the store does not give these queue offsets anew."""
+    url, left = tier_with_a_gap(tmp_path)
+    rows = here("cat", url, "large").good().rows
+    behind = next(
+        now
+        for was, now in itertools.pairwise(rows)
+        if now["queue_id"] == was["queue_id"] and now["queue_offset"] > was["queue_offset"] + 1
+    )
+    store, until = tmp_path / "restored", str(behind["store_timestamp_ms"])
+    words = ("--topics", "large", "--until", until)
+    ran = here("restore", url, "--to", store, *SMALL, *words, "--json").good()
+    assert ran.document["filled_offsets"] == left
+    lines = tmp_path / "lines"
+    line = {"topic": "large", "queue_id": behind["queue_id"], "body_base64": "eA=="}
+    lines.write_text(json.dumps(line) + "\n")
+    here("store", "put", store, lines).good()
+    assert records_of(store)[-1] == ("large", behind["queue_id"], behind["queue_offset"])
 
 
 def test_a_property_crc_covers_the_new_place(tmp_path: Path):
@@ -844,8 +911,8 @@ def test_a_record_that_fits_no_file_is_told(captured_tier: Tier, tmp_path: Path)
 def test_javas_own_store_reads_what_was_restored(name: str, captured_tier: Tier, tmp_path: Path):
     dumped = read_dump(oracle.dump(restored(captured_tier(name)[1], tmp_path)))
     wanted = captured(name)
-    filled = {queue: found for queue, found in wanted.bounds.items() if found[0] < found[1]}
-    assert {queue: dumped.bounds[queue] for queue in filled} == filled
+    begun = {queue: found for queue, found in wanted.bounds.items() if found[1]}
+    assert {queue: dumped.bounds[queue] for queue in begun} == begun
     for topic, messages in wanted.messages.items():
         assert without_places(dumped.messages.get(topic, [])) == without_places(messages)
 
@@ -881,6 +948,13 @@ def test_a_broker_starts_on_it_clients_read_everything_and_produce_more(
             (one["queue_id"], one["queue_offset"], one["msg_id"])
             for one in wanted.messages["long-lived"]
         ]
+        emptied = {q.queue_id: b for q, b in wanted.bounds.items() if q.topic == "gone"}
+        assert all(low == end > 0 for low, end in emptied.values())
+        assert broker.offsets("gone") == emptied
+        first = broker.produce("gone", len(emptied), queues=len(emptied), seed=3)
+        assert {one["queue_id"]: one["queue_offset"] for one in first} == {
+            queue_id: end for queue_id, (_, end) in emptied.items()
+        }
         made = broker.produce("long-lived", 20, queues=len(queues), seed=3)
         ends = {queue_id: end for queue_id, (_, end) in queues.items()}
         for message in sorted(made, key=lambda one: (one["queue_id"], one["queue_offset"])):

@@ -677,7 +677,7 @@ def listed_end(layout: Layout, cache: FileCache, limit: int) -> int:
     for _, _, index in _plain_queues(layout, cache):
         end = queue_end(index, limit)
         for item in index.units(max(0, end - 1), end):
-            if item["physical_offset"] < limit:
+            if item["physical_offset"] < limit and item["size"] != FILLER_SIZE:
                 found = max(found, int(item["physical_offset"]) + int(item["size"]))
     return found
 
@@ -720,7 +720,10 @@ def _filled_end(root: str, queue: MessageQueue, index: PlainQueue) -> int:
 
 
 def queue_end(index: PlainQueue, limit: int) -> int:
-    """One past the last entry whose record is below ``limit``; the first unit when there is none."""
+    """One past the last entry whose record is below ``limit``; the first unit when there is none.
+
+    An entry for no message counts, as with a broker: it says how far the queue had come, of which nothing may be left.
+    """
 
     def is_low(items: Items) -> Flags:
         found: Flags = items["physical_offset"] < limit
@@ -730,10 +733,8 @@ def queue_end(index: PlainQueue, limit: int) -> int:
     end = index.split(first, last, is_low)
     while end > first:
         item = index.units(end - 1, end)
-        if len(item) and bool((index.is_valid(item) & is_low(item) & ~is_filler(item))[0]):
+        if len(item) and bool((index.is_valid(item) & is_low(item))[0]):
             return end
-        if len(item) and bool(is_filler(item)[0]):
-            return first  # nothing but fillers: the queue begins anew
         end -= 1
     return first
 
