@@ -16,6 +16,9 @@ from tiered.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from cli.program import CommandLine
 
 
 def frame(header: object, body: bytes) -> bytes:
@@ -92,3 +95,65 @@ def test_asked_at_most_once_a_second_and_a_silent_broker_is_no_error(
     clock.advance(2)
     assert offsets.max_offset() == 0
     assert len(caplog.records) == 1
+
+
+# -- its name --------------------------------------------------------------------------------------
+
+
+def renamed(store: Path, *brokers: str) -> None:
+    """Give a store the table of topics of a broker of 4.9: each broker's name is a topic, as after it was renamed."""
+    made = {"orders": (4, 6), "prod": (16, 7), "prod_REPLY_TOPIC": (1, 6)}
+    made |= dict.fromkeys(brokers, (1, 7))
+    table = {
+        name: {"topicName": name, "readQueueNums": queues, "writeQueueNums": queues, "perm": perm}
+        for name, (queues, perm) in made.items()
+    }
+    path = store / "config" / "topics.json"
+    path.write_text(json.dumps({"dataVersion": {}, "topicConfigTable": table}))
+    path.with_name("topics.json.bak").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def store(tiered: CommandLine, tmp_path: Path) -> Path:
+    tiered.good("store", "create", tmp_path / "store", "--cluster", "prod")
+    lines = tmp_path / "lines"
+    lines.write_text(json.dumps({"topic": "orders", "queue_id": 0, "body_base64": "eA=="}) + "\n")
+    tiered.good("store", "put", tmp_path / "store", lines)
+    return tmp_path / "store"
+
+
+def test_a_broker_of_4_9_is_found_by_the_topic_of_its_name(
+    tiered: CommandLine, store: Path, tmp_path: Path
+):
+    renamed(store, "broker-7")
+    words = ("attach", store, "--to", f"file://{tmp_path}/tier", "--once", "--json")
+    for _ in range(2):
+        done = tiered.good(*words)
+        found = done.document
+        assert (found["cluster"], found["broker"], found["named_by"]) == (
+            *("prod", "broker-7"),
+            "store",
+        )
+        assert "does not tell" not in done.err
+
+
+def test_which_of_several_names_is_not_guessed(tiered: CommandLine, store: Path, tmp_path: Path):
+    renamed(store, "broker-7", "broker-8")
+    words = ("attach", store, "--to", f"file://{tmp_path}/tier", "--once", "--json")
+    ran = tiered(*words)
+    assert ran.code == 2
+    assert "may be broker-7, broker-8" in ran.err
+    assert not (tmp_path / "tier").exists() or not any((tmp_path / "tier").rglob("journal"))
+    found = tiered.good(*words, "--broker", "broker-8").document
+    assert (found["broker"], found["cluster"]) == ("broker-8", "prod")
+
+
+def test_a_name_that_nobody_tells_is_said_to_be_none(
+    tiered: CommandLine, store: Path, tmp_path: Path
+):
+    renamed(store)
+    done = tiered.good("attach", store, "--to", f"file://{tmp_path}/tier", "--once", "--json")
+    found = done.document
+    assert (found["cluster"], found["broker"]) == ("prod", "broker")
+    assert found["named_by"] == "default"
+    assert "does not tell its broker's name and cluster: taken for prod/broker" in done.err

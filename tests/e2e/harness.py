@@ -149,16 +149,21 @@ def read_dump(lines: Iterable[str]) -> Dump:
     for line in map(json.loads, lines):
         if line["type"] == "store":
             store = line
-        elif line["type"] == "queue" and not line["system"]:
+        elif line["type"] == "queue" and not _is_own(line):
             queue = MessageQueue(line["topic"], line["queue_id"])
             bounds[queue] = (line["min_offset"], line["max_offset"])
-        elif line["type"] == "message" and not line["system"]:
+        elif line["type"] == "message" and not _is_own(line):
             listed = (line["listed_topic"], line["listed_queue_id"])
             if listed == (line["topic"], line["queue_id"]):
                 messages.append(line)
     messages.sort(key=_place)
     topics = groupby(map(_as_cat, messages), key=lambda message: str(message["topic"]))
     return Dump(store, bounds, {topic: list(found) for topic, found in topics})
+
+
+def _is_own(line: Message) -> bool:
+    """Whether it is a broker's, for itself: one of its topics has what producers sent."""
+    return line["system"] and line["topic"] != "TRANS_CHECK_MAX_TIME_TOPIC"
 
 
 def _place(message: Message) -> tuple[str, int, int]:

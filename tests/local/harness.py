@@ -61,7 +61,7 @@ def read_dump(lines: Iterator[str]) -> Expected:
     for line in map(json.loads, lines):
         if line["type"] == "store":
             found.store = line
-        elif line.get("system"):
+        elif line.get("system") and line.get("topic") != "TRANS_CHECK_MAX_TIME_TOPIC":
             continue
         elif line["type"] == "queue":
             queue = MessageQueue(line["topic"], line["queue_id"])

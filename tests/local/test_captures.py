@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 WINDOWS = (1, 5_000, 1 << 20)
 LEFT_OUT = {
     "s02-delay-timer": {"SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"},
-    "s03-transactions": {
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    },
+    "s03-transactions": {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"},
     "s04-batch-compress": {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"},
     "s10-consumers": {"SCHEDULE_TOPIC_XXXX"},
     "s11-lmq-batchcq": {"%LMQ%d1", "%LMQ%d2", "%LMQ%d3"},

@@ -16,7 +16,7 @@ from tests.local import harness
 from tests.local.fakebroker import FakeBroker
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.catalog import reason_left_out
-from tiered.local.layout import is_topic_name
+from tiered.local.layout import is_topic_name, read_topics
 from tiered.local.rows import FileCache, default_open_max
 from tiered.model import MessageQueue, QueueOffset
 
@@ -243,6 +243,8 @@ def test_nothing_is_written(tmp_path: Path):
         ("b1", False),
         ("c1_REPLY_TOPIC", False),
         ("CHECKPOINT_TOPIC", False),
+        ("OFFSET_MOVED_EVENT", False),
+        ("TRANS_CHECK_MAX_TIME_TOPIC", True),
     ],
 )
 def test_which_topics_are_tiered(topic: str, is_tiered: bool):
@@ -259,6 +261,40 @@ def test_controller_identity(store: Path):
     assert (opened.identity.cluster, opened.identity.broker) == ("clusterX", "brokerY")
     assert opened.identity.store_id == "identity:clusterX#brokerY#3"
     opened.close()
+
+
+def of_4_9(*more: str, cluster: str = "prod", broker: str = "broker-1", perm: int = 7) -> bytes:
+    """The table of a broker of 4.9, which has no topic that names it but the one that is called like it."""
+    made = {
+        "SELF_TEST_TOPIC": (1, 6), "TBW102": (1, 7), "BenchmarkTest": (1024, 6), "orders": (1, 6),
+        "OFFSET_MOVED_EVENT": (1, 6), "SCHEDULE_TOPIC_XXXX": (18, 6), "RMQ_SYS_TRACE_TOPIC": (1, 6),
+        cluster: (16, perm), f"{cluster}_REPLY_TOPIC": (1, 6), broker: (1, perm), "mine_REPLY_TOPIC": (1, 6),
+        "mine": (1, 6), **dict.fromkeys(more, (1, 7)),
+    }  # fmt: skip
+    table = {
+        name: {"topicName": name, "readQueueNums": queues, "writeQueueNums": queues, "perm": perm}
+        for name, (queues, perm) in made.items()
+    }
+    return json.dumps({"topicConfigTable": table}).encode()
+
+
+@pytest.mark.parametrize(
+    ("table", "cluster", "broker", "brokers"),
+    [
+        (of_4_9(), "prod", "broker-1", ()),
+        (of_4_9(perm=1), "prod", "broker-1", ()),  # clusterTopicEnable, brokerTopicEnable: false
+        (of_4_9(cluster="same", broker="same"), "same", "same", ()),
+        (of_4_9("renamed"), "prod", None, ("broker-1", "renamed")),
+        (b'{"topicConfigTable": {"orders": {"perm": 6}, "odd": 1}}', None, None, ()),
+    ],
+)
+def test_names_by_the_table_of_a_broker_of_4_9(
+    table: bytes, cluster: str | None, broker: str | None, brokers: tuple[str, ...], tmp_path: Path
+):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "topics.json").write_bytes(table)
+    found = read_topics(str(tmp_path))
+    assert (found.cluster, found.broker, found.brokers) == (cluster, broker, brokers)
 
 
 def test_names_can_be_given(store: Path):

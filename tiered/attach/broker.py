@@ -1,7 +1,8 @@
 """The broker whose store is attached: which place of a tier is its, and where its log ends, by its own word.
 
-Names: those that are given, else those that the store says, else what the tier remembers. A store that has just been made
-says nothing of its broker until the broker's first topic is there. Names taken from nothing would be wrong for good, so a
+Names: those that are given, else those that the store says, else what the tier remembers, else ``DefaultCluster`` and
+``broker``, which is said. A store that names several is refused until it is told which. A store that has just been made says
+nothing of its broker until the broker's first topic is there. Names taken from nothing would be wrong for good, so a
 follower waits for them: nothing can be missed meanwhile, since a store that has messages is taken as it is.
 
 The log's end: ``GET_BROKER_RUNTIME_INFO``, in frames of ``tiered.format.remoting``; the answer's body is JSON with
@@ -199,13 +200,33 @@ def place_of(store: ObjectStore, identity: StoreIdentity, settings: AttachSettin
         settings: Names that are given.
 
     Raises:
-        InvalidError: Its keys would be too long for an object store.
+        InvalidError: Its keys would be too long for an object store, or its broker may have several names.
         DataError: The journal of a place that fits is lost or damaged, so nobody can tell whether it is this store's.
         StoreUnavailableError: It could not be read, likewise.
     """
     place = _chosen(store, identity, settings)
     require_fitting(store.url, place)
+    if named_by(identity, settings, place) == "default":
+        _LOG.warning(
+            "the store does not tell its broker's name and cluster: taken for %s/%s;"
+            " say which with --cluster and --broker, also later, if that is wrong",
+            *(place.cluster, place.broker),
+        )
     return place
+
+
+def named_by(identity: StoreIdentity, settings: AttachSettings, place: Place) -> str:
+    """Where a place's names come from: ``options``, ``store``, ``tier`` or, if only one of them does, ``default``."""
+    cluster = settings.cluster or identity.cluster
+    broker = settings.broker or identity.broker
+    if (settings.cluster, settings.broker) == (place.cluster, place.broker):
+        return "options"
+    if (cluster, broker) == (place.cluster, place.broker):
+        return "store"
+    is_default = (not cluster and place.cluster == DEFAULT.cluster) or (
+        not broker and place.broker == DEFAULT.broker
+    )
+    return "default" if is_default else "tier"
 
 
 def _chosen(store: ObjectStore, identity: StoreIdentity, settings: AttachSettings) -> Place:
@@ -213,15 +234,22 @@ def _chosen(store: ObjectStore, identity: StoreIdentity, settings: AttachSetting
     named = Place(
         cluster or identity.cluster or DEFAULT.cluster, broker or identity.broker or DEFAULT.broker
     )
-    if (cluster and broker) or not identity.store_id:
+    if cluster and broker:
         return named
-    known = find_places(store)
-    if named in known:
-        return named
-    for place in known:
-        fits = cluster in {None, place.cluster} and broker in {None, place.broker}
-        if fits and _store_id(store, place) == identity.store_id:
-            return place
+    is_unsure = not broker and bool(identity.brokers)
+    if identity.store_id:
+        known = find_places(store)
+        if named in known and not is_unsure:
+            return named
+        for place in known:
+            fits = cluster in {None, place.cluster} and broker in {None, place.broker}
+            if fits and _store_id(store, place) == identity.store_id:
+                return place
+    if is_unsure:
+        raise InvalidError(
+            f"the store does not tell its broker's name, which may be {', '.join(identity.brokers)}",
+            do="say which with --broker (brokerName in the broker's configuration)",
+        )
     return named
 
 

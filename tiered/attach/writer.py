@@ -28,7 +28,7 @@ from tiered.api.broker_place import (
     store_document,
 )
 from tiered.api.stores import PatientStore, backend_errors, open_for_reading, with_retries
-from tiered.attach.broker import open_named, place_of, require_apart
+from tiered.attach.broker import named_by, open_named, place_of, require_apart
 from tiered.attach.index import IndexThread
 from tiered.attach.settings import AttachSettings
 from tiered.clock import Clock, SystemClock
@@ -102,6 +102,7 @@ class Attachment:
         self._directory = directory
         self.meter = meter
         self.place = place
+        self.named_by = named_by(local.identity, settings, place)
         self._settings = settings
         self._clock = clock
         self._rng = rng

@@ -539,6 +539,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "url": attachment.meter.url,
         "cluster": attachment.place.cluster,
         "broker": attachment.place.broker,
+        "named_by": attachment.named_by,
         "generation": attachment.generation,
         "is_complete": result.is_complete,
         "is_drained": ending.is_drained,

@@ -36,13 +36,13 @@ class CommonOptions:
         "cluster whose broker is meant",
         "NAME",
         str,
-        default_text="the only one there; for attach, as the store says, else DefaultCluster",
+        default_text="the only one there; for attach, as the store says, else DefaultCluster, and says so",
     )
     broker: str | None = option(
         "broker that is meant",
         "NAME",
         str,
-        default_text="the only one there; for attach, as the store says, else broker",
+        default_text="the only one there; for attach, as the store says, else broker, and says so",
     )
     endpoint_url: str | None = option(
         "S3 endpoint",

@@ -371,6 +371,10 @@ def open_store(
     from tiered.store.embedded import MessageStore
 
     names = read_topics(directory)
+    if not (call.common.cluster or names.cluster):
+        call.say(
+            f"tiered: the store does not tell its cluster: messages are of {CLUSTER} (see --cluster)"
+        )
     return MessageStore.open(
         directory,
         cluster=call.common.cluster or names.cluster or CLUSTER,

@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 # -- topics ------------------------------------------------------------------------------------------
 #
-# Which topics are tiered: not the broker's own, not light queues, not what cannot be told faithfully.
+# Which topics are tiered: not the broker's own, not light queues, not what cannot be told faithfully. One of the broker's
+# has what producers sent, and is tiered: TRANS_CHECK_MAX_TIME_TOPIC, with prepared messages that it has given up, since no
+# producer has said in time what is to become of them. A person decides about them, also when the broker is gone.
 
 _SYSTEM: Final = frozenset(
     {
         "TBW102",
         "SCHEDULE_TOPIC_XXXX",
         "BenchmarkTest",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
         "CHECKPOINT_TOPIC",

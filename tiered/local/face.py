@@ -54,6 +54,7 @@ class StoreIdentity:
             directory does not share, as far as can be told.
         kind: ``rocketmq`` (later also ``kafka``, ``jmq``).
         is_live: A broker runs on it now.
+        brokers: Names that the broker may have, where the store does not tell which.
     """
 
     cluster: str | None
@@ -61,6 +62,7 @@ class StoreIdentity:
     store_id: str
     kind: str
     is_live: bool
+    brokers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from tiered.local.rows import (
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 # -- layout ------------------------------------------------------------------------------------------
@@ -364,6 +364,10 @@ GROUPS_FILE: Final = "config/subscriptionGroup.json"
 OFFSETS_FILE: Final = "config/consumerOffset.json"
 _SYNC_MEMBER: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 _REVIVE: Final = "rmq_sys_REVIVE_LOG_"
+_REPLIES: Final = "_REPLY_TOPIC"
+_MODEL_TOPIC: Final = "TBW102"
+"""After which topics are made that a message names first; a broker can be told to make it with one queue."""
+_PERM_INHERIT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +382,7 @@ class Topics:
         reserve_hours: How long messages of a topic are to be kept in a tier, hours; topics that do not say are left out.
         cluster: Name that the system topics bear, or None.
         broker: Likewise.
+        brokers: Names that the broker may have, where the tables do not tell which.
         notes: Lines for the report.
     """
 
@@ -388,6 +393,7 @@ class Topics:
     reserve_hours: Mapping[str, int] = field(default_factory=dict)
     cluster: str | None = None
     broker: str | None = None
+    brokers: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
 
@@ -397,6 +403,7 @@ def read_topics(root: str) -> Topics:
     table = _table(read_table(root, TOPICS_FILE, notes), "topicConfigTable")
     static = _table(read_table(root, STATIC_TOPICS_FILE, notes), "topicQueueMappingInfoMap")
     names = None if table is None else frozenset(table)
+    cluster, brokers = _own_names(table or {})
     return Topics(
         names=names,
         batch=frozenset(name for name, config in (table or {}).items() if _is_batch(config)),
@@ -409,8 +416,9 @@ def read_topics(root: str) -> Topics:
             for name, config in (table or {}).items()
             if (hours := _reserve_hours(config)) > 0
         },
-        cluster=_suffix(names, _REVIVE),
-        broker=_suffix(names, _SYNC_MEMBER),
+        cluster=cluster,
+        broker=brokers[0] if len(brokers) == 1 else None,
+        brokers=brokers if len(brokers) > 1 else (),
         notes=tuple(notes),
     )
 
@@ -534,10 +542,37 @@ def _reserve_hours(config: object) -> int:
         return -1
 
 
-def _suffix(names: frozenset[str] | None, prefix: str) -> str | None:
-    """What follows ``prefix`` in the only topic that has it."""
-    found = [name.removeprefix(prefix) for name in names or () if name.startswith(prefix)]
-    return found[0] if len(found) == 1 else None
+def _own_names(table: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...]]:
+    """The cluster's name, and those that the broker may have, by topics that every broker makes for itself at its start.
+
+    Brokers since 5.0 make topics whose names end in them. Older ones make a topic of the cluster's name (for replies one
+    more, of that name and ``_REPLY_TOPIC``) and one of the broker's, with one queue, both with the permission to inherit,
+    which no topic has that a message made. A broker that was renamed, or a topic that a person gave this permission, leaves
+    several.
+    """
+    clusters, brokers = _suffixes(table, _REVIVE), _suffixes(table, _SYNC_MEMBER)
+    inherited = {name for name, config in table.items() if _is_inherited(config)}
+    if not clusters:
+        clusters = tuple(name for name in sorted(inherited) if name + _REPLIES in table)
+    if not brokers:
+        alone = tuple(
+            name for name in sorted(inherited - {_MODEL_TOPIC}) if _queue_count(table[name]) == 1
+        )
+        brokers = tuple(name for name in alone if name not in clusters) or alone
+    return clusters[0] if len(clusters) == 1 else None, brokers
+
+
+def _suffixes(names: Iterable[str], prefix: str) -> tuple[str, ...]:
+    return tuple(sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)))
+
+
+def _is_inherited(config: object) -> bool:
+    perm = config.get("perm") if isinstance(config, dict) else None
+    return type(perm) is int and bool(perm & _PERM_INHERIT)
+
+
+def _queue_count(config: Mapping[str, Any]) -> object:
+    return config.get("writeQueueNums")
 
 
 # -- liveness ----------------------------------------------------------------------------------------

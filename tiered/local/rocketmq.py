@@ -106,11 +106,13 @@ class Names:
         cluster: Or None.
         broker: Or None.
         store_id: See the module.
+        brokers: Those that it may be, where it does not say which.
     """
 
     cluster: str | None
     broker: str | None
     store_id: str
+    brokers: tuple[str, ...] = ()
 
 
 def read_names(root: str, log: FileRow, pieces: LogPieces, topics: Topics) -> Names:
@@ -123,7 +125,8 @@ def read_names(root: str, log: FileRow, pieces: LogPieces, topics: Topics) -> Na
         (name for record in records if (name := record.properties.get(properties.CLUSTER))),
         topics.cluster,
     )
-    return Names(cluster, topics.broker, _store_id(root, records, cluster, topics.broker))
+    store_id = _store_id(root, records, cluster, topics.broker)
+    return Names(cluster, topics.broker, store_id, topics.brokers)
 
 
 def _store_id(root: str, records: list[Record], cluster: str | None, broker: str | None) -> str:
@@ -257,6 +260,7 @@ class RocketMQStore:
                 store_id=self._names.store_id,
                 kind="rocketmq",
                 is_live=self._view.is_live,
+                brokers=self._names.brokers,
             )
 
     def queues(self) -> Mapping[MessageQueue, QueueBounds]:
