@@ -29,6 +29,7 @@ from tiered.store.new_message import NewMessage
 from tiered.upkeep.rebuild import _with_handover
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tiered.attach.decommission import Decommissioned
@@ -49,6 +50,67 @@ def handed_over(name: str, folder: Path, *options: str) -> tuple[Path, str]:
     store, url = unpack(name, folder), f"file://{folder}/tier"
     here("attach", store, "--to", url, "--decommission", *options).good()
     return store, url
+
+
+# -- tables that were never written ---------------------------------------------------------------
+
+TABLES = ("subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+
+
+def unused(folder: Path) -> Path:
+    """The store of a broker of 4.9 that no group has ever used: it has only the table of topics."""
+    store, lines = folder / "store", folder / "lines"
+    here("store", "create", store).good()
+    lines.write_text(json.dumps({"topic": "orders", "queue_id": 0, "body_base64": "eA=="}) + "\n")
+    here("store", "put", store, lines).good()
+    assert not any((store / "config" / name).exists() for name in TABLES)
+    return store
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_broker_that_no_group_has_ever_used_has_no_table_of_groups(
+    is_written: bool, tmp_path: Path
+):
+    store, url = unused(tmp_path), f"file://{tmp_path}/tier"
+    if is_written:
+        (store / "config" / "consumerOffset.json").write_text('{"offsetTable":{}}')
+    ran = here("attach", store, "--to", url, "--decommission").good()
+    assert "subscriptionGroup.json is not there: the broker has never had to write it" in ran.err
+    with mounted(url) as served, served.client() as client:
+        assert client.pull("orders", 0, 0).code == Code.SUCCESS
+
+
+def used(store: Path) -> None:
+    config = {"topicName": "%RETRY%g", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    path = store / "config" / "topics.json"
+    table = json.loads(path.read_text())
+    table["topicConfigTable"]["%RETRY%g"] = config
+    path.write_text(json.dumps(table))
+
+
+def has_offsets(store: Path) -> None:
+    path = store / "config" / "consumerOffset.json"
+    path.write_text('{"offsetTable":{"orders@g":{"0":1}}}')
+
+
+def is_cut_off(store: Path) -> None:
+    (store / "config" / "subscriptionGroup.json").write_text("{")
+
+
+def keeps_rocksdb(store: Path) -> None:
+    (store / "config" / "subscriptionGroups").mkdir()
+    (store / "config" / "subscriptionGroups" / "CURRENT").touch()
+
+
+@pytest.mark.parametrize("sign", [used, has_offsets, is_cut_off, keeps_rocksdb])
+def test_a_table_that_is_missing_though_a_group_has_used_the_broker_is_asked_for(
+    sign: Callable[[Path], None], tmp_path: Path
+):
+    store = unused(tmp_path)
+    sign(store)
+    wanted = {one.what: one.do for one in look(str(store), NOW_MS).pending}
+    (told,) = (do for what, do in wanted.items() if "subscriptionGroup.json" in what)
+    assert ("RocksDB" in told) == (sign is keeps_rocksdb)
 
 
 # -- what is near ---------------------------------------------------------------------------------
@@ -98,7 +160,7 @@ def test_a_table_that_is_not_there_stands_in_the_way(tmp_path: Path):
     for suffix in ("", ".bak"):
         (store / "config" / f"consumerOffset.json{suffix}").unlink()
     (found,) = look(str(store), NOW_MS).pending
-    assert found.what == "config/consumerOffset.json is not there, or cannot be read"
+    assert found.what == "config/consumerOffset.json is not there"
     ran = here("attach", store, "--to", f"file://{tmp_path}/tier", "--decommission")
     assert ran.code == 1
     assert "not done: config/consumerOffset.json is not there" in ran.err

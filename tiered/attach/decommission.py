@@ -200,6 +200,7 @@ class _Looking:
         self._layout = layout
         self._cache = cache
         self._notes: list[str] = []
+        self._absent: list[str] = []
         self._unread: list[Pending] = []
 
     def look(self, now_ms: int) -> Near:
@@ -207,9 +208,11 @@ class _Looking:
         groups = self._table(GROUPS_FILE, "subscriptionGroupTable")
         delays = self._delays()
         offsets = self._offsets()
+        delayed = self._delayed(delays)
+        self._judge_absent(topics, offsets, delayed)
         pending = (
             *self._unread,
-            Pending("delayed messages", self._delayed(delays), _TIMERS_DO),
+            Pending("delayed messages", delayed, _TIMERS_DO),
             Pending("timed messages", self._timed(), _TIMERS_DO),
             Pending("half messages", self._undecided(offsets), _HALF_DO),
             Pending("popped messages", self._popped(offsets), _POPPED_DO),
@@ -218,7 +221,7 @@ class _Looking:
         metadata = Handover(
             now_ms, topics, groups, offsets, delays, notes=tuple(dict.fromkeys(self._notes))
         )
-        found = tuple(one for one in pending if one.count or one.do == _TABLE_DO)
+        found = tuple(one for one in pending if one.count or one.do in {_TABLE_DO, _ROCKSDB_DO})
         return Near(metadata, found, self._retries(offsets))
 
     # -- tables -----------------------------------------------------------------------------------
@@ -226,8 +229,30 @@ class _Looking:
     def _read(self, name: str) -> dict[str, Any]:
         found = read_table(self._layout.root, name, self._notes)
         if found is None:
-            self._unread.append(Pending(f"{name} is not there, or cannot be read", 0, _TABLE_DO))
+            path = Path(self._layout.root, name)
+            if path.exists() or path.with_name(path.name + ".bak").exists():
+                self._unread.append(Pending(f"{name} cannot be read", 0, _TABLE_DO))
+            else:
+                self._absent.append(name)
         return found or {}
+
+    def _judge_absent(self, topics: Mapping[str, Any], offsets: Offsets, delayed: int) -> None:
+        """Of each table that is not there say whether the broker has never had to write it, or it is missing.
+
+        Brokers before 5 write the table of groups with their first group, and with it come a retry topic and offsets; that
+        of delay levels is needed only where there are delayed messages.
+        """
+        is_rocksdb = any(Path(self._layout.root, "config").rglob("CURRENT"))
+        has_groups = any(topic.startswith(RETRY) for topic in topics) or any(
+            not group.startswith(_OWN_GROUPS) for group, _ in offsets
+        )
+        is_needed = {DELAY_OFFSETS_FILE: delayed > 0, TOPICS_FILE: True}
+        for name in self._absent:
+            if is_rocksdb or is_needed.get(name, has_groups):
+                do = _ROCKSDB_DO if is_rocksdb else _TABLE_DO
+                self._unread.append(Pending(f"{name} is not there", 0, do))
+            else:
+                self._notes.append(f"{name} is not there: the broker has never had to write it")
 
     def _table(self, name: str, member: str) -> dict[str, Any]:
         found = self._read(name).get(member)
@@ -347,10 +372,9 @@ class _Looking:
                     self._notes.append(f"an operation message at {position} cannot be read")
 
 
-_TABLE_DO: Final = (
-    "look at the broker's config directory; a broker that keeps its tables in RocksDB has to"
-    " export them first"
-)
+_OWN_GROUPS: Final = "CID_RMQ_SYS_"
+_TABLE_DO: Final = "put it back into the broker's config directory, or its .bak in its place"
+_ROCKSDB_DO: Final = "this broker keeps its tables in RocksDB: have it export them first"
 _TIMERS_DO: Final = (
     "let the broker run until they are delivered, or take them over: add --timers --near 0s, and then"
     " `tiered timer run` delivers them"
