@@ -215,11 +215,12 @@ def test_producers_are_sent_away_at_once(name_server: str, tmp_path: Path):
     assert not done.stdout
 
 
-def admin(*words: str) -> str:
+def admin(*words: str, version: str = "5.5") -> str:
     """What ``mqadmin`` prints; it ends well whatever it met, so the text tells."""
+    command = "admin" if version == "5.5" else f"admin-{version}"
     for _ in range(TRIES):
         done = subprocess.run(
-            [oracle.ORACLE, "admin", *words],
+            [oracle.ORACLE, command, *words],
             capture_output=True,
             text=True,
             timeout=240,

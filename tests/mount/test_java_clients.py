@@ -303,6 +303,29 @@ REFUSED = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("version", ["4.9", pytest.param("5.5", marks=pytest.mark.slow)])
+def test_what_mqadmin_asks_a_mount_as_a_name_server_is_answered(version: str, tmp_path: Path):
+    _, url = tier_of("s01-basic", tmp_path)
+    address = f"127.0.0.1:{next(oracle.free_ports())}"
+    folder = tmp_path / "exported"
+    commands = (
+        *("clusterList", "topicList", "topicList -c", f"exportMetadata -c cluster-a -f {folder}"),
+        f"exportMetrics -c cluster-a -f {folder}",
+        f"exportConfigs -c cluster-a -f {folder}",
+    )
+    with MountProcess(url, tmp_path / "log", "--listen", address):
+        for command in commands:
+            text = admin(*command.split(), "-n", address, version=version)
+            assert "Exception" not in text, text
+            wanted = {"clusterList": address, "topicList": "orders"}
+            assert wanted.get(command.split()[0], "success") in text, text
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["topicConfigTable"]["orders"]["readQueueNums"] == 4
+    assert {path.name for path in folder.iterdir()} == {
+        *("metadata.json", "metrics.json", "configs.json"),
+    }
+
+
 @pytest.mark.slow
 def test_what_mqadmin_asks_is_answered_and_what_would_change_the_broker_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -281,6 +281,18 @@ def test_names_as_a_name_server_tells_them(client: Client, served: Mounted):
     assert client.ask(protocol.GET_ROUTEINFO_BY_TOPIC, topic="nothing").code == Code.TOPIC_NOT_EXIST
     cluster = document(client.ask(protocol.GET_BROKER_CLUSTER_INFO))
     assert cluster["clusterAddrTable"] == {"cluster-a": ["broker-a"]}
+    named = {"cluster-a", "broker-a"}
+    everything = document(client.ask(protocol.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))["topicList"]
+    assert {"orders", "events", "sparse"} <= set(everything)
+    assert document(client.ask(protocol.GET_TOPICS_BY_CLUSTER, cluster="cluster-a")) == {
+        "topicList": everything,
+        "brokerAddr": None,
+    }
+    others = client.ask(protocol.GET_TOPICS_BY_CLUSTER, cluster="other")
+    assert document(others)["topicList"] == []
+    system = document(client.ask(protocol.GET_SYSTEM_TOPIC_LIST_FROM_NS))
+    assert (set(system["topicList"]), system["brokerAddr"]) == (named, served.mount.address)
+    assert document(client.ask(protocol.GET_SYSTEM_TOPIC_LIST_FROM_BROKER))["topicList"] == []
 
 
 def test_what_the_broker_says_of_itself(client: Client, served: Mounted):
@@ -292,6 +304,8 @@ def test_what_the_broker_says_of_itself(client: Client, served: Mounted):
     assert "brokerName=broker-a" in config
     table = document(client.ask(protocol.GET_BROKER_RUNTIME_INFO))["table"]
     assert table["brokerActive"] == "true"
+    for spelling in ("getTransferredTps", "getTransferedTps"):  # since 5.0, and before
+        assert len(table[spelling].split()) == 3
     assert all(isinstance(value, str) for value in table.values())
 
 

@@ -106,6 +106,10 @@ class Answers:
             protocol.GET_BROKER_RUNTIME_INFO: self.runtime_info,
             protocol.GET_ROUTEINFO_BY_TOPIC: self.route,
             protocol.GET_BROKER_CLUSTER_INFO: self.cluster,
+            protocol.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
+            protocol.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
+            protocol.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            protocol.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: lambda _asked: _topic_list(()),
         }
 
     # -- offsets ----------------------------------------------------------------------------------
@@ -234,6 +238,20 @@ class Answers:
         """GET_BROKER_CLUSTER_INFO, as a name server answers it."""
         return _document(name_servers.cluster(self.identity))
 
+    def topic_list(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER, as a name server answers it."""
+        return _topic_list(self.topics.queues)
+
+    def topics_of_cluster(self, asked: Exchange) -> Command:
+        """GET_TOPICS_BY_CLUSTER, likewise."""
+        is_own = protocol.name(asked.request, "cluster") == self.identity.cluster
+        return _topic_list(self.topics.queues if is_own else ())
+
+    def system_topics(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
+        """GET_SYSTEM_TOPIC_LIST_FROM_NS, likewise: a name server counts the names of clusters and brokers among them."""
+        named = (self.identity.cluster, self.identity.broker)
+        return _topic_list(named, self.identity.address)
+
     # -- the broker itself ------------------------------------------------------------------------
 
     def broker_config(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
@@ -249,6 +267,7 @@ class Answers:
             "longPollingEnable": "true",
             "autoCreateTopicEnable": "false",
             "autoCreateSubscriptionGroup": "true",
+            **_OF_ANY_BROKER,
         }
         body = "".join(f"{name}={value}\n" for name, value in said.items()).encode()
         version = as_json(self.topics.data_version()).decode()
@@ -266,11 +285,28 @@ class Answers:
             "earliestMessageTimeStamp": "-1",
             "putTps": "0.0 0.0 0.0",
             "getTransferredTps": "0.0 0.0 0.0",
+            "getTransferedTps": "0.0 0.0 0.0",  # as brokers and tools before 5.0 write it
             "getFoundTps": "0.0 0.0 0.0",
             "getMissTps": "0.0 0.0 0.0",
             "getTotalTps": "0.0 0.0 0.0",
         }
         return _document({"table": table})
+
+
+_OF_ANY_BROKER: Final = {
+    "brokerRole": "ASYNC_MASTER",
+    "flushDiskType": "ASYNC_FLUSH",
+    "fileReservedTime": "0",
+    "filterServerNums": "0",
+    "maxMessageSize": str(4 << 20),
+    "messageDelayLevel": "",
+    "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+    "slaveReadEnable": "false",
+    "traceOn": "false",
+    "traceTopicEnable": "false",
+    "useTLS": "false",
+}
+"""Settings that mean nothing here, and without which ``exportConfigs`` of tools before 5.0 ends with an exception."""
 
 
 def _offset(offset: int) -> Command:
@@ -279,6 +315,10 @@ def _offset(offset: int) -> Command:
 
 def _document(body: object, said: Mapping[str, str] | None = None) -> Command:
     return Command(Code.SUCCESS, fields=said or {}, body=(as_json(body),))
+
+
+def _topic_list(topics: Iterable[str], broker_address: str | None = None) -> Command:
+    return _document({"topicList": sorted(topics), "brokerAddr": broker_address})
 
 
 def _named(queue: Queue) -> dict[str, Any]:
