@@ -267,7 +267,11 @@ def test_beside_another_broker_producers_go_there_and_refused_messages_come_agai
         broker.produce("orders", 4, queues=4, seed=1)
         options = (*at(broker.address), "--name", "gone")
         words = ("--namesrv", broker.address, "--topic", "orders", "--group", "g")
-        with MountProcess(url, tmp_path / "log", *options):
+        with MountProcess(url, tmp_path / "log0", *options):
+            route = ("topicRoute", "-t", "orders", "-n", broker.address)
+            assert "gone" not in admin(*route)  # the topic is left to the broker that lives
+        with MountProcess(url, tmp_path / "log", *options, "--share-topics"):
+            assert "gone" in admin(*route)
             sent = broker.produce("orders", 40, queues=4, seed=2)
             assert len(sent) == 40  # each was acknowledged, and the mount acknowledges none
             assert sum(end for _, end in broker.offsets("orders").values()) >= 44

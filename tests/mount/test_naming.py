@@ -13,6 +13,7 @@ from tiered.clock import ManualClock, SystemClock
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.format.remoting import Command
 from tiered.model import MessageQueue
+from tiered.mount import name_servers as module
 from tiered.mount import protocol
 from tiered.mount.name_servers import Identity, MountedTopics, NameServerError, NameServers
 from tiered.mount.protocol import RefusalError
@@ -31,12 +32,16 @@ class Names:
         self.brokers: dict[str, dict[str, Any]] = {}
         self.registrations: list[dict[str, Any]] = []
         self.refuses = False
+        self.others: dict[str, tuple[str, int, set[str]]] = {}
+        """Brokers beside: cluster, permission of their topics, and these."""
+        self.asked: list[str] = []
         self.port = 0
         self.server = RemotingServer(
             {
                 protocol.REGISTER_BROKER: self.register,
                 protocol.UNREGISTER_BROKER: self.unregister,
                 protocol.GET_BROKER_CLUSTER_INFO: self.cluster,
+                protocol.GET_ROUTEINFO_BY_TOPIC: self.route,
             },
             SystemClock(),
             on_gone=self.gone,
@@ -66,8 +71,28 @@ class Names:
             name: {"cluster": "c", "brokerName": name, "brokerAddrs": {0: known["at"]}}
             for name, known in self.brokers.items()
         }
-        text = json.dumps({"brokerAddrTable": table}).replace('"0":', "0:")  # as fastjson writes it
+        members: dict[str, list[str]] = {"c": list(self.brokers)}
+        for name, (cluster, _, _) in self.others.items():
+            members.setdefault(cluster, []).append(name)
+        info = {"brokerAddrTable": table, "clusterAddrTable": members}
+        text = json.dumps(info).replace('"0":', "0:")  # as fastjson writes it
         return Command(0, body=(text.encode(),))
+
+    def route(self, asked: Exchange) -> Command:
+        topic = asked.request.fields["topic"]
+        self.asked.append(topic)
+        queues = [
+            {"brokerName": name, "perm": perm, "readQueueNums": 4, "writeQueueNums": 4}
+            for name, (_, perm, topics) in self.others.items()
+            if topic in topics
+        ]
+        if not queues:
+            return Command(17, remark="No topic route info")
+        return Command(0, body=(json.dumps({"queueDatas": queues}).encode(),))
+
+    def told(self) -> set[str]:
+        """What was registered last, without what every mount has."""
+        return set(self.registrations[-1]["topicConfigTable"]) - {"b", "c"}
 
     def gone(self, connection: object) -> None:
         self.brokers = {
@@ -175,6 +200,80 @@ def test_a_name_server_that_was_restarted_takes_the_very_next_registration():
         assert "b" in again.brokers
         await names.unregister()
         await again.server.close(1)
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "perm", "left"),
+    [("c", 6, {"own", "%RETRY%g"}), ("c", 4, None), ("other", 6, None)],
+)
+def test_topics_that_a_live_broker_of_the_cluster_has_are_left_to_it(
+    cluster: str, perm: int, left: set[str] | None, caplog: pytest.LogCaptureFixture
+):
+    """Other mounts, which take no messages, and brokers of other clusters change nothing."""
+
+    async def work() -> None:
+        name_server = Names()
+        name_server.others["b2"] = cluster, perm, {"both", "%RETRY%g"}
+        have = topics("own", "both", "%RETRY%g")
+        names = NameServers([("127.0.0.1", await name_server.listen())], ME, have)
+        await names.begin()
+        assert name_server.told() == (left or {"own", "both", "%RETRY%g"})
+        assert names.shared == ({"both"} if left else set())
+        assert set(have.queues) >= {"own", "both"}  # pulls of it are served all the same
+        await names.unregister()
+        await name_server.server.close(5)
+
+    run(work)
+    assert ("--share-topics" in caplog.text) == bool(left)
+    assert ("name servers are not told that they are here: both (" in caplog.text) == bool(left)
+
+
+def test_what_is_shared_is_looked_for_again_and_a_restart_of_the_other_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def work() -> None:
+        name_server = Names()
+        have = topics("own", "both")
+        address = ("127.0.0.1", await name_server.listen())
+        names = NameServers([address], ME, have, interval_s=0.01)
+        await names.begin()
+        assert name_server.told() == {"own", "both"}
+        assert not name_server.asked  # there is no other broker
+        registering = asyncio.ensure_future(names.run())
+        name_server.others["b2"] = "c", 6, {"both"}
+        await until(lambda: name_server.told() == {"own"})
+        version = name_server.registrations[-1]["dataVersion"]["counter"]
+        del name_server.others["b2"]
+        count = len(name_server.registrations)
+        await until(lambda: len(name_server.registrations) > count + 3)
+        assert name_server.told() == {"own"}
+        assert name_server.registrations[-1]["dataVersion"]["counter"] == version
+        monkeypatch.setattr(module, "LEFT_S", 0.0)  # it is gone for long
+        await until(lambda: name_server.told() == {"own", "both"})
+        assert name_server.registrations[-1]["dataVersion"]["counter"] > version
+        registering.cancel()
+        await names.unregister()
+        await name_server.server.close(5)
+
+    run(work)
+
+
+def test_what_is_shared_is_told_on_demand_and_what_is_not_selected_never():
+    async def work() -> None:
+        name_server = Names()
+        name_server.others["b2"] = "c", 6, {"both"}
+        port = await name_server.listen()
+        have = MountedTopics("c", "b", ManualClock(), selects=lambda topic: topic != "not")
+        have.update(MessageQueue(name, 1) for name in ("own", "both", "not"))
+        names = NameServers([("127.0.0.1", port)], ME, have, is_sharing=True)
+        await names.begin()
+        assert name_server.told() == {"own", "both"}
+        assert names.shared == {"both"}
+        assert "not" in have.queues
+        await names.unregister()
+        await name_server.server.close(5)
 
     run(work)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
-from tiered.cli.options import argument, flag, option
+from tiered.cli.options import argument, flag, option, several
 from tiered.cli.output import Output
 from tiered.cli.serve import announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
@@ -24,6 +24,7 @@ from tiered.cli.values import (
     counted,
     not_below_zero,
     parse_size,
+    topic_filter,
     whole,
 )
 from tiered.errors import InvalidError
@@ -62,6 +63,16 @@ class MountOptions:
         "HOST:PORT",
         address,
         default_text="that of --listen, else this machine's as name servers see it",
+    )
+    topics: tuple[str, ...] = several(
+        "topics to tell name servers of, as globs; pulls of others are served as well",
+        "GLOB,...",
+        str,
+        default_text="all",
+    )
+    share_topics: bool = flag(
+        "tell name servers also of topics that a live broker of the cluster has: consumers that pull read both, those"
+        " that pop get from the mount that there is no message"
     )
     namesrv: Addresses | None = option(
         "name servers to register with",
@@ -285,6 +296,8 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
         cluster=call.common.cluster,
         broker=call.common.broker,
         name=options.name,
+        selects=topic_filter(options.topics),
+        shares_topics=options.share_topics,
         is_shared=options.shared,
         keeps_offsets=not options.no_state,
         known_offsets=known_offsets(options),
@@ -398,6 +411,7 @@ def summary(mount: Mount, seconds: float) -> dict[str, Any]:
         "requests": sum(counters.requests.values()),
         "sent_bytes": counters.sent_bytes,
         "skipped_messages": mount.puller.skipped,
+        "left_out_topics": sorted(mount.topics.left_out),
         "groups": mount.offsets.group_count,
         "snapshots": mount.keeper.saved if mount.keeper is not None else 0,
         "store_requests": requests.requests,

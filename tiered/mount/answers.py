@@ -23,7 +23,7 @@ from tiered.model import Boundary, MessageQueue
 from tiered.mount import name_servers, protocol
 from tiered.mount.consumers import share_of
 from tiered.mount.name_servers import READ
-from tiered.mount.protocol import Code, RefusalError, as_json
+from tiered.mount.protocol import READ_ONLY, Code, RefusalError, as_json
 from tiered.mount.pulling import make_filter
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class Answers:
             protocol.LOCK_BATCH_MQ: self.lock,
             protocol.QUERY_ASSIGNMENT: self.assignment,
             protocol.UNLOCK_BATCH_MQ: self.unlock,
+            protocol.POP_MESSAGE: self.pop,
             protocol.GET_ALL_TOPIC_CONFIG: self.topic_configs,
             protocol.GET_BROKER_CONFIG: self.broker_config,
             protocol.GET_BROKER_RUNTIME_INFO: self.runtime_info,
@@ -207,6 +208,31 @@ class Answers:
         ]
         return _document({"messageQueueAssignments": told})
 
+    async def pop(self, asked: Exchange) -> Command:
+        """POP_MESSAGE: no message, of a topic that other brokers have, whom its client asks in turn.
+
+        It is answered after a while, since a client that pops asks again at once.
+
+        Raises:
+            RefusalError: Only a mount has the topic: who pops has to know that it gets nothing here.
+        """
+        topic = protocol.name(asked.request, "topic")
+        if topic not in self.names.shared:
+            raise RefusalError(
+                Code.REQUEST_CODE_NOT_SUPPORTED, f"POP_MESSAGE is not supported: {READ_ONLY}"
+            )
+        await asyncio.sleep(POP_S)
+        said = {
+            "popTime": self.clock.now_ms(),
+            "invisibleTime": protocol.whole(asked.request, "invisibleTime", 60_000),
+            "reviveQid": 0,
+            "restNum": 0,
+        }
+        fields = {name: str(value) for name, value in said.items()}
+        return Command(
+            Code.POLLING_TIMEOUT, remark="the broker is mounted read-only", fields=fields
+        )
+
     def lock(self, asked: Exchange) -> Command:
         """LOCK_BATCH_MQ."""
         group, client, queues = _locking(asked.request)
@@ -307,6 +333,10 @@ _OF_ANY_BROKER: Final = {
     "useTLS": "false",
 }
 """Settings that mean nothing here, and without which ``exportConfigs`` of tools before 5.0 ends with an exception."""
+
+
+POP_S: Final = 0.5
+"""After so long a pop is answered that there is nothing."""
 
 
 def _offset(offset: int) -> Command:

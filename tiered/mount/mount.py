@@ -77,6 +77,8 @@ class MountSettings:
         cluster: Of the tier's place, where it has several brokers.
         broker: Likewise.
         name: Broker's name under which it is served; None: its own.
+        selects: Which topics name servers are told of.
+        shares_topics: Also of those that a live broker of the cluster has.
         is_shared: Others serve the same tier under the same name, to clients of other name servers: this one has a place of
             its own, by its address.
         needs_handover: Serve only what was decommissioned.
@@ -101,6 +103,8 @@ class MountSettings:
     cluster: str | None = None
     broker: str | None = None
     name: str | None = None
+    selects: Callable[[str], bool] = lambda _topic: True
+    shares_topics: bool = False
     is_shared: bool = False
     needs_handover: bool = False
     keeps_offsets: bool = True
@@ -156,7 +160,11 @@ class Mount:
         self.locks = Locks(clock)
         self.handover = handover
         self.topics = MountedTopics(
-            store.opened.place.cluster, self.name, clock, _topics_of(store, handover)
+            store.opened.place.cluster,
+            self.name,
+            clock,
+            _topics_of(store, handover),
+            settings.selects,
         )
         self.topics.update(store.tiered_queues())
         self.keeper = keeper
@@ -370,7 +378,9 @@ class Mount:
         port = told or port
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         identity = Identity(self.store.opened.place.cluster, self.name, self.address)
-        self.names = NameServers(settings.namesrv, identity, self.topics)
+        self.names = NameServers(
+            settings.namesrv, identity, self.topics, is_sharing=settings.shares_topics
+        )
         answers = Answers(
             self.store,
             identity,

@@ -10,6 +10,12 @@ by itself. At the start one at least has to take the registration. Each question
 
 After a crash name servers forget the mount at once with its connections. Of one loop.
 
+Topics that a live broker of the cluster has as well are left to it: clients that pop go round the brokers of a topic, and a
+mount has nothing for them. Before each registration the routes of its topics are asked for, over a connection that is ended
+then, if the cluster has other brokers at all. A broker counts that takes messages of the topic: other mounts do not. What it
+has is left to it for ``LEFT_S`` after it was last seen, so that its restart changes nothing. Retry topics are always told:
+who pops leaves them to brokers. With ``is_sharing`` nothing is left out, and who pops is told that there is no message.
+
 Topics are the tier's, those that a decommissioned broker had (with their queue counts and attributes, also where a queue has
 never had a message), the names of broker and cluster (each broker has both as topics, and a name server does not take a
 broker with one topic alone), and the retry topics of groups that have consumers here, so that clients and ``mqadmin`` find
@@ -35,13 +41,17 @@ from tiered.mount import protocol
 from tiered.mount.protocol import Code, RefusalError, as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tiered.clock import Clock
     from tiered.model import MessageQueue
     from tiered.mount.consumers import Queue
 
 READ: Final = 4
+WRITE: Final = 2
+LEFT_S: Final = 600.0
+"""How long a topic is left to a live broker that is not seen with it any more; a restart takes less."""
+LEFT_OUT_NAMED_MAX: Final = 10
 RETRY: Final = "%RETRY%"
 RETRY_TOPICS_MAX: Final = 10_000
 _KEPT: Final = {
@@ -61,6 +71,7 @@ class MountedTopics:
         queues: Number of queues of each topic, by name.
         version: Goes up with each change.
         changed_ms: When it last did.
+        left_out: Topics that name servers are not told of, though they are selected: others have them.
     """
 
     def __init__(
@@ -69,6 +80,7 @@ class MountedTopics:
         broker: str,
         clock: Clock,
         known: Mapping[str, Mapping[str, Any]] | None = None,
+        selects: Callable[[str], bool] = lambda _topic: True,
     ) -> None:
         """Begin with the names, and with what the broker had.
 
@@ -77,7 +89,10 @@ class MountedTopics:
             broker: Its name.
             clock: Time.
             known: ``TopicConfig`` of the topics of a broker that was decommissioned, without its own.
+            selects: Which of the tier's topics name servers are told of.
         """
+        self._selects = selects
+        self.left_out: frozenset[str] = frozenset()
         self._configs = dict(known or {})
         self._own = {broker: 1, cluster: 1}
         self._known = {name: queue_count(config) for name, config in self._configs.items()}
@@ -104,6 +119,26 @@ class MountedTopics:
         self._retries[name] = 1
         return self._merge()
 
+    def selected(self) -> list[str]:
+        """The topics that name servers may be told of, but for those that every mount has."""
+        return [
+            name
+            for name in self.queues
+            if name not in self._own and not name.startswith(RETRY) and self._selects(name)
+        ]
+
+    def leave_out(self, topics: frozenset[str]) -> bool:
+        """Do not tell name servers of these; whether that is new."""
+        if topics == self.left_out:
+            return False
+        self.left_out = topics
+        self._count_change()
+        return True
+
+    def _count_change(self) -> None:
+        self.version += 1
+        self.changed_ms = int(self._clock.now_ms())
+
     def _merge(self) -> bool:
         merged = {**self._own, **self._retries, **self._known}
         for name, queues in self._tiered.items():
@@ -111,8 +146,7 @@ class MountedTopics:
         if merged == self.queues:
             return False
         self.queues = merged
-        self.version += 1
-        self.changed_ms = int(self._clock.now_ms())
+        self._count_change()
         return True
 
     def require(self, topic: str, queue_id: int | None = None) -> int:
@@ -156,7 +190,18 @@ class MountedTopics:
 
     def registration(self) -> bytes:
         """The body of a broker's registration."""
-        wrapper = {**self.wrapper(), "topicQueueMappingInfoMap": {}}
+        hidden = {
+            name
+            for name in self.queues
+            if name in self.left_out
+            or not (name in self._own or name.startswith(RETRY) or self._selects(name))
+        }
+        table = {name: self.config(name) for name in self.queues if name not in hidden}
+        wrapper = {
+            "dataVersion": self.data_version(),
+            "topicConfigTable": table,
+            "topicQueueMappingInfoMap": {},
+        }
         return as_json({"topicConfigSerializeWrapper": wrapper, "filterServerList": []})
 
 
@@ -174,6 +219,16 @@ MASTER: Final = "0"
 """Id of a broker that clients prefer, and the only one that tells of topics."""
 
 
+def told_of_shared(topics: frozenset[str]) -> str:
+    """What to say of topics that are left to others."""
+    named = ", ".join(sorted(topics)[:LEFT_OUT_NAMED_MAX])
+    more = len(topics) - LEFT_OUT_NAMED_MAX
+    return (
+        f"live brokers of the cluster have these topics as well, so name servers are not told that they are here:"
+        f" {named}{f', and {more} more' if more > 0 else ''} (--share-topics tells them all the same)"
+    )
+
+
 class NameServerError(Exception):
     """A name server did not answer, or refused.
 
@@ -185,6 +240,10 @@ class NameServerError(Exception):
         """Say why."""
         super().__init__(what)
         self.code = code
+
+
+class UnknownTopicError(NameServerError):
+    """A name server has no route of a topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +300,8 @@ class NameServer:
             self.close()  # an answer may come that nobody waits for
             raise
         if answer.code:
-            raise NameServerError(
+            kind = UnknownTopicError if answer.code == Code.TOPIC_NOT_EXIST else NameServerError
+            raise kind(
                 f"name server {self.address} refused with code {answer.code}: {answer.remark}",
                 answer.code,
             )
@@ -278,6 +338,7 @@ class NameServers:
 
     Attributes:
         servers: All of them.
+        shared: Topics that a live broker of the cluster has as well.
     """
 
     def __init__(
@@ -287,6 +348,7 @@ class NameServers:
         topics: MountedTopics,
         *,
         interval_s: float = 30.0,
+        is_sharing: bool = False,
     ) -> None:
         """Tell nobody yet.
 
@@ -295,7 +357,12 @@ class NameServers:
             identity: As what we are known.
             topics: What we have.
             interval_s: How often we register again.
+            is_sharing: Also with topics that a live broker has.
         """
+        self.shared: frozenset[str] = frozenset()
+        self._is_sharing = is_sharing
+        self._addresses = tuple(addresses)
+        self._seen_s: dict[str, float] = {}
         self.servers = [NameServer(host, port) for host, port in addresses]
         self._identity = identity
         self._topics = topics
@@ -313,6 +380,7 @@ class NameServers:
             FencedError: A broker of this name lives.
             StoreUnavailableError: No name server has taken it.
         """
+        await self.survey()
         await self.register()
         if self.servers and all(server.error for server in self.servers):
             raise StoreUnavailableError(
@@ -330,11 +398,42 @@ class NameServers:
                 async with asyncio.timeout(self._interval_s):
                     await self._changed.wait()
             self._changed.clear()
+            await self.survey()
             await self.register()
 
     def change(self) -> None:
         """The topics are others now: have name servers know soon."""
         self._changed.set()
+
+    async def survey(self) -> None:
+        """Find out which topics live brokers of the cluster have as well, and leave these to them."""
+        now_s = asyncio.get_running_loop().time()
+        found = await asyncio.gather(*(self._others_topics(*one) for one in self._addresses))
+        self._seen_s |= dict.fromkeys((topic for topics in found for topic in topics), now_s)
+        self._seen_s = {
+            topic: seen_s for topic, seen_s in self._seen_s.items() if now_s < seen_s + LEFT_S
+        }
+        self.shared = frozenset(self._seen_s).intersection(self._topics.selected())
+        if not self._is_sharing and self._topics.leave_out(self.shared) and self.shared:
+            _LOG.warning("%s", told_of_shared(self.shared))
+
+    async def _others_topics(self, host: str, port: int) -> list[str]:
+        """Our topics that another broker of the cluster takes messages of, by one name server; as far as it answers."""
+        server, found = NameServer(host, port), list[str]()
+        try:
+            info = loads((await server.ask(protocol.GET_BROKER_CLUSTER_INFO, {})).text())
+            brokers = set((info.get("clusterAddrTable") or {}).get(self._identity.cluster) or ())
+            others = brokers - {self._identity.broker}
+            for topic in self._topics.selected() if others else ():
+                with contextlib.suppress(UnknownTopicError):
+                    answer = await server.ask(protocol.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+                    if _is_taken(loads(answer.text()), others):
+                        found.append(topic)
+        except (NameServerError, JsonError, LookupError, AttributeError, TypeError, ValueError):
+            pass  # registering meets the same, and tells it
+        finally:
+            server.close()
+        return found
 
     async def register(self) -> None:
         """Register with each name server now.
@@ -434,11 +533,9 @@ class NameServers:
             try:
                 answer = await server.ask(protocol.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
                 return list(_queues_of(loads(answer.text()), topic))
+            except UnknownTopicError:  # not told yet, as of a group that has just come
+                return self._own(topic)
             except NameServerError as failed:
-                if (
-                    failed.code == Code.TOPIC_NOT_EXIST
-                ):  # not told yet, as of a group that has just come
-                    return self._own(topic)
                 errors.append(failed)
             except (JsonError, LookupError, AttributeError, TypeError, ValueError) as failed:
                 errors.append(failed)
@@ -467,6 +564,13 @@ class NameServers:
 
         async with self._turn:
             await asyncio.gather(*map(leave, self.servers))
+
+
+def _is_taken(said: Mapping[str, Any], others: set[str]) -> bool:
+    """Whether one of these brokers takes messages of a topic, by its ``TopicRouteData``."""
+    return any(
+        one["brokerName"] in others and int(one["perm"]) & WRITE for one in said["queueDatas"]
+    )
 
 
 def _queues_of(said: Mapping[str, Any], topic: str) -> Iterator[Queue]:

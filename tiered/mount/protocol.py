@@ -39,6 +39,7 @@ class Code(IntEnum):
     INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
+    POLLING_TIMEOUT = 210
 
 
 class Treatment(Enum):
@@ -114,6 +115,7 @@ GET_TOPIC_CONFIG: Final = 351
 GET_SUBSCRIPTIONGROUP_CONFIG: Final = 352
 LITE_PULL_MESSAGE: Final = 361
 QUERY_ASSIGNMENT: Final = 400
+POP_MESSAGE: Final = 200_050
 
 _S, _R, _U = Treatment.SERVED, Treatment.REFUSED, Treatment.UNSUPPORTED
 _TIMES = "Times that cannot be read within 8 s are 0, and the remark says of how many."
@@ -121,6 +123,7 @@ _HELD = (
     "Long polls are held, a bounded number of them; further ones are refused with `SYSTEM_BUSY`."
 )
 _POP = "Popping keeps its state as messages, and a mount writes none."
+_POPPED = "`POLLING_TIMEOUT` (no message), if a live broker of the cluster has the topic; else `REQUEST_CODE_NOT_SUPPORTED`."
 _BACK = "The client sends the message to `%RETRY%<group>` of another broker, or tries again by itself after 5 s."
 
 REQUESTS: Final[tuple[Answered, ...]] = (
@@ -178,7 +181,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
     Answered(370, "RECALL_MESSAGE", _U, "Nothing waits here to be delivered."),
     Answered(QUERY_ASSIGNMENT, "QUERY_ASSIGNMENT", _S, "All queues are to be pulled from, and none to be popped from."),
     Answered(401, "SET_MESSAGE_REQUEST_MODE", _R),
-    Answered(200_050, "POP_MESSAGE", _U, _POP),
+    Answered(POP_MESSAGE, "POP_MESSAGE", _S, _POPPED),
     Answered(200_051, "ACK_MESSAGE", _U, _POP),
     Answered(200_053, "CHANGE_MESSAGE_INVISIBLETIME", _U, _POP),
 )  # fmt: skip
@@ -186,6 +189,7 @@ REQUESTS: Final[tuple[Answered, ...]] = (
 BY_CODE: Final[Mapping[int, Answered]] = {request.code: request for request in REQUESTS}
 
 
+READ_ONLY: Final = "this broker is mounted read-only from its tier"
 REMARK_CHARS_MAX: Final = 1000
 """Of a refusal: it may repeat what a client said, and that may fill a frame."""
 

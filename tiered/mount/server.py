@@ -39,7 +39,7 @@ from tiered.format.remoting import (
     encode,
     frame_size,
 )
-from tiered.mount.protocol import BY_CODE, Code, RefusalError, Treatment
+from tiered.mount.protocol import BY_CODE, READ_ONLY, Code, RefusalError, Treatment
 
 if TYPE_CHECKING:
     import ssl
@@ -56,7 +56,6 @@ LINGER_S: Final = 1.0
 OTHER: Final = -1
 """Stands for all codes that are not in the table; of answers, for those that are no ``Code``."""
 _CODES: Final = frozenset(map(int, Code))
-READ_ONLY: Final = "this broker is mounted read-only from its tier"
 ASKED_MAX: Final = 64
 """Questions to one client at once."""
 
