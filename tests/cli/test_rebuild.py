@@ -249,7 +249,11 @@ def test_a_bundle_whose_table_is_damaged_needs_a_person(tiered: CommandLine, cop
     planned = tiered("rebuild", url, "-o", "jsonl")
     assert (planned.code, planned.out) == (1, b"")
     assert f"{bundle.name}: the bundle's table is damaged" in planned.err
-    done = tiered("rebuild", url, "--apply", "-", "--json")
-    assert (done.code, done.document["is_applied"]) == (1, True)
+    refused = tiered("rebuild", url, "--apply", "-", "--json")
+    assert (refused.code, refused.out) == (2, b"")
+    assert "--accept-unread" in refused.err
+    assert not journal_of_exists(copied)
+    done = tiered("rebuild", url, "--apply", "-", "--accept-unread", "--json")
+    assert (done.code, done.document["is_applied"], done.document["unread_count"]) == (0, True, 1)
     assert [one["key"].rpartition("/")[2] for one in done.document["refused"]] == [bundle.name]
     assert tiered.good("rebuild", url).code == 0

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.bundles import made_part
+from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
+from backends.registry import open_store
 from backends.wrapping import MeteredStore
 from tiered.api.broker_place import Place
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import ManualClock
+from tiered.journal.entry import seal_text
 from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key
 from tiered.log.state import Parts, QueueLife, Segment, TierMachine, TierState
@@ -22,8 +27,6 @@ from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.upkeep.status import read_status, status_document
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cli.program import CommandLine, Dump
 
 
@@ -151,6 +154,42 @@ def test_status_names_the_living_writer(tiered: CommandLine, basic: Path, tmp_pa
         writer.close()
 
 
+def two_brokers(folder: Path) -> tuple[str, str]:
+    """A tier with two brokers, of which the second has an entry more; and that entry's path."""
+    url = f"file://{folder}"
+    store = open_store(url)
+    for name in ("a", "b"):
+        TierBuilder(store, prefix=Place("c", name).prefix).add([b"x", b"y"])
+    return url, str(max((folder / Place("c", "b").prefix / "journal").iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "state"),
+    [(b"damaged", 5, "damaged"), (seal_text({"format": 9}), 2, "another version")],
+)
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_of_several_brokers_one_that_cannot_be_read_hides_no_other(  # noqa: PLR0917 (a table)
+    tiered: CommandLine, tmp_path: Path, data: bytes, code: int, state: str, form: str
+):
+    url, entry = two_brokers(tmp_path)
+    Path(entry).chmod(0o644)
+    Path(entry).write_bytes(data)
+    ran = tiered("status", url, "-o", form)
+    assert ran.code == code
+    said = ran.out.decode() + ran.err
+    assert "c/b" in said or form == "json"
+    assert state in said
+    assert entry.rsplit("/", 1)[1] in said
+    if form == "json":
+        document = json.loads(ran.out)
+        assert [one["broker"] for one in document["brokers"]] == ["a"]
+        assert [(one["broker"], one["state"]) for one in document["unread"]] == [("b", state)]
+    else:
+        assert "c/a" in said or form == "csv"
+    alone = tiered("status", url, "--broker", "b")
+    assert alone.code == code
+
+
 def big_state(queues: int, parts: int) -> TierState:
     lives = {}
     for queue in range(queues):
@@ -176,8 +215,8 @@ def status_of(state: TierState) -> tuple[dict[str, Any], int]:
     memory.put_if_absent(checkpoint_key(place.prefix, 7), reader.checkpoint_bytes())
     store = MeteredStore(memory)
     clock = ManualClock()
-    facts = read_status(store, cluster=None, broker=None, local=None, now_ms=clock.now_ms())
-    (broker,) = status_document(store.url, facts, clock.now_ms())["brokers"]
+    found = read_status(store, cluster=None, broker=None, local=None, now_ms=clock.now_ms())
+    (broker,) = status_document(store.url, *found, clock.now_ms())["brokers"]
     return broker, store.snapshot().requests
 
 

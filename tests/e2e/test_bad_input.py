@@ -296,7 +296,7 @@ def test_a_tier_of_a_newer_version(basic: Path, tmp_path: Path) -> None:
         program("cat", url, "sparse"),
         program("verify", url),
     ):
-        refused(ran, 2, "newer version", "journal")
+        refused(ran, 2, "another version", "journal")
     assert sorted(tmp_path.rglob("*")) == before
 
 

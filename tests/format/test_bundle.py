@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zlib_ng import zlib_ng
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.format import bundle
 from tiered.format.bundle import (
     BLOCK_BYTES,
@@ -246,7 +246,8 @@ def test_rows_that_contradict_each_other_are_refused(column: str):
     size = whole(table)
     table.rows[column][1] = 2**32 - 1
     tail = build_bundle(table)
-    with pytest.raises(DataError):
+    # The checksum of the table holds; but an object of another size than its sections have was cut, or something was added.
+    with pytest.raises(DataError if column == "size_bytes" else OtherVersionError):
         read_table(tail, size + len(tail), where=WHERE)
 
 
@@ -256,7 +257,7 @@ def test_a_table_that_claims_to_be_huge_is_refused_before_it_is_unpacked(
     table = table_of(1000)
     tail = build_bundle(table)
     monkeypatch.setattr(bundle, "TABLE_BYTES_MAX", 1000)
-    with pytest.raises(DataError, match="claims to have"):
+    with pytest.raises(OtherVersionError, match="claims to have"):
         read_table(tail, whole(table) + len(tail), where=WHERE)
 
 

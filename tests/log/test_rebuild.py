@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,8 +26,9 @@ from support.tiers import QUEUE, TierBuilder, batch_of
 from backends.errors import AlreadyExistsError
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
-from tiered.errors import DataError, FencedError, InvalidError, MovedOnError
+from tiered.errors import DataError, FencedError, InvalidError, MovedOnError, OtherVersionError
 from tiered.format.bundle import FOOTER_BYTES
+from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.replay import JournalReader
 from tiered.keys import entry_key, mount_prefix
@@ -555,7 +557,9 @@ def test_garbage_is_named_and_harms_nothing():
     for one in (*foreign, far):
         builder.store.put_if_absent(PREFIX + one, data)
     lose_journal(builder.store)
-    plan = rebuild(builder.store)
+    with pytest.raises(InvalidError, match="--accept-unread"):
+        rebuild(builder.store)
+    plan = rebuild(builder.store, accept_unread=True)
     assert {one.key for one in plan.refused} == {bad, far, *foreign}
     assert told(state_of(builder.store)) == told(before)
 
@@ -611,3 +615,54 @@ def test_a_tail_that_was_taken_back_stays_so(end: int, more: int, all_lost: bool
     if not all_lost:
         assert [life.ended for life in after.queues[QUEUE]] == ["power failure", ""]
     assert_whole(store)
+
+
+# -- what is spoken of and not found -------------------------------------------------------------
+
+
+def test_a_bundle_of_which_only_an_entry_behind_the_damage_tells_is_not_forgotten():
+    """Nothing of it is left but its name: without a word the queue would end before it."""
+    builder = small_tier()
+    builder.add([b"before"])
+    damaged = builder.journal.number
+    builder.add([b"behind"])
+    last = builder.journal.state.queues[QUEUE][0].parts()[-1].bundle
+    damage(builder.store, damaged)
+    builder.store.delete(PREFIX + last.key)
+    plan = plan_of(builder.store)
+    (told,) = plan.unread
+    assert told.key == last.key
+    before = {info.key: builder.store.get(info.key) for info in builder.store.list("")}
+    with pytest.raises(InvalidError, match="--accept-unread"):
+        apply(plan, builder.store)
+    assert before == {info.key: builder.store.get(info.key) for info in builder.store.list("")}
+    apply(plan, builder.store, accept_unread=True)
+    life = state_of(builder.store).queues[QUEUE][0]
+    assert life.commit_offset == builder.journal.state.queues[QUEUE][0].commit_offset - 1
+
+
+@pytest.mark.parametrize(
+    "actions", [[{"do": "from the future"}], [{"do": "part"}], [{"do": "part", "bundles": [[]]}]]
+)
+def test_an_entry_of_another_version_behind_the_damage_stops_a_rebuild(actions: list[Any]):
+    builder = small_tier()
+    damage(builder.store, builder.journal.number)
+    number = builder.journal.number + 1
+    later = encode_entry(Entry(number, 1, "0badcafe", 0, actions, 7))
+    builder.store.put_if_absent(entry_key(PREFIX, number), later)
+    with pytest.raises(OtherVersionError, match=f"entry {number}"):
+        plan_of(builder.store)
+
+
+def test_a_bundle_of_another_version_stops_a_rebuild():
+    builder = small_tier()
+    builder.add([b"x"])
+    bundle = builder.journal.state.queues[QUEUE][0].parts()[-1].bundle
+    data = bytearray(builder.store.get(PREFIX + bundle.key))
+    data[-FOOTER_BYTES + 21] = 9  # the low byte of its format number
+    data[-8:-4] = zlib.crc32(data[-FOOTER_BYTES:-8]).to_bytes(4, "big")
+    builder.store.delete(PREFIX + bundle.key)
+    builder.store.put_if_absent(PREFIX + bundle.key, bytes(data))
+    lose_journal(builder.store)
+    with pytest.raises(OtherVersionError, match="format version 9"):
+        plan_of(builder.store)

@@ -40,17 +40,24 @@ def plan_of(store: ObjectStore) -> RebuildPlan:
     return plan_rebuild(store, PREFIX, POOL)
 
 
-def rebuild(store: ObjectStore, *, accept_gaps: bool = False, seed: int = 5) -> RebuildPlan:
+def rebuild(
+    store: ObjectStore, *, accept_gaps: bool = False, accept_unread: bool = False, seed: int = 5
+) -> RebuildPlan:
     plan = plan_of(store)
-    apply(plan, store, accept_gaps=accept_gaps, seed=seed)
+    apply(plan, store, accept_gaps=accept_gaps, accept_unread=accept_unread, seed=seed)
     return plan
 
 
 def apply(
-    plan: RebuildPlan, store: ObjectStore, *, accept_gaps: bool = False, seed: int = 5
+    plan: RebuildPlan,
+    store: ObjectStore,
+    *,
+    accept_gaps: bool = False,
+    accept_unread: bool = False,
+    seed: int = 5,
 ) -> None:
     at = Workplace(store, store, PLACE, ManualClock(), random.Random(seed))
-    apply_rebuild(at, plan, accept_gaps=accept_gaps)
+    apply_rebuild(at, plan, accept_gaps=accept_gaps, accept_unread=accept_unread)
 
 
 def state_of(store: ObjectStore) -> TierState:

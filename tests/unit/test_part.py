@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, OtherVersionError
 from tiered.format.object import (
     FOOTER_BYTES,
     build_object,
@@ -112,7 +112,7 @@ def test_a_newer_version_is_told_from_a_damaged_one():
         parse_trailer(bytes(newer), where="k")
     start = parse_trailer(data, where="k").payload_bytes
     newer[-12:-8] = zlib.crc32(newer[start:-12]).to_bytes(4, "big")
-    with pytest.raises(InvalidError, match="newer version"):
+    with pytest.raises(OtherVersionError, match="format version 3"):
         parse_trailer(bytes(newer), where="k")
 
 

@@ -70,7 +70,7 @@ def run(call: Call, options: StatusOptions) -> int:
         store = open_objects(call, url, stack)
         local: LocalStore | None = open_local(call, directory, stack) if directory else None
         now_ms = call.clock.now_ms()
-        facts = read_status(
+        facts, unread = read_status(
             store,
             cluster=call.common.cluster,
             broker=call.common.broker,
@@ -78,14 +78,22 @@ def run(call: Call, options: StatusOptions) -> int:
             now_ms=now_ms,
             selects=topic_filter(options.topics, options.exclude),
         )
-    document = status_document(store.url, facts, now_ms)
+    document = status_document(store.url, facts, unread, now_ms)
     if output.form == "table":
         for broker in document["brokers"]:
             _show(output, broker, now_ms, is_billed=bills_requests(url))
+        for one in document["unread"]:
+            output.line(f"{one['cluster']}/{one['broker']}")
+            output.line(f"  state     {one['state']}")
+            output.line(f"  reason    {one['reason']}")
     else:
         rows = [_row(broker, queue) for broker, queue in _queues(document)]
         output.emit(document, rows, ["cluster", "broker", *COLUMNS])
-    return 0
+    if output.form not in {"table", "json"}:
+        for one in document["unread"]:
+            name = f"{one['cluster']}/{one['broker']}"
+            call.say(f"tiered: {name}: {one['state']}: {one['reason']}", level="error")
+    return max((one["exit_code"] for one in document["unread"]), default=0)
 
 
 def _queues(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -237,9 +237,14 @@ def _show(output: Output, document: dict[str, Any]) -> None:
     if document["comparison"]:
         found = ", ".join(_counts(document["comparison"]))
         output.line(f"  compared  {found or 'nothing'}")
-    recorded = _counts(document["recorded"])
+    unindexed = document["recorded"]["unindexed_messages"]
+    recorded = _counts({**document["recorded"], "unindexed_messages": 0})
     if recorded:
         output.line(f"  recorded  {', '.join(recorded)}")
+    if unindexed:
+        output.line(
+            f"  normal    {counted(unindexed, 'message')} not in the key index yet: a lookup by key reads them instead"
+        )
     for note in document["recorded"]["notes"]:
         output.line(f"  note      {note}")
     if document["repair"]:
@@ -291,6 +296,9 @@ class RebuildOptions(PlanOptions):
     """What ``tiered rebuild`` can be told."""
 
     accept_gaps: bool = flag("record messages whose objects are missing as gaps, for ever")
+    accept_unread: bool = flag(
+        "go without the messages of bundles that cannot be read, or of which only journal entries tell"
+    )
     timers: bool = flag(TIMERS_TEXT)
     index: bool = flag("not the journal but the key index: what is damaged, lost or not there yet")
 
@@ -324,13 +332,16 @@ def rebuild(call: Call, options: RebuildOptions) -> int:
             save_rebuild(plan, at.place, at.store.url, plan_file)
         document = plan_document(plan, at.place, at.store.url)
         if apply_file and plan.damage:
-            is_new = apply_rebuild(at, plan, accept_gaps=options.accept_gaps)
+            is_new = apply_rebuild(
+                at, plan, accept_gaps=options.accept_gaps, accept_unread=options.accept_unread
+            )
             document |= {"is_applied": True, "was_applied": not is_new}
     if output.form == "table":
         _show_rebuild(output, document)
     else:
         output.emit(document, document["losses"], ["topic", "queue_id", "start", "end"])
-    if document["refused"]:  # nobody can tell which messages lie in them
+    if document["refused"] and not (document["is_applied"] and options.accept_unread):
+        # nobody can tell which messages lie in them
         if output.form not in {"table", "json"}:
             for one in document["refused"]:
                 call.say(f"tiered: refused: {one['key']}: {one['reason']}", level="warning")
@@ -399,6 +410,7 @@ def _result(document: dict[str, Any]) -> str:
         rebuilt = "this plan was applied before" if document["was_applied"] else "rebuilt"
         return f"{rebuilt}: checkpoint {number}, generation {generation}"
     more = " --accept-gaps" if document["losses"] else ""
+    more += " --accept-unread" if document["unread_count"] else ""
     return f"nothing is changed; --apply -{more} carries this out"
 
 
@@ -418,9 +430,9 @@ def run_index(call: Call, options: RebuildOptions) -> int:
         nonlocal done
         done = Progressed(f"{what}: {format_count(count)} of {format_count(total)}", count, total)
 
-    if options.timers or options.accept_gaps:
+    if options.timers or options.accept_gaps or options.accept_unread:
         raise InvalidError(
-            "--index goes with neither --timers, which have no key index, nor --accept-gaps",
+            "--index goes with neither --timers, which have no key index, nor --accept-gaps or --accept-unread",
             where=call.path,
             do="leave it out",
         )

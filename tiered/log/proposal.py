@@ -31,6 +31,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +42,9 @@ from typing_extensions import Buffer
 from backends.errors import BackendError
 from tiered.errors import DataError
 from tiered.format.items import ITEM_BYTES
+from tiered.journal.entry import REIGN
 from tiered.keys import maker_of
+from tiered.log.bundles import named_sections
 from tiered.log.flat_file import ITEM
 from tiered.log.history import named_bundles
 from tiered.log.marks import mark_of
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 
 EPOCH = 10**12
 """A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""
+_NAMING = frozenset(("part", "merge", "compacted"))
 UNKNOWN_END = "unknown: the journal was rebuilt"
 SKIPPED_MAX = 1000
 """So many lives of a queue may have left nothing; a number beyond is no life but garbage."""
@@ -602,6 +606,62 @@ def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, i
             except (LookupError, TypeError, ValueError):
                 continue  # nobody of ours wrote it, and it expires nothing
     return lows
+
+
+class ToldEnd(NamedTuple):
+    """Where a life ends by what a whole entry behind the readable beginning says.
+
+    Attributes:
+        end: One past its last queue offset.
+        number: Of the entry.
+        bundle: Key of the bundle that it names for it.
+    """
+
+    end: int
+    number: int
+    bundle: str
+
+
+def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, ToldEnd]:
+    """Where lives end by what whole entries behind the readable beginning name and take back."""
+    ends: dict[LifeKey, ToldEnd] = {}
+    generation = known.generation
+    for entry in behind:
+        reigns = [one.get("generation") for one in entry.actions if one["do"] == REIGN]
+        generation = max([generation, *(one for one in reigns if type(one) is int)])
+        if not 0 < entry.generation < generation:  # else of a fenced writer
+            for action in entry.actions:
+                with suppress(LookupError, TypeError, ValueError):  # nobody of ours wrote it
+                    _take_ends(entry, action, ends)
+    return ends
+
+
+def _take_ends(entry: Entry, action: Mapping[str, Any], ends: dict[LifeKey, ToldEnd]) -> None:
+    if action["do"] == "take_back":
+        key = (MessageQueue(action["topic"], action["queue_id"]), action["incarnation"])
+        if key in ends:
+            ends[key] = ends[key]._replace(end=min(ends[key].end, action["end"]))
+    if action["do"] not in _NAMING:
+        return
+    for named in map(named_sections, action["bundles"]):
+        rows = zip(named.queues, named.incarnations, named.places(), strict=True)
+        for number, (queue, incarnation, place) in enumerate(rows):
+            old = ends.get((queue, incarnation))
+            if not named.taken_back[number] and (old is None or old.end < place.queue_end):
+                told = ToldEnd(int(place.queue_end), entry.number, named.bundle.key)
+                ends[queue, incarnation] = told
+
+
+def not_found(
+    state: TierState, ends: Mapping[LifeKey, ToldEnd], lows: Mapping[LifeKey, int]
+) -> Iterator[tuple[str, str]]:
+    """Bundles of which entries tell, with messages that a proposed state does not have; and what is told."""
+    for (queue, incarnation), told in sorted(ends.items()):
+        life = known_life(state, queue, incarnation)
+        found = life.commit_offset if life else 0
+        if max(found, lows.get((queue, incarnation), 0)) < told.end:
+            what = f"journal entry {told.number} tells of messages of {queue} up to queue offset {told.end}"
+            yield told.bundle, f"{what}, and none from {found} on were found"
 
 
 def _take_expiry(known: TierState, action: Mapping[str, Any], lows: dict[LifeKey, int]) -> None:

@@ -25,8 +25,9 @@ import hashlib
 import itertools
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
@@ -54,8 +55,17 @@ from tiered.keys import (
 )
 from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
 from tiered.log.bundle_tables import Refused, Tabled, read_tables
+from tiered.log.history import named_bundles
 from tiered.log.indexed import after_index, index_action
-from tiered.log.proposal import EPOCH, Loss, Proposal, propose
+from tiered.log.proposal import (
+    EPOCH,
+    Loss,
+    Proposal,
+    ends_behind,
+    expired_behind,
+    not_found,
+    propose,
+)
 from tiered.log.reader import TierReader
 from tiered.log.sections import read_range
 from tiered.log.state import TierMachine, TierState, require_known
@@ -101,7 +111,7 @@ class RebuildPlan:
         number: Of the checkpoint to be written.
         listing: Of each folder but the lease how many objects it has, and a fingerprint of their keys and sizes.
         proposal: The new state, of the new generation, and what is to be said of it.
-        refused: Bundles whose own table is of no use.
+        refused: Bundles whose own table is of no use, or of which only entries tell.
         objects: Bundles read.
     """
 
@@ -111,6 +121,12 @@ class RebuildPlan:
     proposal: Proposal
     refused: list[Refused] = field(default_factory=list)
     objects: int = 0
+
+    @property
+    def unread(self) -> list[Refused]:
+        """Those of which the proposed state has nothing."""
+        named = named_bundles(self.proposal.state)
+        return [one for one in self.refused if one.key not in named]
 
 
 @dataclass(slots=True)
@@ -123,6 +139,7 @@ class _Listing:
     generations: set[int] = field(default_factory=set)
     meta: list[ObjectInfo] = field(default_factory=list)
     indexes: int = 0
+    unknown: list[str] = field(default_factory=list)
     folders: Listed = field(default_factory=dict)
 
 
@@ -154,6 +171,8 @@ def list_all(store: ObjectStore, prefix: str, without: str = "") -> _Listing:
         elif index := parse_index_key(prefix, info.key):
             found.indexes += 1
             found.generations.add(index.generation)
+        elif info.key[len(prefix) :].startswith(keys.DATA_ROOTS):
+            found.unknown.append(info.key[len(prefix) :])
     found.folders = {name: [counts[name], digests[name].hexdigest()] for name in digests}
     return found
 
@@ -225,6 +244,12 @@ def plan_rebuild(
         proposal.notes.append(
             f"the key index ({listing.indexes} objects) is given up; the next writer makes it again"
         )
+    ends, lows = ends_behind(reader.state, behind), expired_behind(reader.state, behind)
+    refused += starmap(Refused, not_found(state, ends, lows))
+    if not any(proposal.parts()):
+        refused += [
+            Refused(key, "its key is of no form that is known here") for key in listing.unknown
+        ]
     return RebuildPlan(damage, number, listing.folders, proposal, refused, len(listing.data))
 
 
@@ -317,13 +342,16 @@ def _reigns_of(entries: Iterable[Entry]) -> Iterator[int]:
         yield from (number for number in said if type(number) is int and number < INT_MAX)
 
 
-def apply_rebuild(at: Workplace, plan: RebuildPlan, *, accept_gaps: bool) -> bool:
+def apply_rebuild(
+    at: Workplace, plan: RebuildPlan, *, accept_gaps: bool, accept_unread: bool = False
+) -> bool:
     """Make the plan's state the tier's.
 
     Args:
         at: The tier.
         plan: From ``plan_rebuild``, perhaps long ago.
         accept_gaps: Record what is lost as gaps, for ever.
+        accept_unread: Go without the messages of bundles that cannot be read, and of which nothing else tells.
 
     Returns:
         False when this very plan had been applied before.
@@ -331,7 +359,8 @@ def apply_rebuild(at: Workplace, plan: RebuildPlan, *, accept_gaps: bool) -> boo
     Raises:
         MovedOnError: The tier has moved on. When that was seen only at the second look, there is a reign of ours, and the
             journal is as unreadable as it was.
-        InvalidError: Messages are lost and ``accept_gaps`` is not given; the store does not write conditionally.
+        InvalidError: Messages are lost and ``accept_gaps`` is not given, or may be and ``accept_unread`` is not; the store
+            does not write conditionally.
         FencedError: A writer holds the lease, or another rebuild was faster.
         BackendError: The store does not answer; the plan may be applied again.
     """
@@ -344,6 +373,14 @@ def apply_rebuild(at: Workplace, plan: RebuildPlan, *, accept_gaps: bool) -> boo
             f"objects are missing: those of {first}{more}",
             where=at.prefix,
             do="restore them and plan again, or record them as gaps with --accept-gaps",
+        )
+    if plan.unread and not accept_unread:
+        one, *rest = plan.unread
+        more = f", and {len(rest)} more" if rest else ""
+        raise InvalidError(
+            f"messages that are spoken of were not found: {one.key}: {one.reason}{more}",
+            where=at.prefix,
+            do="restore what is damaged or missing and plan again, or go without it with --accept-unread",
         )
     require_conditional_writes(at.store, at.rng, at.store.url)
     _require_unchanged(at, plan)
@@ -417,7 +454,8 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
         "gaps": sum(len(life.gaps) for life in lives) - len(proposal.losses),
         "losses": [_loss(loss) for loss in proposal.losses],
         "orphans": proposal.orphans,
-        "refused": [asdict(one) for one in plan.refused],
+        "refused": [{"key": one.key, "reason": one.reason} for one in plan.refused],
+        "unread_count": len(plan.unread),
         "notes": proposal.notes,
     }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from backends.wrapping import Prices
 from tiered.api.broker_place import Place, choose_place, find_places, no_tier
 from tiered.attach.observe import QueueLag, measure_lag
+from tiered.errors import DataError, OtherVersionError
 from tiered.journal.append import CHECKPOINT_ENTRIES
 from tiered.journal.lease import LeaseState, read_lease
 from tiered.journal.replay import JournalReader
@@ -74,6 +75,31 @@ class BrokerFacts:
     rate: Rate | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadBroker:
+    """A broker of which nothing can be told, and why.
+
+    Attributes:
+        place: Which.
+        error: Its journal is damaged, lost, or of another version.
+    """
+
+    place: Place
+    error: DataError | OtherVersionError
+
+    def document(self) -> Document:
+        """As it stands in the document of ``tiered status``."""
+        state = "damaged" if isinstance(self.error, DataError) else "another version"
+        return {
+            "cluster": self.place.cluster,
+            "broker": self.place.broker,
+            "prefix": self.place.prefix,
+            "state": state,
+            "reason": str(self.error),
+            "exit_code": self.error.exit_code,
+        }
+
+
 def read_status(
     store: ObjectStore,
     *,
@@ -82,8 +108,8 @@ def read_status(
     local: LocalStore | None,
     now_ms: int,
     selects: Callable[[str], bool] = lambda _topic: True,
-) -> list[BrokerFacts]:
-    """Read all brokers under a URL, or those that fit the names.
+) -> tuple[list[BrokerFacts], list[UnreadBroker]]:
+    """Read all brokers under a URL, or those that fit the names. Of several one that cannot be read hides no other.
 
     Args:
         store: The tier's store.
@@ -95,6 +121,7 @@ def read_status(
 
     Raises:
         InvalidError: No tier fits; or there is a local store, and more than one fits, or the tier is of another store.
+        DataError: The only one that fits cannot be read; ``OtherVersionError`` likewise.
     """
     if local is not None:
         identity = local.identity
@@ -107,7 +134,16 @@ def read_status(
         places = [p for p in find_places(store) if _fits(p, cluster, broker)]
     if not places:
         raise no_tier(store)
-    return [_read(store, place, local, now_ms, selects) for place in places]
+    found: list[BrokerFacts] = []
+    unread: list[UnreadBroker] = []
+    for place in places:
+        try:
+            found.append(_read(store, place, local, now_ms, selects))
+        except (DataError, OtherVersionError) as error:
+            if len(places) == 1:
+                raise
+            unread.append(UnreadBroker(place, error))
+    return found, unread
 
 
 def _fits(place: Place, cluster: str | None, broker: str | None) -> bool:
@@ -143,12 +179,15 @@ def local_facts(
     return LocalFacts(lag, local.waiting(), local.report())
 
 
-def status_document(url: str, brokers: list[BrokerFacts], now_ms: int) -> Document:
+def status_document(
+    url: str, brokers: list[BrokerFacts], unread: list[UnreadBroker], now_ms: int
+) -> Document:
     """The document of ``tiered status --json``."""
     return {
         "format": FORMAT,
         "url": url,
         "brokers": [broker_document(facts, now_ms) for facts in brokers],
+        "unread": [one.document() for one in unread],
     }
 
 
