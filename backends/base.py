@@ -18,7 +18,7 @@ import hashlib
 import re
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol, cast, runtime_checkable
 
 from backends.errors import InvalidKeyError, InvalidRangeError, ShortReadError
 
@@ -411,6 +411,24 @@ def is_key(text: str) -> bool:
     except InvalidKeyError:
         return False
     return True
+
+
+class StoredVersion(NamedTuple):
+    """A version of an object in a bucket that keeps them, or the marker of its deletion.
+
+    Attributes:
+        key: Of the object.
+        version_id: By which it is deleted.
+        size_bytes: Of it; 0 for a marker.
+        is_latest: It is what a GET gives, or, a marker, why there is nothing.
+        is_marker: It is no object.
+    """
+
+    key: str
+    version_id: str
+    size_bytes: int
+    is_latest: bool
+    is_marker: bool
 
 
 # -- versions --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from botocore import exceptions
 from botocore.config import Config
 from botocore.credentials import Credentials, ReadOnlyCredentials
 
-from backends.base import ObjectInfo, Version
+from backends.base import ObjectInfo, StoredVersion, Version
 from backends.errors import ConfigurationError
 from backends.s3_settings import Credential, Profile
 from backends.s3_wire import (
@@ -223,6 +223,35 @@ class BotoWire:
         )
         lasts = [f"{found[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in found]
         return " ".join([str(found.get("Mode", "")), *lasts]).strip()
+
+    def versioning(self) -> str:
+        """Whether the bucket keeps old versions: ``Enabled``, ``Suspended``, or ""."""
+        with _failures():
+            return str(self._client.get_bucket_versioning(Bucket=self._bucket).get("Status", ""))
+
+    def versions(self, folder: str) -> Iterator[Sequence[StoredVersion]]:
+        """All versions and markers, key by key, a page at a time."""
+        with _failures():
+            pages = self._client.get_paginator("list_object_versions").paginate(
+                Bucket=self._bucket, Prefix=folder
+            )
+            for page in pages:
+                yield [
+                    StoredVersion(
+                        found["Key"],
+                        found["VersionId"],
+                        found.get("Size", 0),
+                        found["IsLatest"],
+                        kind == "DeleteMarkers",
+                    )
+                    for kind in ("Versions", "DeleteMarkers")
+                    for found in page.get(kind, [])
+                ]
+
+    def delete_version(self, key: str, version_id: str) -> None:
+        """Delete one for good."""
+        with _failures():
+            self._client.delete_object(Bucket=self._bucket, Key=key, VersionId=version_id)
 
     def close(self) -> None:
         self._client.close()

@@ -172,6 +172,8 @@ _DENIED_CODES = {"AccessDenied", "AllAccessDisabled", ""}
 PUT, GET, LIST, DELETE = "s3:PutObject", "s3:GetObject", "s3:ListBucket", "s3:DeleteObject"
 RULES = "s3:GetBucketVersioning and s3:GetLifecycleConfiguration"
 LOCK = "s3:GetBucketObjectLockConfiguration"
+VERSIONS = "s3:GetBucketVersioning and s3:ListBucketVersions"
+DELETE_VERSION = "s3:DeleteObjectVersion"
 _VERBS = {
     PUT: "put an object",
     GET: "read an object",
@@ -179,6 +181,8 @@ _VERBS = {
     DELETE: "delete an object",
     RULES: "tell the bucket's rules",
     LOCK: "tell how long the bucket locks objects",
+    VERSIONS: "tell of old versions",
+    DELETE_VERSION: "delete an old version",
 }
 _FORBIDDEN = 403
 _FIRST_SERVER_FAULT = 500

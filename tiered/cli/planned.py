@@ -262,13 +262,10 @@ def run_gc(call: Call, options: GcOptions) -> int:
                 executor=executor,
             ),
         )
-        _require_erases(options, plan)
-        if call.is_given("gc.grace") and plan["grace_ms"] != grace_ms:
-            raise InvalidError(
-                f"this plan has a grace of {format_duration(plan['grace_ms'])}",
-                where=options.apply or "",
-                do="leave --grace out, or plan again",
-            )
+        _require_as_planned(options, plan, is_grace_given=call.is_given("gc.grace"))
+        erases_now = bool(plan["erases"] and options.apply and not plan["refusals"])
+        # Before anything is rewritten: what may not be erased for good is not said to be.
+        old = versions_kept(call, at, options.url, looks=plan["erases"] and not plan["refusals"])
         if options.apply:
             require_within(limit, len(plan["deletions"]))
         if options.apply and plan["erasures"]:
@@ -277,8 +274,10 @@ def run_gc(call: Call, options: GcOptions) -> int:
             erased = apply_erasure(at, plan, told=told_erased)
         if options.apply and plan["deletions"]:
             applied = apply_gc(at, plan, executor=executor, journal=journal, told=told)
-    document = {**plan, "erased": erased, "applied": applied}
-    has_work = bool(plan["deletions"] or plan["erasures"])
+        if erases_now:
+            old = versions_kept(call, at, options.url, looks=True, deletes=True)
+    document = {**plan, "erased": erased, "applied": applied, "old_versions": old}
+    has_work = bool(plan["deletions"] or plan["erasures"] or old["versions"])
     show_result(
         call,
         document,
@@ -291,8 +290,62 @@ def run_gc(call: Call, options: GcOptions) -> int:
     return ending_code(options, document, has_work=has_work)
 
 
-def _require_erases(options: GcOptions, plan: Plan) -> None:
-    """Raise when ``--erase`` is given with a plan file that was made without it.
+def versions_kept(
+    call: Call, at: Workplace, url: str, *, looks: bool = False, deletes: bool = False
+) -> Document:
+    """Whether the bucket keeps what is deleted as old versions, as it stands in documents.
+
+    Args:
+        call: The command.
+        at: The tier.
+        url: Of it.
+        looks: Count those of deleted objects; else only whether there can be any is told, as far as the bucket lets us know.
+        deletes: Delete them for good.
+
+    Raises:
+        BackendError: With ``looks``: the bucket does not tell, or a permission is missing.
+        ConfigurationError: With ``looks``: a library is missing.
+    """
+    from backends.errors import BackendError, ConfigurationError
+    from backends.s3_versions import open_versions
+    from tiered.upkeep.old_versions import OldVersions, look_for_versions
+
+    try:
+        bucket = open_versions(url, call.s3_options())
+        if bucket is None:
+            return OldVersions("").document()
+        with contextlib.closing(bucket):
+            if looks:
+                return look_for_versions(at, bucket, deletes=deletes).document()
+            return OldVersions(bucket.status()).document()
+    except (BackendError, ConfigurationError):
+        if looks:
+            raise
+        return OldVersions(None).document()
+
+
+def version_lines(document: Document) -> Iterator[str]:
+    """What is to be said of them."""
+    old = document["old_versions"]
+    if not old["versioning"]:
+        return
+    keeps = f"the bucket has versioning ({old['versioning'].lower()})"
+    gc = "gc --timers" if document["what"].endswith("--timers") else "gc"
+    if old["was_deleted"]:
+        count = counted(old["versions"], "old version")
+        yield f"versions  {count}, {format_size(old['version_bytes'])}, of deleted objects are gone for good"
+    elif old["versions"] is not None:
+        count, size = counted(old["versions"], "old version"), format_size(old["version_bytes"])
+        yield f"versions  {keeps}: {count}, {size}, of deleted objects are to be deleted for good"
+    else:
+        yield (
+            f"versions  {keeps}: what is deleted stays as old versions, can be read, and costs, until"
+            f" `tiered {gc} --erase` or a lifecycle rule deletes them"
+        )
+
+
+def _require_as_planned(options: GcOptions, plan: Plan, *, is_grace_given: bool) -> None:
+    """Raise when an option is given with a plan file that was made without it.
 
     Raises:
         InvalidError: It is.
@@ -300,6 +353,12 @@ def _require_erases(options: GcOptions, plan: Plan) -> None:
     if options.erase and not plan["erases"]:
         raise InvalidError(
             "this plan was made without --erase", where=options.apply or "", do="plan again"
+        )
+    if is_grace_given and plan["grace_ms"] != options.grace_ms:
+        raise InvalidError(
+            f"this plan has a grace of {format_duration(plan['grace_ms'])}",
+            where=options.apply or "",
+            do="leave --grace out, or plan again",
         )
 
 
@@ -329,7 +388,10 @@ def _gc_lines(document: Document) -> Iterator[str]:
             f" (already gone: {applied['already_gone']}; too young by the store's clock:"
             f" {applied['left_young']})"
         )
-    elif document["erased"] is None and (count or document["erasures"]):
+    yield from version_lines(document)
+    old = document["old_versions"]
+    is_done = applied is not None or document["erased"] is not None or old["was_deleted"]
+    if not is_done and (count or document["erasures"] or old["versions"]):
         yield "nothing is changed; --apply - does it"
 
 
@@ -599,7 +661,8 @@ def _give_up(
         if options.apply and plan["steps"]:
             require_within(options.max_deletions, plan["objects"])
             applied = apply_steps(at, plan, proof)
-    document = {**plan, "applied": applied}
+        old = versions_kept(call, at, options.url)
+    document = {**plan, "applied": applied, "old_versions": old}
     show_result(call, document, rows="steps", columns=_GIVEN_UP_COLUMNS, lines=_given_up_lines)
     return ending_code(options, document, has_work=bool(plan["steps"]))
 
@@ -638,6 +701,8 @@ def _given_up_lines(document: Document) -> Iterator[str]:
         yield f"bytes     where an object holds other messages as well they stay until `tiered {gc} --erase` rewrites it"
     elif document["steps"]:
         yield "nothing is changed; --apply - does it"
+    if document["steps"]:
+        yield from version_lines(document)
 
 
 EXPIRE = make_command(

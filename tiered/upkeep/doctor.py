@@ -253,7 +253,7 @@ def _bucket(location: str, options: S3Options) -> Iterator[Check]:
     else:
         yield Check("lifecycle", OK, "no rule deletes or moves what is in the tier")
     if rules.versioning == "Enabled":
-        advice = "expire noncurrent versions by a lifecycle rule"
+        advice = "expire noncurrent versions by a lifecycle rule; `tiered gc --erase` deletes those of messages"
         yield Check("versioning", WARN, "deleted objects stay as old versions, and cost", advice)
     else:
         yield Check("versioning", OK, "off")

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 WRITER, READER, ARCHIVER, RECLAIMER = "writer", "reader", "archiver", "reclaimer"
 ERASER, MOUNTER, TIMEKEEPER = "eraser", "mounter", "timekeeper"
 LIST, GET, PUT, DELETE = "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"
+VERSIONING, VERSIONS = "s3:GetBucketVersioning", "s3:ListBucketVersions"
+DELETE_VERSION = "s3:DeleteObjectVersion"
 _MULTIPART = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d+:(key|alias)/[A-Za-z0-9/_-]+")
 _UNFIT = frozenset("*?$")
@@ -67,6 +69,7 @@ class Role:
         roots: Patterns of keys at the URL itself that it creates, replaces and deletes, unless one broker is meant.
         probes: Whether it writes and deletes the small objects by which a store is probed.
         archives: Whether it writes to an archive too.
+        versions: Whether it deletes what a bucket with versioning keeps of deleted objects; None: it does not even ask.
     """
 
     help: str
@@ -75,6 +78,7 @@ class Role:
     roots: tuple[str, ...] = ()
     probes: bool = False
     archives: bool = False
+    versions: bool | None = None
 
 
 ROLES: Mapping[str, Role] = {
@@ -89,12 +93,14 @@ ROLES: Mapping[str, Role] = {
         "expire, gc, delete-topic, take-back, lease --break",
         puts=_with_timers(_KEPT),
         deletes=_with_timers(_GONE),
+        versions=False,
     ),
     ERASER: Role(
         "gc --erase, which writes anew what others share with what was given up",
         puts=_with_timers((*_KEPT, *_REWRITTEN)),
         deletes=_with_timers(_GONE),
         probes=True,
+        versions=True,
     ),
     TIMEKEEPER: Role("timer import, timer run, timer cancel", puts=(f"{TIMER}*",), probes=True),
     MOUNTER: Role("mount", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",), roots=(f"{MEMBERS}*",)),
@@ -145,6 +151,8 @@ def policy(role: str, grounds: Grounds) -> dict[str, Any]:
     for name, action, keys in (("Put", PUT, puts), ("Delete", DELETE, deletes)):
         if keys:
             statements.append(_allow(name, [action], [f"{arn}{bucket}/{key}" for key in keys]))
+    erased = [f"{arn}{bucket}/{prefix}{broker}{root}" for root in _with_timers(_DATA)]
+    statements += _versions(found, arn + bucket, prefix, erased)
     statements += _archive(found, grounds, arn)
     statements += _key(found, grounds.kms_key)
     return {"Version": "2012-10-17", "Statement": statements}
@@ -155,6 +163,19 @@ def _reading(arn: str, bucket: str, prefix: str, name: str) -> list[dict[str, An
     if prefix:
         listing["Condition"] = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
     return [listing, _allow(f"Read{name}", [GET], [f"{arn}{bucket}/{prefix}*"])]
+
+
+def _versions(role: Role, bucket: str, prefix: str, erased: list[str]) -> list[dict[str, Any]]:
+    """To ask whether the bucket keeps old versions, to list them, and to delete those of data."""
+    if role.versions is None:
+        return []
+    asking = [_allow("AskVersioning", [VERSIONING], [bucket])]
+    if not role.versions:
+        return asking
+    listing = _allow("ListVersions", [VERSIONS], [bucket])
+    if prefix:
+        listing["Condition"] = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
+    return [*asking, listing, _allow("EraseVersions", [DELETE_VERSION], erased)]
 
 
 def _archive(role: Role, grounds: Grounds, arn: str) -> list[dict[str, Any]]:

@@ -210,13 +210,7 @@ def plan_rebuild(
         )
     if not damage:
         return RebuildPlan("", number, listing.folders, Proposal(reader.state))
-    tabled: list[Tabled] = []
-    refused: list[Refused] = []
-    for one in read_tables(store, prefix, listing.data, executor):
-        if isinstance(one, Refused) and one.is_other_version:
-            raise OtherVersionError(one.reason, where=prefix + one.key)
-        (tabled if isinstance(one, Tabled) else refused).append(one)  # type: ignore[arg-type]
-        progress(len(tabled) + len(refused), len(listing.data))
+    tabled, refused = _tables(store, prefix, listing, executor, progress)
 
     def read(want: SectionRange) -> memoryview:
         return read_range(store, prefix, want)
@@ -251,6 +245,31 @@ def plan_rebuild(
             Refused(key, "its key is of no form that is known here") for key in listing.unknown
         ]
     return RebuildPlan(damage, number, listing.folders, proposal, refused, len(listing.data))
+
+
+def _tables(
+    store: ObjectStore,
+    prefix: str,
+    listing: _Listing,
+    executor: Executor,
+    progress: Callable[[int, int], None],
+) -> tuple[list[Tabled], list[Refused]]:
+    """What bundles say of themselves, and which say nothing.
+
+    Raises:
+        OtherVersionError: One is of another version.
+    """
+    tabled: list[Tabled] = []
+    refused: list[Refused] = []
+    for one in read_tables(store, prefix, listing.data, executor):
+        if isinstance(one, Tabled):
+            tabled.append(one)
+        elif one.is_other_version:
+            raise OtherVersionError(one.reason, where=prefix + one.key)
+        else:
+            refused.append(one)
+        progress(len(tabled) + len(refused), len(listing.data))
+    return tabled, refused
 
 
 def _with_handover(
