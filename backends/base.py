@@ -15,12 +15,13 @@ Rules that hold for every implementation and are checked by ``backends.testing``
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol, cast, runtime_checkable
 
-from backends.errors import InvalidKeyError, InvalidRangeError, ShortReadError
+from backends.errors import ForkedError, InvalidKeyError, InvalidRangeError, ShortReadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -226,6 +227,30 @@ def check_key(key: str) -> None:
             raise InvalidKeyError(
                 f"key has a segment of over {KEY_SEGMENT_BYTES_MAX} bytes: {key!r}"
             )
+
+
+# -- processes -------------------------------------------------------------------------------------
+#
+# A fork copies locks that other threads hold, pools without their threads, and connections that two processes would then
+# write to: whoever uses such a store may wait for ever. So each says at once that it is another process's.
+
+FORKED = "it was opened by the process that this one was forked off"
+OPEN_ANEW = "open it again in this process, or start processes by `spawn` or `forkserver`"
+"""What to do about it."""
+
+
+def require_same_process(pid: int, where: str) -> None:
+    """Refuse to use what another process has opened.
+
+    Args:
+        pid: Of the process that opened it.
+        where: What it is, for the message.
+
+    Raises:
+        ForkedError: This is another one.
+    """
+    if os.getpid() != pid:
+        raise ForkedError(f"{FORKED} ({where}); {OPEN_ANEW}")
 
 
 # -- buffers ---------------------------------------------------------------------------------------

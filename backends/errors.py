@@ -80,5 +80,9 @@ class UnsupportedError(BackendError):
     """This backend cannot do this (its capabilities say so)."""
 
 
+class ForkedError(BackendError):
+    """This process was forked off the one that opened the store: it has neither its threads nor its connections."""
+
+
 class ConfigurationError(BackendError, ValueError):
     """The URL or an option names nothing that can be opened. Nothing was tried on the network."""

@@ -47,6 +47,7 @@ from backends.base import (
     as_pieces,
     check_key,
     content_version,
+    require_same_process,
 )
 from backends.errors import (
     AlreadyExistsError,
@@ -111,6 +112,7 @@ class LocalFolderStore:
             )
         self._url = path.as_uri()
         self._root = os.fsencode(path)
+        self._pid = os.getpid()
         self._timeout_s = timeout_s
         self._folders = FolderCache(self._root)
         self._writer = ExclusiveWriter(self._root, self._folders, _HIDDEN)
@@ -129,6 +131,7 @@ class LocalFolderStore:
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """Raises also InvalidKeyError where key and ``key/...`` would meet."""
+        require_same_process(self._pid, self._url)
         folder, name = self._place(key)
         pieces = as_pieces(data)
         for _ in range(_FOLDER_TRIES_MAX):
@@ -199,7 +202,8 @@ class LocalFolderStore:
         return content_version(b"".join(pieces))
 
     def close(self) -> None:
-        self._folders.close()
+        if os.getpid() == self._pid:  # else its lock may be held by a thread that is not here
+            self._folders.close()
 
     def _place(self, key: str) -> tuple[bytes, bytes]:
         """Folder and name of a key."""
@@ -326,6 +330,7 @@ class LocalFolderStore:
         Raises:
             UnavailableError: Somebody else held it for ``timeout_s`` seconds.
         """
+        require_same_process(self._pid, self._url)
         # Threads take turns by this one, which wakes who waits; the file's lock can only be polled.
         if not self._change.acquire(timeout=self._timeout_s):
             raise UnavailableError(f"another thread holds the lock: {self._url}")

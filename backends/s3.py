@@ -12,7 +12,9 @@ Contract
     Listings go by plain prefixes; the server is asked for the folder of the prefix, from just
     before the prefix on. Whatever keys others have put there are left out and noted. The client is
     made at the first request, so that opening asks nothing of the network. Any thread may call
-    anything at any time; nothing here has to survive a crash.
+    anything at any time; nothing here has to survive a crash. A process that was forked off one that
+    has asked is refused; what it opens itself goes through boto3, since the threads of obstore, which
+    all its clients share, were not copied.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from backends.base import (
     check_key,
     is_key,
     keys_from,
+    require_same_process,
 )
 from backends.errors import (
     AlreadyExistsError,
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from backends.s3_settings import S3Options
+    from backends.s3_settings import S3Options, S3Settings
 
 
 RANGES_AT_ONCE_MAX = 8
@@ -83,17 +86,30 @@ def open_s3(location: str, options: S3Options) -> S3Store:
     bucket, prefix = split_location(location)
     check_options(options)
     signed = any(name.lower().startswith("x-amz-") for name in options.headers)
-    module, name = ("s3_control", "BotoWire") if signed else ("s3_obstore", "ObstoreWire")
-    try:
-        make = getattr(importlib.import_module(f"backends.{module}"), name)
-    except ImportError as error:
-        raise ConfigurationError(_NEEDS) from error
+    _wire_class(is_signed=signed)  # so that what is missing is said now
 
     def connect() -> tuple[S3Wire, str]:
         settings = resolve(bucket, options, os.environ)
-        return cast("S3Wire", make(settings)), settings.server
+        return _wire_class(is_signed=signed)(settings), settings.server
 
     return S3Store(bucket, prefix, connect)
+
+
+def _wire_class(*, is_signed: bool) -> Callable[[S3Settings], S3Wire]:
+    """The client: the fast one, unless headers must be signed or a fork has left it without its threads.
+
+    Raises:
+        ConfigurationError: Its library is not installed.
+    """
+    try:
+        if not is_signed:
+            fast = importlib.import_module("backends.s3_obstore")
+            if not fast.is_cut_off():
+                return cast("Callable[[S3Settings], S3Wire]", fast.ObstoreWire)
+        control = importlib.import_module("backends.s3_control")
+    except ImportError as error:
+        raise ConfigurationError(_NEEDS) from error
+    return cast("Callable[[S3Settings], S3Wire]", control.BotoWire)
 
 
 class S3Store:
@@ -110,6 +126,7 @@ class S3Store:
         self._url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._prefix = prefix + "/" if prefix else ""
         self._connect = connect
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._connected: tuple[S3Wire, str] | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -234,6 +251,8 @@ class S3Store:
         return Version(etag)
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # the pool's threads are not here, and the connections are another process's
         # Taken out under the lock and closed outside: threads of the pool may want the lock to end.
         with self._lock:
             connected, self._connected = self._connected, None
@@ -248,6 +267,7 @@ class S3Store:
         return self._connection()[0]
 
     def _connection(self) -> tuple[S3Wire, str]:
+        require_same_process(self._pid, self._url)
         connected = self._connected
         if connected is None:
             # Made once, under the lock; looked at without it, which is right since it is set last.
@@ -257,6 +277,7 @@ class S3Store:
 
     @property
     def _executor(self) -> ThreadPoolExecutor:
+        require_same_process(self._pid, self._url)
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(RANGES_AT_ONCE_MAX, thread_name_prefix="s3-range")

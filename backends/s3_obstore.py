@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import re
 from contextlib import contextmanager
 from datetime import timedelta
@@ -91,6 +92,18 @@ _STATUS_OF_CLASS: list[tuple[type[BaseException], int]] = [
 ]
 
 
+_USED_BY: set[int] = set()
+"""Processes that have made a client, and those that they were forked off."""
+
+
+def is_cut_off() -> bool:
+    """Whether this process was forked off one that used obstore: the threads that carry out its requests are not here.
+
+    All its clients share them, so that a new one would wait for ever, too.
+    """
+    return bool(_USED_BY - {os.getpid()})
+
+
 class _OddKeysError(Exception):
     """A page of a listing has keys that obstore cannot give as they are."""
 
@@ -100,6 +113,7 @@ class ObstoreWire:
 
     def __init__(self, settings: S3Settings) -> None:
         """Make a client; nothing is sent."""
+        _USED_BY.add(os.getpid())
         self._settings = settings
         self._careful: S3Wire | None = None
         self._ca_bundle = None

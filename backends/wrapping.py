@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from backends.base import as_pieces, get_into, size_bytes
+from backends.base import as_pieces, get_into, require_same_process, size_bytes
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -521,12 +522,13 @@ class MeteredStore(WrappingStore):
 
     Requests are counted as S3 bills them: one per call, one per range of ``get_ranges``, and one per
     1,000 keys of a listing, at least one. A request that fails counts too, and as an error beside.
-    Whoever makes a failed request again says so with ``count_retry``.
+    Whoever makes a failed request again says so with ``count_retry``. A process forked off the one that made it is refused.
     """
 
     def __init__(self, inner: ObjectStore, prices: Prices | None = None) -> None:
         """Wrap a store; counting begins at 0."""
         super().__init__(inner)
+        self._pid = os.getpid()
         self._prices = prices or Prices()
         self._lock = threading.Lock()
         self._counters: defaultdict[Kind, _Counter] = defaultdict(_Counter)
@@ -592,6 +594,9 @@ class MeteredStore(WrappingStore):
 
     @contextmanager
     def _counted(self, kind: Kind, *, requests: int = 1, up: int = 0) -> Iterator[None]:
+        require_same_process(
+            self._pid, self.url
+        )  # before the lock: its holder may be a thread of that one
         # Before it is made: a store bills what it refuses, and what nobody waits for any more.
         self._add(kind, requests=requests, up=up)
         try:

@@ -28,6 +28,7 @@ Times
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from backends.base import FORKED, OPEN_ANEW
 from backends.errors import BackendError
 from fetcher.statuses import (
     Both,
@@ -137,6 +139,7 @@ class TieredMessageStore:
         self._local_keys = local_keys
         self._tier_keys = tier_keys
         self._tier_sick_until_s = 0.0
+        self._pid = os.getpid()
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -169,9 +172,10 @@ class TieredMessageStore:
             policy: For this request.
 
         Raises:
-            InvalidError: A limit is not positive.
+            InvalidError: A limit is not positive, or this process was forked off the one that made this.
             ClosedError: A side has been closed.
         """
+        self._require_same_process()
         scan_settings = self.settings.scan
         limits = ScanLimits(
             scan_settings.count_max if max_count is None else max_count,
@@ -286,6 +290,7 @@ class TieredMessageStore:
 
         A side that fails or has no lookup costs completeness, which the answer says; not what the other one found.
         """
+        self._require_same_process()
         policy = self.settings.policy if policy is None else policy
         deadline_s = self.deadline_s(timeout_s)
         sides = _Sides(self, policy)
@@ -297,6 +302,11 @@ class TieredMessageStore:
         return merge_answers(answers, wanted.count)
 
     # -- for one read -----------------------------------------------------------------------------
+
+    def _require_same_process(self) -> None:
+        """Refuse to work in a process that was forked off the one that made this: the threads of the tier are not there."""
+        if os.getpid() != self._pid:
+            raise InvalidError(FORKED, where="message store", do=OPEN_ANEW)
 
     def deadline_s(self, timeout_s: float | None) -> float:
         """Until when a request of this timeout may take."""
@@ -314,6 +324,7 @@ class TieredMessageStore:
             is_held: Hold the tier's last message against the broker's also where the broker has as much. It costs a
                 small local read, so this is for who is about to use what the tier has above the local minimum.
         """
+        self._require_same_process()
         policy = self.settings.policy if policy is None else policy
         tier = self.tier.bounds(queue) if self.tier is not None else None
         local = self.local.bounds(queue) if self.local is not None else None

@@ -244,7 +244,9 @@ class AsyncTier:
 
         Raises:
             ClosedError: The tier has been closed.
+            InvalidError: This process was forked off the one that opened it.
         """
+        self.tier.require_same_process()
         if self._closing.is_set():
             raise self._closed()
         return asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
@@ -275,6 +277,8 @@ class AsyncTier:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        if self.tier.is_forked:
+            return
         # The tier first: it ends the reads that the pool's threads wait in.
         self.tier.close()
         self._pool.shutdown(cancel_futures=True)

@@ -86,7 +86,9 @@ class OpenMessageStore(TieredMessageStore):
         return self._upkeep.trouble
 
     def close(self) -> None:
-        """Give back threads, files and connections. Harmless when repeated."""
+        """Give back threads, files and connections. Harmless when repeated; in a forked process it does nothing."""
+        if self.opened.is_forked:
+            return
         self._closing.close()
 
     def __enter__(self) -> Self:

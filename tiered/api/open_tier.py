@@ -14,22 +14,27 @@ plain reader (``tiered.log.reader``), which starts no thread. What is given out 
 Ordering: ``close`` ends reads that wait (``ClosedError``), then requests, then threads, then connections. Batches handed out
 stay valid.
 
+Processes: a tier belongs to the process that opened it. In one that is forked off that, every read is refused at once
+(``InvalidError``) and ``close`` does nothing; a tier that is opened there works.
+
 Retries: as the store below retries, until ``close``. A crash leaves nothing: it only reads.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
+from backends.base import FORKED, OPEN_ANEW
 from backends.errors import BackendError
 from fetcher.limits import MEMORY_BYTES, FetchSettings
 from tiered.api.stores import OpenStore, backend_errors
 from tiered.clock import Clock, SystemClock
-from tiered.errors import ClosedError, DataError
+from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.log.reader import QueueReader, TierReader
 
 if TYPE_CHECKING:
@@ -96,6 +101,7 @@ class OpenTier:
         self.reader = TierReader(store, place.prefix)
         self.is_direct = is_sequential and store.url.startswith(_FOLDER)
         self._settings = settings
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._made: tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker] | None = None
         self._index: tuple[IndexReader, ThreadPoolExecutor] | None = None
@@ -133,6 +139,7 @@ class OpenTier:
 
     def refresh(self) -> bool:
         """See what was committed since; whether there was anything."""
+        self.require_same_process()
         with backend_errors():
             return self.reader.refresh()
 
@@ -145,6 +152,7 @@ class OpenTier:
         Raises:
             ClosedError: After ``close``.
         """
+        self.require_same_process()
         # Made under the lock: of two, one would be lost with its threads running.
         with self._lock:
             self._require_open()
@@ -158,6 +166,20 @@ class OpenTier:
         if self._settings is None:
             self._settings = FetchSettings.of_memory(MEMORY_BYTES)
         return self._settings
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a copy of the tier's: it has neither its threads nor its connections."""
+        return os.getpid() != self._pid
+
+    def require_same_process(self) -> None:
+        """Refuse to work in a process that was forked off the one that opened the tier; asked before any lock is taken.
+
+        Raises:
+            InvalidError: This is such a process.
+        """
+        if self.is_forked:
+            raise InvalidError(FORKED, where=self.store.url, do=OPEN_ANEW)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -190,6 +212,7 @@ class OpenTier:
         """
         if self.is_direct:
             return self._fetch_directly(cursor, start, bytes_max=bytes_max, count_max=count_max)
+        self.require_same_process()
         # Without the lock: once made it stays until ``close``, and a read that meets a closed fetcher is told so by that.
         made = self._made
         fetcher = self.fetcher if made is None else made[0]
@@ -210,6 +233,7 @@ class OpenTier:
     def _fetch_directly(
         self, cursor: QueueCursor, start: QueueOffset, *, bytes_max: int, count_max: int
     ) -> TierBatch | Gap | None:
+        self.require_same_process()
         reader = QueueReader(self.store, self.place.prefix, cursor)
         self._require_open()
         with backend_errors():
@@ -259,6 +283,7 @@ class OpenTier:
             BackendError: The store does not answer.
             ClosedError: After ``close``.
         """
+        self.require_same_process()
         with self._lock:
             self._require_open()
             if self._index is None:
@@ -303,8 +328,11 @@ class OpenTier:
     def close(self) -> None:
         """End reads, threads and connections. Harmless when repeated.
 
-        Waits for requests under way, at most 10 seconds before it gives them up.
+        Waits for requests under way, at most 10 seconds before it gives them up. In a forked process it does nothing: what
+        there is to end belongs to the one that opened the tier.
         """
+        if self.is_forked:
+            return
         # First, so that nobody who holds a thread goes on trying; the lock only keeps one from being made meanwhile.
         self.stop.set()
         with self._lock:

@@ -17,6 +17,7 @@ from backends.base import get_into, size_bytes
 from backends.errors import (
     BackendError,
     ConfigurationError,
+    ForkedError,
     ObjectNotFoundError,
     PermissionDeniedError,
     StoreFullError,
@@ -46,6 +47,8 @@ def backend_errors() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
+        raise InvalidError(str(error)) from error
+    except ForkedError as error:
         raise InvalidError(str(error)) from error
     except ObjectNotFoundError as error:
         raise StoreUnavailableError(str(error), do="check the URL") from error

@@ -74,6 +74,7 @@ class Tier(OpenTier):
         Raises:
             InvalidError: No such queue, or a datetime without a time zone.
         """
+        self.require_same_process()
         queue = self.reader.queue(MessageQueue(topic, queue_id))
         with backend_errors():
             boundary = Boundary.UPPER if upper else Boundary.LOWER

@@ -7,6 +7,7 @@ a checkpoint had them (``Segments``): a tier of a million of each takes 140 MiB 
 from __future__ import annotations
 
 import base64
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -262,6 +263,13 @@ class _Rows:
 
 
 _GROWING: Final = threading.Lock()
+# A fork waits until nobody has it: what a child opens for itself needs it, too, and its holder would not be there.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_GROWING.acquire,
+        after_in_parent=_GROWING.release,
+        after_in_child=_GROWING.release,
+    )
 _SPARE: Final = 4
 
 
