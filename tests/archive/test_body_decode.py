@@ -25,17 +25,13 @@ from tiered.archive.bodies import (
     is_name,
     parse_columns,
 )
+from tiered.archive.body_blocks import NO_FIT, NO_OBJECT, BodyCounts, Decoder, decode_bodies
 from tiered.archive.body_formats import (
-    NO_FIT,
-    NO_OBJECT,
     RAW,
     AvroDecoder,
-    BodyCounts,
-    Decoder,
     ProtoDecoder,
     avro_columns,
     body_fields,
-    decode_bodies,
     open_decoder,
     proto_columns,
     read_wishes,

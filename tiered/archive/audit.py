@@ -219,7 +219,7 @@ def _looks(at: Workshop, state: ArchiveState, reader: TierReader) -> Iterator[In
 def _again(reader: TierReader, look: Inspection) -> Inspection:
     """The same, as the tier is now."""
     tasks = (
-        (one, replace(task, parts=_parts(reader, task.lane, one.start, one.end)))
+        (one, replace(task, parts=tier_parts(reader, task.lane, one.start, one.end)))
         for one, task in look.stretches
     )
     return replace(look, stretches=tuple(tasks), is_last=True)
@@ -227,11 +227,11 @@ def _again(reader: TierReader, look: Inspection) -> Inspection:
 
 def _task(reader: TierReader, state: ArchiveState, lane: ArchiveLane, one: Archived) -> Task:
     layout = layout_of(state, lane.topic, one)
-    parts = _parts(reader, lane, one.start, one.end)
+    parts = tier_parts(reader, lane, one.start, one.end)
     return Task(lane, one.start, one.end, parts, layout=layout)
 
 
-def _parts(reader: TierReader, lane: ArchiveLane, low: int, high: int) -> Parts:
+def tier_parts(reader: TierReader, lane: ArchiveLane, low: int, high: int) -> Parts:
     """What the tier has of these offsets; none when it has not all of them."""
     lives = _lives(reader, lane)
     return _parts_of(reader, lane, lives[-1], low, high) if lives else NO_PARTS

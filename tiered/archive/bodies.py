@@ -77,6 +77,13 @@ class BodyColumns:
         return found
 
 
+def column_names(body: BodyColumns) -> list[str]:
+    """Names of a file's columns that bodies become."""
+    if body.format == "text":
+        return [TEXT]
+    return [PREFIX + column.name for column in parse_columns(body.columns)]
+
+
 @dataclass(frozen=True, slots=True)
 class BodyLayout:
     """What files get beside the columns that every file has.

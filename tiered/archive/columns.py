@@ -15,7 +15,8 @@ import numpy as np
 
 from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
 from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout
-from tiered.archive.body_formats import body_fields, decode_bodies, open_decoder
+from tiered.archive.body_blocks import decode_bodies
+from tiered.archive.body_formats import body_fields, open_decoder
 from tiered.errors import DataError
 from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from tiered.archive.body_formats import Decoder
+    from tiered.archive.body_blocks import BodyCounts, Decoder
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveLane
     from tiered.log.decode import TierBatch
@@ -211,11 +212,14 @@ class Columns:
         self._maker = ArrowMaker(tuple(self._taken.values()), properties=texts)
         self.lane = lane
 
-    def make(self, batch: TierBatch) -> tuple[list[pa.RecordBatch], list[Aside]]:
+    def make(
+        self, batch: TierBatch, counts: BodyCounts | None = None
+    ) -> tuple[list[pa.RecordBatch], list[Aside]]:
         """The messages of a batch in order, and what is none.
 
         Args:
             batch: Records of the lane's queue.
+            counts: What of bodies is in no column is added to it; None: it is not looked for.
 
         Returns:
             Batches of rows; holes, records that cannot be unpacked, and those whose bodies do not fit, each once.
@@ -226,7 +230,7 @@ class Columns:
             for at in np.flatnonzero(records.sizes <= 0).tolist()
         ]
         rows: list[pa.RecordBatch] = []
-        self._take(batch, np.flatnonzero(records.sizes > 0), rows, aside)
+        self._take(batch, np.flatnonzero(records.sizes > 0), rows, aside, counts)
         return rows, aside
 
     def _take(
@@ -235,6 +239,7 @@ class Columns:
         numbers: npt.NDArray[np.int64],
         rows: list[pa.RecordBatch],
         aside: list[Aside],
+        counts: BodyCounts | None,
     ) -> None:
         if not len(numbers):
             return
@@ -246,11 +251,11 @@ class Columns:
                 aside.append(Aside(batch.records.base_offset + int(numbers[0]), str(error), raw))
                 return
             middle = len(numbers) // 2
-            self._take(batch, numbers[:middle], rows, aside)
-            self._take(batch, numbers[middle:], rows, aside)
+            self._take(batch, numbers[:middle], rows, aside, counts)
+            self._take(batch, numbers[middle:], rows, aside, counts)
             return
         if self._decoder is not None:
-            aside += self._decode(self._decoder, batch, numbers, found)
+            aside += self._decode(self._decoder, batch, numbers, found, counts)
         columns = [found[name] for name in self.schema.names]
         rows.append(self._arrow.RecordBatch.from_arrays(columns, schema=self.schema))
 
@@ -260,9 +265,10 @@ class Columns:
         batch: TierBatch,
         numbers: npt.NDArray[np.int64],
         found: dict[str, Any],
+        counts: BodyCounts | None,
     ) -> list[Aside]:
         """Add what bodies say; those that did not fit."""
-        decoded = decode_bodies(decoder, found["body"], self._fields)
+        decoded = decode_bodies(decoder, found["body"], self._fields, counts)
         reasons: list[str | None] = [None] * len(numbers)
         aside = []
         for row, (what, details) in decoded.unfit.items():

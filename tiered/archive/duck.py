@@ -24,10 +24,11 @@ from urllib.parse import unquote
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.columns import schema
+from tiered.archive.columns import schema, topic_schema
 from tiered.archive.lookup import files_without, read_index
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.selection import MAX, MIN, Selection, micros
+from tiered.archive.stale import stale_rows
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.archive.checked_ranges import Sums
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, ArchiveLane, ParquetFile
+    from tiered.archive.model import ArchiveLane, ParquetFile
+    from tiered.archive.stale import Stale
 
 
 # -- which files a question needs ------------------------------------------------------------------
@@ -60,14 +62,17 @@ COLUMNS = ("queue_id", "queue_offset", "store_ts", "incarnation")
 _LISTS = re.compile(r"(?i)\b(show|desc|describe|pragma|sqlite_master|pg_\w+|duckdb_\w+)\b|_schema")
 _PLACE = "memory.main."
 _KINDS = {
-    "string": "VARCHAR",
+    "bool": "BOOLEAN",
+    "int8": "TINYINT",
+    "int16": "SMALLINT",
     "int32": "INTEGER",
     "int64": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "string": "VARCHAR",
     "binary": "BLOB",
+    "date32[day]": "DATE",
     "timestamp[us, tz=UTC]": "TIMESTAMPTZ",
-    "list<item: string>": "VARCHAR[]",
-    "list<element: string>": "VARCHAR[]",
-    "map<string, string>": "MAP(VARCHAR, VARCHAR)",
 }
 _RUN = ("expression_rewriter", "filter_pushdown")
 _AMONG = re.compile(r"(\w+) IN \((-?\d+(?:, -?\d+)*)\)")
@@ -133,10 +138,25 @@ def make_views(connection: Any, views: Mapping[str, str]) -> None:  # noqa: ANN4
     connection.execute(";".join(texts))
 
 
-def no_rows() -> str:
-    """A SELECT of the archive's columns, without a row."""
-    listed = (f"NULL::{_KINDS[str(field.type)]} AS {quoted(field.name)}" for field in schema())
+def no_rows(columns: pa.Schema | None = None) -> str:
+    """A SELECT of columns, those of every file if none are given, without a row."""
+    fields = schema() if columns is None else columns
+    listed = (f"NULL::{_kind_in_sql(field.type)} AS {quoted(field.name)}" for field in fields)
     return f"SELECT {', '.join(listed)} WHERE false"
+
+
+def _kind_in_sql(kind: Any) -> str:  # noqa: ANN401 (pyarrow has no types)
+    types = load_pyarrow().types
+    if types.is_map(kind):
+        return f"MAP({_kind_in_sql(kind.key_type)}, {_kind_in_sql(kind.item_type)})"
+    if types.is_list(kind):
+        return f"{_kind_in_sql(kind.value_type)}[]"
+    if types.is_struct(kind):
+        inner = (f"{quoted(field.name)} {_kind_in_sql(field.type)}" for field in kind)
+        return f"STRUCT({', '.join(inner)})"
+    if types.is_decimal(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    return _KINDS[str(kind)]
 
 
 def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]:  # noqa: ANN401
@@ -332,11 +352,13 @@ class QueryAnswer:
         rows: None for a statement that has no result.
         files: Files of the topics that it names.
         left_out: Those of them that the log said hold nothing that is wanted; they were not opened.
+        stale: What may be missing in columns that the question may be about.
     """
 
     rows: pa.Table
     files: int
     left_out: int
+    stale: list[Stale]
 
 
 def ask(archive: ObjectStore, question: str) -> QueryAnswer:
@@ -367,7 +389,7 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
         chosen: dict[str, list[str]] = {}
         named = {t: table for t, table in tables.items() if is_named(table, question)}
         try:
-            stand_ins = {table: _stand_in(state, topic, root) for topic, table in named.items()}
+            stand_ins = {table: _stand_in(state, topic) for topic, table in named.items()}
             stand_ins |= dict.fromkeys(latest, no_rows())
             make_tables(connection, stand_ins)
             connection.begin()
@@ -395,7 +417,20 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
             raise InvalidError(_said(error), do=tables_there(there)) from error
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
-    return QueryAnswer(answer, len(every), len(every - read))
+    return QueryAnswer(answer, len(every), len(every - read), stale_asked(state, named, question))
+
+
+_ALL = re.compile(r"\*|^(?!.*\bselect\b)", re.IGNORECASE | re.DOTALL)
+"""In a question for all columns."""
+
+
+def stale_asked(state: ArchiveState, topics: Collection[str], question: str) -> list[Stale]:
+    """What may be missing in columns of topics that a question names."""
+    return [
+        one
+        for one in stale_rows(state, topics)
+        if _ALL.search(question) or any(is_named(column, question) for column in one.columns)
+    ]
 
 
 _NO_ARROW = frozenset({"bit", "uhugeint", "time with time zone", "bignum", "variant"})
@@ -500,20 +535,16 @@ def local_root(archive: ObjectStore) -> str | None:
 
 def _view(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
     """A SELECT of the rows of some files of a topic, with the columns of all of them."""
-    empty = _stand_in(state, topic, root)
+    empty = _stand_in(state, topic)
     if not keys:
         return empty
     rows = _rows_of(state, topic, root, keys)
     return f"{rows} UNION ALL BY NAME {empty}" if _has_more(state, topic) else rows
 
 
-def _stand_in(state: ArchiveState, topic: str, root: str) -> str:
-    """A SELECT without a row; a file of each kind is opened, and only when some have more columns than all have."""
-    stretches = [one for lane, found in state.lanes.items() if lane.topic == topic for one in found]
-    kinds = {_kind(one): one.files[0].key for one in stretches if one.files}
-    if not (kinds and _has_more(state, topic)):
-        return no_rows()
-    return f"{_rows_of(state, topic, root, list(kinds.values()))} WHERE false"
+def _stand_in(state: ArchiveState, topic: str) -> str:
+    """A SELECT without a row, of all columns that files of a topic may have, also where none has them yet."""
+    return no_rows(topic_schema(state, topic)) if _has_more(state, topic) else no_rows()
 
 
 def _rows_of(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
@@ -527,16 +558,12 @@ def _read_files(root: str, keys: Sequence[str], *, differ: bool) -> str:
     return f"SELECT * FROM read_parquet([{listed}], {options})"  # noqa: S608 (quoted)
 
 
-def _kind(one: Archived) -> tuple[int, bool, int]:
-    """Files of stretches of one kind have the same columns."""
-    return one.columns, one.has_records, one.schema
-
-
 def _has_more(state: ArchiveState, topic: str) -> bool:
     """Whether files of a topic may differ in their columns."""
-    stretches = [one for lane, found in state.lanes.items() if lane.topic == topic for one in found]
-    kinds = set(map(_kind, stretches))
-    return topic in state.bodies or not kinds <= {(0, False, SCHEMA_VERSION)}
+    stretches = (one for lane, found in state.lanes.items() if lane.topic == topic for one in found)
+    return topic in state.bodies or any(
+        one.columns or one.has_records or one.schema != SCHEMA_VERSION for one in stretches
+    )
 
 
 class _Watched(ObjectFile):

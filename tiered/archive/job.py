@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
@@ -28,7 +30,7 @@ from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_files import advice_for, write_regular
 from backends.registry import probe
 from tiered import __version__
-from tiered.archive.audit import harmed_files, still_harmed
+from tiered.archive.audit import harmed_files, still_harmed, tier_parts
 from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, infer_columns
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
@@ -49,11 +51,13 @@ from tiered.archive.plan import (
     NO_LIMITS,
     Limits,
     Overtaken,
+    Task,
     Work,
     limited,
     plan_archive,
     plan_works,
 )
+from tiered.archive.stale import decode_again, stale_rows
 from tiered.archive.task import Workshop, do_work
 from tiered.errors import DataError, InvalidError
 from tiered.journal.append import JournalWriter
@@ -69,9 +73,11 @@ if TYPE_CHECKING:
     from tiered.archive.engine import Engine, T, V, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ArchiveLane
-    from tiered.archive.plan import Plan, Task
+    from tiered.archive.plan import Plan
+    from tiered.archive.stale import Remade, Stale
     from tiered.clock import Clock
     from tiered.journal.entry import Action
+    from tiered.log.parts import TierState
 
 
 # -- what it has done ------------------------------------------------------------------------------
@@ -110,6 +116,11 @@ class Result:
             them is not forgotten yet.
         misfits: Rows whose bodies did not fit their topic's columns.
         unknown: Topics whose columns could not be inferred: their bodies stay bytes.
+        left_out: Members of bodies that no column is of, by topic and member: how many values.
+        unfit: Members that did not fit their columns, likewise: in how many rows.
+        is_extended: Columns were fixed for a topic of which messages are archived already.
+        remade: What was made again, since it lacked columns; None: nothing was asked for.
+        stale: Rows without columns that were fixed since; after the run.
         harmed: Files from before that are gone or cut, by key, and what is wrong with each.
     """
 
@@ -130,6 +141,11 @@ class Result:
     not_begun: int = 0
     misfits: int = 0
     unknown: list[str] = field(default_factory=list)
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unfit: Counter[tuple[str, str]] = field(default_factory=Counter)
+    is_extended: bool = False
+    remade: Remade | None = None
+    stale: list[Stale] = field(default_factory=list)
     harmed: dict[str, str] = field(default_factory=dict)
 
     def count(self, done: Done) -> None:
@@ -144,6 +160,10 @@ class Result:
             self.holes += one.holes
             self.misfits += one.misfits
             self.source_bytes += one.source_bytes
+        for task, one in zip(done.tasks, done.archived, strict=True):
+            topic = task.lane.topic
+            self.left_out.update({(topic, name): count for name, count in one.left_out})
+            self.unfit.update({(topic, name): count for name, count in one.unfit})
 
     def record(self, now_ms: int) -> JobRecord:
         """How far the run is, for the log and for metrics."""
@@ -168,7 +188,7 @@ class Result:
 
     def after(self, done: Iterable[Done], now_ms: int) -> JobRecord:
         """How far it will be with these."""
-        then = replace(self)
+        then = replace(self, left_out=Counter(), unfit=Counter())
         for one in done:
             then.count(one)
         return then.record(now_ms)
@@ -385,6 +405,88 @@ class _Sample:
                     yield from some.column("body").to_pylist()
 
 
+_MAGIC = frozenset("*?[")
+
+
+def require_possible(
+    at: Workshop, state: ArchiveState, tier: TierState, plan: Plan, *, again: bool = False
+) -> None:
+    """See that what is wished of bodies can be done, also where nothing of a topic is to be archived now.
+
+    Raises:
+        InvalidError: A topic is named that is nowhere, what is wished contradicts what is fixed, or it is wished of topics
+            alone that are archived as bytes.
+    """
+    there = {lane.topic for lane in state.lanes if len(state.lanes[lane])}
+    known = {queue.topic for queue in tier.queues} | there | set(state.bodies)
+    planned, idle = {task.lane.topic for task in plan.tasks}, dict[str, list[str]]()
+    for glob, _ in at.wishes.by_topic:
+        if not _MAGIC.intersection(glob) and glob not in known:
+            some = ", ".join(sorted(known)[:_NAMED]) or "none yet"
+            raise InvalidError(
+                f"--body names the topic {glob}, and neither the tier nor the archive has it",
+                do=f"leave it out until there is one; topics are {some}",
+            )
+    for topic in filter(at.takes, sorted(known)):
+        glob, wish = next((o for o in at.wishes.by_topic if fnmatchcase(topic, o[0])), ("", None))
+        if wish is None or wish.format == RAW:
+            continue
+        if topic in state.bodies:
+            merged(state.bodies[topic][-1], wish.body or BodyColumns(wish.format), topic)
+        is_idle = topic in there and topic not in planned and topic not in state.bodies
+        idle.setdefault(glob, []).append(topic if is_idle else "")
+    for glob, topics in idle.items():
+        if all(topics) and not again:
+            raise InvalidError(
+                f"--body wishes columns of {', '.join(topics[:_NAMED])}: archived as bytes, and nothing is left of it"
+                " to be archived",
+                where=at.archive.url,
+                do="--decode-again makes columns of what is archived; without it leave this wish out"
+                + f" ({glob})" * (glob != "*"),
+            )
+
+
+_NAMED = 8
+
+
+def extend_columns(log: JournalWriter[ArchiveState], at: Workshop) -> None:
+    """Fix columns that are wished of topics beside those that they have, also where nothing is to be archived.
+
+    Raises:
+        InvalidError: What is wished contradicts what is fixed.
+        BackendError: The store failed.
+    """
+    for topic in filter(at.takes, sorted(log.state.bodies)):
+        wish = at.wishes.of(topic)
+        while wish and wish.body:
+            known = log.state.bodies[topic]
+            wanted = merged(known[-1], wish.body, topic)
+            if wanted == known[-1] or _append(log, topic, len(known), wanted):
+                break
+
+
+def fix_archived(log: JournalWriter[ArchiveState], at: Workshop, reader: TierReader) -> list[str]:
+    """Fix what bodies become of topics that are archived as bytes, as far as something is wished of them.
+
+    Returns:
+        Topics whose columns cannot be inferred.
+    """
+    unknown, state = [], log.state
+    for topic, lanes in groupby(sorted(state.lanes), key=lambda lane: lane.topic):
+        wish = at.wishes.of(topic) if at.takes(topic) and topic not in state.bodies else None
+        if wish is None:
+            continue
+        tasks = [
+            Task(lane, one.start, one.end, parts)
+            for lane in lanes
+            for one in islice(state.lanes[lane], SAMPLE_MORE)
+            if (parts := tier_parts(reader, lane, one.start, one.end))
+        ]
+        if not _fix(log, topic, wish, _Sample(at.tier, at.place.prefix, tasks)):
+            unknown.append(topic)
+    return unknown
+
+
 def _fix(log: JournalWriter[ArchiveState], topic: str, wish: BodyWish, sample: _Sample) -> bool:
     """Fix what is wished where it is not fixed yet; whether the topic has what was wished."""
     if wish.format == RAW:
@@ -451,9 +553,24 @@ def plan_job(at: Workshop, state: ArchiveState) -> Plan:
         DataError: The tier's journal is damaged.
         BackendError: It could not be read.
     """
+    return plan_of(at, read_tier(at), state)
+
+
+def plan_of(at: Workshop, reader: TierReader, state: ArchiveState) -> Plan:
+    """What there is to do by what a reader of the tier has seen."""
+    return plan_archive(reader.state, at.place, state, takes=at.takes)
+
+
+def read_tier(at: Workshop) -> TierReader:
+    """A reader of the tier as it is now.
+
+    Raises:
+        DataError: The tier's journal is damaged.
+        BackendError: It could not be read.
+    """
     reader = TierReader(at.tier, at.place.prefix)
     reader.refresh()
-    return plan_archive(reader.state, at.place, state, takes=at.takes)
+    return reader
 
 
 def run_job(
@@ -464,6 +581,7 @@ def run_job(
     limits: Limits = NO_LIMITS,
     small_bytes: int = 0,
     kind: str = "local",
+    again: bool = False,
 ) -> Result:
     """Archive all that is sealed and not archived yet.
 
@@ -474,23 +592,29 @@ def run_job(
         limits: What the run is held to.
         small_bytes: Segments of less commit log share files (``tiered.archive.plan``); 0: none does.
         kind: What the engine is called in the log.
+        again: Make files again that lack columns which were fixed since (``tiered.archive.stale``).
 
     Raises:
-        InvalidError: The archive's store does not keep to conditional writes, or lies within the tier (or round it).
+        InvalidError: What is wished of bodies cannot be done, or the archive's store does not keep to conditional writes,
+            or lies within the tier (or round it).
         DataError: A log is damaged.
         BackendError: A store failed.
     """
     _require_apart(at)
-    log = log_writer(at)
-    plan = limited(plan_job(at, log.state), limits)
+    log, reader = log_writer(at), read_tier(at)
+    every = plan_of(at, reader, log.state)
+    require_possible(at, log.state, reader.state, every, again=again)
+    plan = limited(every, limits)
     result = Result(plan, log.writer, kind, at.clock.now_ms())
     if plan.tasks or plan.overtaken:
         _require_conditional(at)
     tell = told or (lambda _result: None)
     with ThreadPoolExecutor(1, "tiered-listing") as pool:
         looked = pool.submit(harmed_files, at.archive, log.state)
-        _Run(at, log, engine, result, tell, limits=limits, small_bytes=small_bytes).run()
+        run = _Run(at, log, engine, result, tell, limits=limits, small_bytes=small_bytes)
+        run.run(again=again)
         suspects = looked.result()
+    result.stale = stale_rows(log.state)
     if suspects:
         log.catch_up()
         result.harmed = still_harmed(at.archive, log.state, suspects)
@@ -524,8 +648,29 @@ class _Run:
         self._stuck: set[ArchiveLane] = set()
         self._trimmed = 0
 
-    def run(self) -> None:
-        plan = self._result.plan
+    def run(self, *, again: bool) -> None:
+        plan, log = self._result.plan, self._log
+        had = {topic: len(found) for topic, found in log.state.bodies.items()}
+        there = {lane.topic for lane in log.state.lanes}
+        extend_columns(log, self._at)
+        self._archive(plan)
+        if again:
+            self._decode_again()
+        is_new = (had.get(topic, 0) < len(found) for topic, found in log.state.bodies.items())
+        self._result.is_extended = any(
+            is_more and topic in there
+            for is_more, topic in zip(is_new, log.state.bodies, strict=True)
+        )
+        # Who plans next reads a checkpoint and no entries, however much this run has done.
+        self._save(force=self._result.entries > 0)
+
+    def _decode_again(self) -> None:
+        at, log, reader = self._at, self._log, read_tier(self._at)
+        self._result.unknown = sorted({*self._result.unknown, *fix_archived(log, at, reader)})
+        self._result.remade = decode_again(at, log, self._engine, reader)
+        self._result.entries += self._result.remade.entries
+
+    def _archive(self, plan: Plan) -> None:
         if plan.tasks and not self._log.number:  # a file without an entry would be of a lost log
             self._log.append([job_action(self._result.record(self._at.clock.now_ms()))])
         for _ in range(ROUNDS):
@@ -539,8 +684,6 @@ class _Run:
             if self._is_full or not is_moved:
                 break
             plan = self._planned_again()
-        # Who plans next reads a checkpoint and no entries, however much this run has done.
-        self._save(force=self._result.entries > 0)
 
     def _planned_again(self) -> Plan:
         """What there is to do now; others take the place of what waits, within the limits."""

@@ -7,6 +7,8 @@ archive       those of ``Archived``: queue offsets of a lane and the files that 
               ``tails``: how many marks of the lane the archiver knew of: with another number it is refused
 forget        ``starts``: the stretches that begin at these offsets are no longer part of the archive;
               ``tail``: mark of what the broker took back, the reason; see ``TakenBack``
+again         no ``lane``: ``stretches``, each as an ``archive`` action of one that is archived, with more columns
+              of bodies: they take the places of the old ones, all that share files together or not at all
 pack          no ``lane``: ``stretches``, each as an ``archive`` action: they share files, and count together or
               not at all
 clean         no ``lane``: ``keys``: files that were replaced, and are deleted now
@@ -41,6 +43,7 @@ from tiered.archive.moves import (
     Places,
     Replaced,
     move,
+    pack_action,
 )
 from tiered.archive.saved_runs import Saved, SavedRun, Shared, stretches_of
 from tiered.journal.entry import json_text
@@ -144,6 +147,7 @@ ARCHIVE = "archive"
 FORGET = "forget"
 COLUMNS = "columns"
 CLEAN = "clean"
+AGAIN = "again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +303,11 @@ def archive_action(lane: ArchiveLane, archived: Archived, tails: int) -> Action:
     return {"do": ARCHIVE, "lane": lane_row(lane), "tails": tails, **archived.document()}
 
 
+def again_action(stretches: Iterable[tuple[ArchiveLane, int, Archived]]) -> Action:
+    """The action by which stretches take the places of what they are with fewer columns; see ``pack_action``."""
+    return {**pack_action(stretches), "do": AGAIN}
+
+
 def forget_action(lane: ArchiveLane, starts: list[int], tail: TakenBack) -> Action:
     """The action that takes stretches out, since the broker took their messages back."""
     return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail.row()}
@@ -360,6 +369,34 @@ def _pack(work: _ArchiveWork, action: Action) -> None:
         work.places, work.gone = trial.places, trial.gone
     else:
         work.refused += 1
+
+
+def _again(work: _ArchiveWork, action: Action) -> None:
+    places = Places(dict(work.places.lanes), dict(work.places.named))
+    trial = _ArchiveWork(places, work.tails, work.bodies, gone=work.gone)
+    gone: dict[str, ParquetFile | SideFile] = {}
+    is_whole = bool(action["stretches"])
+    for stretch in action["stretches"]:
+        lane, new = ArchiveLane.of(stretch["lane"]), Archived.of(stretch)
+        every = stretches_of(places.lanes, lane)
+        old = next(iter(every.around(new.start, new.end)), None)
+        if old is None or not old.proves(new) or new.columns < old.columns:
+            is_whole = False
+            break
+        places.names(lane)  # counted before anything is taken out
+        places.lanes[lane] = every.without([old.start])
+        places.count(lane, old.files, -1)
+        gone |= {file.key: file for file in old.objects()}
+        is_whole &= trial.add(stretch)
+    named = {
+        lane: places.names(lane)
+        for lane in {ArchiveLane.of(s["lane"]) for s in action["stretches"]}
+    }
+    if not is_whole or any(names.get(key) for names in named.values() for key in gone):
+        work.refused += 1
+        return
+    work.places, work.gone = trial.places, trial.gone
+    work.replace(gone.values())
 
 
 def _merge(work: _ArchiveWork, action: Action) -> None:
@@ -424,6 +461,7 @@ _HANDLERS = {
     FORGET: _forget,
     COLUMNS: _columns,
     PACK: _pack,
+    AGAIN: _again,
     MERGE: _merge,
     JOB: _job,
     CLEAN: _clean,

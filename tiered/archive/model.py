@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +22,11 @@ LOG = "_log/"
 ENTRIES_KEPT = 256
 """Entries of the log that stay at least, so that a job may sleep while others write so many; and how often a run trims."""
 SCHEMA_VERSION = 1
+_NUMBERS = ("start", "end", "holes", "bad", "source_bytes", "schema")
 _RARE = ("misfits", "columns", "has_records")
-"""Fields of ``Archived`` that its JSON has only when they say something: most archives have neither."""
+_SUMS = ("body_crc_sum", "body_bytes")
+_MEMBERS = ("left_out", "unfit")
+"""Fields of ``Archived`` that its JSON has only when they say something: most archives have none of them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -202,6 +205,8 @@ class Archived:
         misfits: Messages whose bodies did not fit their topic's columns: rows, and in the side file too.
         columns: Which of the columns that the log has fixed for the topic's bodies the files have, from 1; 0 is none.
         has_records: The files have the stored bytes of each record.
+        left_out: Members of bodies that no column is of, each with how many values it had.
+        unfit: Members that did not fit their columns, each with in how many rows.
     """
 
     start: int
@@ -216,11 +221,26 @@ class Archived:
     misfits: int = 0
     columns: int = 0
     has_records: bool = False
+    left_out: tuple[tuple[str, int], ...] = ()
+    unfit: tuple[tuple[str, int], ...] = ()
 
     @property
     def rows(self) -> int:
         """Messages in its files."""
         return sum(file.rows for file in self.files)
+
+    def proves(self, other: Archived) -> bool:
+        """Whether another stretch has the same rows, holes and bad records, by what logs say, whatever its columns."""
+        return self._known() == other._known()
+
+    def _known(self) -> tuple[int, ...]:
+        sums = (sum(getattr(file, name) for file in self.files) for name in _SUMS)
+        times = [(file.store_min_ms, file.store_max_ms) for file in self.files]
+        low, high = (
+            min((low for low, _ in times), default=-1),
+            max((t for _, t in times), default=-1),
+        )
+        return self.start, self.end, self.holes, self.bad, self.rows, *sums, low, high
 
     def objects(self) -> tuple[ParquetFile | SideFile, ...]:
         """All files that it names."""
@@ -238,9 +258,13 @@ class Archived:
     def document(self) -> dict[str, Any]:
         """As JSON, without a lane."""
         rare = {name: value for name in _RARE if (value := getattr(self, name))}
+        counts = {
+            name: list(map(list, value)) for name in _MEMBERS if (value := getattr(self, name))
+        }
         return {
-            **{name: value for name, value in asdict(self).items() if name not in _RARE},
+            **{name: getattr(self, name) for name in _NUMBERS},
             **rare,
+            **counts,
             "files": [file.row() for file in self.files],
             "side": list(astuple(self.side)) if self.side else [],
             "sources": [list(pair) for pair in self.sources],
@@ -253,8 +277,7 @@ class Archived:
         Raises:
             ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
         """
-        names = ("start", "end", "holes", "bad", "source_bytes", "schema")
-        numbers = {name: document[name] for name in names}
+        numbers = {name: document[name] for name in _NUMBERS}
         numbers |= {name: document.get(name, 0) for name in ("misfits", "columns")}
         check_ints(numbers.values(), "what is archived")
         sources = tuple((key, version) for key, version in document["sources"])
@@ -265,7 +288,18 @@ class Archived:
             side=SideFile.of(document["side"]) if document["side"] else None,
             sources=sources,
             has_records=document.get("has_records", False) is True,
+            left_out=_counts_of(document.get("left_out")),
+            unfit=_counts_of(document.get("unfit")),
         )
+
+
+def _counts_of(rows: list[list[Any]] | None) -> tuple[tuple[str, int], ...]:
+    if rows is None:
+        return ()
+    found = tuple((name, count) for name, count in rows)
+    check_texts((name for name, _ in found), "a member of bodies")
+    check_ints((count for _, count in found), "a member of bodies")
+    return found
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from zlib_ng import zlib_ng
 from backends.errors import AlreadyExistsError
 from backends.wrapping import WrappingStore
 from tiered.api.arrow import load_pyarrow
+from tiered.archive.body_blocks import BodyCounts
 from tiered.archive.body_formats import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
 from tiered.archive.engine import Workbench
@@ -127,7 +128,7 @@ def do_work(bench: Workbench, work: Work) -> tuple[Archived, ...]:
         columns = Columns(task.lane, task.layout)
         for batch in _batches(source, bench.prefix, task):
             counted.source_bytes += len(memoryview(batch.records.data).cast("B"))
-            rows, aside = columns.make(batch)
+            rows, aside = columns.make(batch, counted.bodies)
             counted.aside += aside
             making.add(task, rows)
         made.append(counted)
@@ -206,6 +207,7 @@ class _Counted:
     task: Task
     source_bytes: int = 0
     aside: list[Aside] = field(default_factory=list)
+    bodies: BodyCounts = field(default_factory=BodyCounts)
 
 
 class _Making:
@@ -274,6 +276,8 @@ def _archived(
         misfits=misfits,
         columns=task.layout.number,
         has_records=task.layout.has_records,
+        left_out=tuple(sorted(counted.bodies.left_out.items())),
+        unfit=tuple(sorted(counted.bodies.unfit.items())),
     )
     if not archived.is_whole:
         raise InternalError(

@@ -42,6 +42,7 @@ from tiered.cli.values import (
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterable, Iterator
 
     from tiered.archive.body_formats import BodyWishes
@@ -195,6 +196,9 @@ class ArchiveOptions(PlanOptions, SparkOptions):
         "with protobuf: full name of the message", "[TOPIC=]NAME,...", str
     )
     raw_records: bool = flag("add a column with the bytes of each stored record")
+    decode_again: bool = flag(
+        "also archive again what lacks columns that were fixed since, as far as the tier still has it"
+    )
     key_index: bool = flag(
         "archive nothing: make an index of the keys, so that `tiered query` of the archive reads less"
     )
@@ -292,10 +296,13 @@ def _limits(call: Call, options: ArchiveOptions) -> Limits:
 
 def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     from tiered.archive.audit import read_log
-    from tiered.archive.job import plan_job
+    from tiered.archive.job import plan_of, read_tier, require_possible
     from tiered.archive.plan import limited
 
-    plan = limited(plan_job(at, read_log(at)), _limits(call, options))
+    state, reader = read_log(at), read_tier(at)
+    every = plan_of(at, reader, state)
+    require_possible(at, state, reader.state, every, again=options.decode_again)
+    plan = limited(every, _limits(call, options))
     document = plan_document(at, plan)
     Output(call).emit(document, document["tasks"], _TASK)
     call.say(
@@ -332,7 +339,15 @@ def _archive(
     with call.progress("archive", lambda: progressed(watch)):
         small_bytes = options.pack_below_bytes
         limits, over = _limits(call, options), watch.over(engine)
-        result = run_job(at, over, told=told, limits=limits, small_bytes=small_bytes, kind=kind)
+        result = run_job(
+            at,
+            over,
+            told=told,
+            limits=limits,
+            small_bytes=small_bytes,
+            kind=kind,
+            again=options.decode_again,
+        )
     unwritten = write(result)
     published, refused = publish_tables(call, options, at, engine)
     document = {**result_document(at, result, sealed=sealed), **published}
@@ -342,8 +357,14 @@ def _archive(
     error = first_error(result) or refused or unwritten
     if error is not None:
         raise error
-    wrong = result.bad or result.misfits or result.plan.strange or result.harmed
-    return NEEDS_A_PERSON if wrong else DONE
+    return NEEDS_A_PERSON if _needs_a_person(result) else DONE
+
+
+def _needs_a_person(result: Result) -> bool:
+    """Whether something waits for one that the run could not do."""
+    is_wrong = bool(result.bad or result.misfits or result.plan.strange or result.harmed)
+    is_stale = result.is_extended and bool(result.stale)
+    return is_wrong or is_stale or bool(result.remade and result.remade.left)
 
 
 def _seal(call: Call, options: ArchiveOptions) -> int:
@@ -438,9 +459,25 @@ def say_bodies(call: Call, result: Result) -> None:
     """Tell what did not become columns."""
     if result.misfits:
         call.say(
-            f"tiered: the bodies of {counted(result.misfits, 'message')} did not fit their topic's columns, which are"
-            " null there; column body_error says so, and _bad/ has the records with reasons"
+            f"tiered: the bodies of {counted(result.misfits, 'message')} did not fit their topic's columns"
+            f"{_of_members(result.unfit)}; these are null there, column body_error says so, and _bad/ has the records"
+            " with reasons"
         )
+    if result.left_out:
+        call.say(
+            f"tiered: members without a column{_of_members(result.left_out)} are in the bodies alone;"
+            " --body-schema gives them columns"
+        )
+    for stale in result.stale:
+        call.say(f"tiered: {stale.said()}")
+    if result.remade:
+        made = result.remade
+        call.say(
+            f"tiered: {counted(made.rows, 'row')} of {counted(made.stretches, 'stretch', 'stretches')} made again,"
+            " with all columns"
+        )
+        for topic, why in made.left:
+            call.say(f"tiered: some of {topic} is left as it is: {why}")
     if result.unknown:
         call.say(
             f"tiered: no columns can be inferred for {', '.join(result.unknown)}: no JSON object among the first messages;"
@@ -457,6 +494,13 @@ def _read(name: str) -> bytes:
             where=name,
             do="name a file for --body-schema",
         ) from None
+
+
+def _of_members(counts: Counter[tuple[str, str]]) -> str:
+    """Topics and members, and how often each, the most frequent first."""
+    shown = [f"{topic} {member} ({n:,})" for (topic, member), n in counts.most_common(_SHOWN)]
+    more = f" and {len(counts) - _SHOWN} more" if len(counts) > _SHOWN else ""
+    return f" ({', '.join(shown)}{more})" if shown else ""
 
 
 _MERGED = ["planned", "new_files", "old_files", "rows", "old_bytes", "new_bytes", "entries"]
@@ -751,6 +795,10 @@ def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, A
         "bad": result.bad,
         "misfits": result.misfits,
         "columns_unknown": result.unknown,
+        "left_out": _member_rows(result.left_out, "values"),
+        "unfit": _member_rows(result.unfit, "rows"),
+        "stale": [asdict(one) for one in result.stale],
+        "remade": asdict(result.remade) if result.remade else None,
         "source_bytes": result.source_bytes,
         "size_bytes": result.size_bytes,
         "entries": result.entries,
@@ -762,6 +810,13 @@ def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, A
             for task, error in result.failed
         ],
     }
+
+
+def _member_rows(counts: Counter[tuple[str, str]], what: str) -> list[dict[str, Any]]:
+    return [
+        {"topic": topic, "member": member, what: count}
+        for (topic, member), count in sorted(counts.items())
+    ]
 
 
 def plan_document(at: Workshop, plan: Plan) -> dict[str, Any]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
+    from tiered.archive.stale import Stale
     from tiered.cli.call import Call
 
 _BATCH_ROWS = 1000
@@ -84,14 +85,27 @@ def _ask(
             call.say(
                 f"tiered: {found.left_out:,} of {counted(found.files, 'file')} left out unread"
             )
+        _say_stale(call, found.stale)
         return found.rows
+    from tiered.archive.duck import is_named, stale_asked, table_names
     from tiered.archive.spark import open_session
+    from tiered.archive.tables import files_by_topic, read_archive
     from tiered.spark.frames import ask_spark
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)
     session = open_session(options.master, conf)
     stack.callback(session.stop)
+    state = read_archive(archive)
+    topics = [
+        t for t, table in table_names(files_by_topic(state)).items() if is_named(table, question)
+    ]
+    _say_stale(call, stale_asked(state, topics, question))
     return ask_spark(session, archive, question, options.url, call.s3_options())
+
+
+def _say_stale(call: Call, found: list[Stale]) -> None:
+    for one in found:
+        call.say(f"tiered: {one.said()}")
 
 
 def _distinct(answer: pa.Table) -> pa.Table:

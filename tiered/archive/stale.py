@@ -1,0 +1,277 @@
+"""Rows of an archive that lack columns of bodies, since these were fixed later; and how they get them.
+
+Rows that were archived before a column was fixed are null in it, though their bodies may have it: what is summed up then is
+too little. The log tells which they are, since it has counted the members that were left out.
+
+To make them again (``plan_again``, ``decode_again``) is to archive the same stretches of the tier once more, with all
+columns, and to have the new ones take the place of the old by one action of the log for all that share files. What the
+tier has not any more, or was compacted of since, stays as it is and is named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from backends.errors import ObjectNotFoundError
+from tiered.archive.audit import tier_parts
+from tiered.archive.bodies import BodyLayout, column_names
+from tiered.archive.body_blocks import OTHERS
+from tiered.archive.machine import again_action
+from tiered.archive.plan import Task, Work
+from tiered.archive.task import do_work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from tiered.archive.engine import Engine
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import Archived, ArchiveLane
+    from tiered.archive.task import Workshop
+    from tiered.journal.append import JournalWriter
+    from tiered.log.reader import TierReader
+
+
+# -- what is stale ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Rows of a topic that are null in columns that their bodies may have.
+
+    Attributes:
+        topic: Whose.
+        columns: Names of the columns.
+        rows: How many there are, at most: a body need not have the member.
+    """
+
+    topic: str
+    columns: tuple[str, ...]
+    rows: int
+
+    def said(self) -> str:
+        """For people."""
+        columns = ", ".join(self.columns[:_SHOWN])
+        more = f" and {len(self.columns) - _SHOWN} more" if len(self.columns) > _SHOWN else ""
+        return (
+            f"{self.rows:,} rows of {self.topic} were archived before the columns {columns}{more}: they are null there"
+            " whatever their bodies have; `tiered archive --decode-again` makes them again from the tier"
+        )
+
+
+_SHOWN = 8
+
+
+def stale_rows(state: ArchiveState, topics: Collection[str] | None = None) -> list[Stale]:
+    """Of each topic that has some, in order.
+
+    Args:
+        state: What the log says.
+        topics: Only of these; None: of all.
+    """
+    found: dict[str, tuple[dict[str, None], int]] = {}
+    for lane, one, columns in _stale(state, lambda topic: topics is None or topic in topics):
+        known, rows = found.get(lane.topic, ({}, 0))
+        found[lane.topic] = {**known, **dict.fromkeys(columns)}, rows + one.rows
+    return [Stale(topic, tuple(columns), rows) for topic, (columns, rows) in sorted(found.items())]
+
+
+def _stale(
+    state: ArchiveState, takes: Callable[[str], bool]
+) -> Iterator[tuple[ArchiveLane, Archived, list[str]]]:
+    for lane, stretches in sorted(state.lanes.items()):
+        if lane.topic not in state.bodies or not takes(lane.topic):
+            continue
+        lacking = _lacking(state, lane.topic)
+        for one in stretches:
+            if one.rows and lacking[one.columns] and (columns := _unread(one, lacking)):
+                yield lane, one, columns
+
+
+def _lacking(state: ArchiveState, topic: str) -> list[list[str]]:
+    """Columns that files lack, by which of the topic's columns they have."""
+    bodies = state.bodies[topic]
+    every = column_names(bodies[-1])
+    known = [[], *map(column_names, bodies)]
+    return [[name for name in every if name not in names] for names in known]
+
+
+def _unread(one: Archived, lacking: list[list[str]]) -> list[str]:
+    """Columns that a stretch lacks and that its bodies may have a value for."""
+    columns, left = lacking[one.columns], dict(one.left_out)
+    # Members are counted since there are columns; of bytes nothing was read.
+    if not one.columns or OTHERS in left:
+        return columns
+    return [name for name in columns if name.removeprefix("value_") in left]
+
+
+# -- made again ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Stretches that share files, to be archived once more.
+
+    Attributes:
+        old: Each as the log has it, in order.
+        work: What to do.
+    """
+
+    old: tuple[tuple[ArchiveLane, Archived], ...]
+    work: Work
+
+
+@dataclass(slots=True)
+class Remade:
+    """What was made again.
+
+    Attributes:
+        rows: In new files.
+        stretches: Of the log.
+        entries: Written to it.
+        left: Topic, and why some of it stays as it is.
+    """
+
+    rows: int = 0
+    stretches: int = 0
+    entries: int = 0
+    left: list[tuple[str, str]] = field(default_factory=list)
+
+
+def plan_again(
+    at: Workshop, state: ArchiveState, reader: TierReader
+) -> tuple[list[Again], list[tuple[str, str]]]:
+    """What of a broker is stale and can be made again; and topics of which some cannot, with the reason."""
+    planned, left = [], []
+    for group in _groups(state, _of(at, state)):
+        tasks, why = _tasks(state, reader, group), ""
+        if any(not task.parts for task in tasks):
+            why = "the tier has not all of its messages any more"
+        elif any(task.parts.holes > one.holes for task, (_, one) in zip(tasks, group, strict=True)):
+            why = "it was compacted in the tier since, and the archive has more"
+        if why:
+            left.append((group[0][0].topic, why))
+        else:
+            planned.append(Again(tuple(group), Work(tuple(tasks))))
+    return planned, list(dict.fromkeys(left))
+
+
+_Side = tuple["ArchiveLane", "Archived"]
+
+
+def _of(at: Workshop, state: ArchiveState) -> list[_Side]:
+    place = at.place
+    every = _stale(state, at.takes)
+    return [
+        (lane, one)
+        for lane, one, _ in every
+        if (lane.cluster, lane.broker) == (place.cluster, place.broker)
+    ]
+
+
+def _groups(state: ArchiveState, stale: Iterable[_Side]) -> list[list[_Side]]:
+    """Stretches by the files that they share, those that are not stale and share one, too."""
+    stale = list(stale)
+    topics = {lane.topic for lane, _ in stale}
+    by_file: dict[str, list[_Side]] = {}
+    for lane, stretches in sorted(state.lanes.items()):
+        for one in stretches if lane.topic in topics else ():
+            for file in one.files:
+                by_file.setdefault(file.key, []).append((lane, one))
+    seen: set[tuple[ArchiveLane, int]] = set()
+    found = []
+    for side in stale:
+        group: dict[tuple[ArchiveLane, int], _Side] = {}
+        waiting = [side]
+        while waiting:
+            lane, one = waiting.pop()
+            if (lane, one.start) in seen:
+                continue
+            seen.add((lane, one.start))
+            group[lane, one.start] = lane, one
+            waiting += [other for file in one.files for other in by_file[file.key]]
+        if group:
+            found.append([group[mark] for mark in sorted(group)])
+    return found
+
+
+def _tasks(state: ArchiveState, reader: TierReader, group: list[_Side]) -> list[Task]:
+    bodies = state.bodies[group[0][0].topic]
+    has_records = any(one.has_records for _, one in group)
+    layout = BodyLayout(bodies[-1], len(bodies), has_records)
+    return [
+        Task(
+            lane,
+            one.start,
+            one.end,
+            tier_parts(reader, lane, one.start, one.end),
+            len(state.tails.get(lane, ())),
+            layout,
+        )
+        for lane, one in group
+    ]
+
+
+class _ChangedError(Exception):
+    """The archive is not what the plan was made of."""
+
+
+def decode_again(
+    at: Workshop, log: JournalWriter[ArchiveState], engine: Engine, reader: TierReader
+) -> Remade:
+    """Make all again that is stale and can be made.
+
+    Args:
+        at: Tier and archive.
+        log: Of the archive, at its head.
+        engine: Does the tasks.
+        reader: Of the tier, refreshed.
+
+    Raises:
+        DataError: The tier is damaged.
+        BackendError: A store failed.
+    """
+    planned, left = plan_again(at, log.state, reader)
+    done, by_work = Remade(left=left), {id(one.work): one for one in planned}
+    with engine(do_work, [one.work for one in planned]) as outcomes:
+        for work, made in outcomes:
+            again = by_work.get(id(work)) or next(one for one in planned if one.work == work)
+            topic = again.old[0][0].topic
+            if isinstance(made, ObjectNotFoundError):
+                done.left.append((topic, "the tier was merged meanwhile: do it again"))
+            elif isinstance(made, Exception):
+                raise made
+            elif not _is_same(again, made):
+                done.left.append((topic, "the tier has other messages than the archive"))
+            else:
+                _commit(log, again, made, done)
+    return done
+
+
+def _is_same(again: Again, made: tuple[Archived, ...]) -> bool:
+    """Whether new stretches are the old ones but for columns of bodies: a broker of the same name may have others."""
+    return all(old.proves(new) for (_, old), new in zip(again.old, made, strict=True))
+
+
+def _commit(
+    log: JournalWriter[ArchiveState], again: Again, made: tuple[Archived, ...], done: Remade
+) -> None:
+    def hold(state: ArchiveState) -> None:
+        if any(state.overlapping(lane, old.start, old.end) != [old] for lane, old in again.old):
+            raise _ChangedError
+
+    triples = [
+        (lane, task.tails, new)
+        for (lane, _), task, new in zip(again.old, again.work.tasks, made, strict=True)
+    ]
+    try:
+        log.append([again_action(triples)], check=hold)
+    except _ChangedError:
+        done.left.append((again.old[0][0].topic, "the archive changed meanwhile: do it again"))
+        return
+    done.entries += 1
+    done.stretches += len(made)
+    done.rows += sum(one.rows for one in made)
+
+
+__all__ = ["Again", "Remade", "Stale", "decode_again", "plan_again", "stale_rows"]
