@@ -91,6 +91,32 @@ def test_an_action_that_does_not_fit_changes_nothing(tier: KeyedTier, cover: Cov
     assert after(state, index_action([], ["index/none"])) == state
 
 
+@pytest.mark.parametrize("is_made", [False, True])
+def test_what_was_read_before_an_end_was_taken_back_covers_nothing_that_came_since(
+    tier: KeyedTier, is_made: bool
+):
+    """As many messages stand there as before, and others: found by the simulation, in seed 131 of that day."""
+    tier.collect()
+    made = tier.builder.finish() if is_made else None
+    tier.take_back(6, queue=A)
+    tier.post(A, mails(8, "new"))
+    if made:
+        tier.say(index_action([made]))
+        tier.builder.reset()
+        assert not tier.journal.state.indexes
+    tier.index()
+    assert indexed_to(tier.journal.state.queues[A][-1]) == 14
+    for key in ("new", "new0", "new3"):
+        hits = tier.ask("a", key).hits
+        assert [hit.queue_offset for hit in hits] == (
+            [*range(13, 5, -1)] if key == "new" else [6 + int(key[3])]
+        )
+    assert [hit.queue_offset for hit in tier.ask("a", "k").hits] == [5, 4, 3, 2, 1, 0]
+    row = tier.journal.state.indexes[-1].covers[0].row()
+    assert Cover.of(row).row() == row
+    assert len(row) == 6
+
+
 def test_a_dropped_object_leaves_a_hole_that_is_filled_first(tier: KeyedTier):
     made = [index_of(str(n), Cover(A, 0, 3 * n, 3 * n + 3)) for n in range(3)]
     state = after(tier.journal.state, index_action(made))

@@ -42,7 +42,7 @@ from tiered.format.index_object import (
 )
 from tiered.format.object import build_object
 from tiered.index.extract import Keys, extract_all, extract_keys, shifted, topic_seed
-from tiered.log.indexed import uncovered
+from tiered.log.indexed import last_cut, uncovered
 from tiered.log.parts import NO_PARTS, Cover, IndexObject, ObjectRange
 from tiered.log.state import Gap
 from tiered.log.wellformed import INT_MAX
@@ -177,6 +177,7 @@ class _Covered:
     number: int
     start: int
     end: int
+    cut_by: int
 
 
 class IndexBuilder:
@@ -218,10 +219,10 @@ class IndexBuilder:
         """Nothing is covered yet."""
         return not self._covered
 
-    def covered(self, queue: MessageQueue, incarnation: int) -> tuple[int, int] | None:
+    def covered(self, queue: MessageQueue, incarnation: int) -> Cover | None:
         """What was added of a life; None: nothing."""
         found = self._covered.get((queue, incarnation))
-        return (found.start, found.end) if found else None
+        return Cover(queue, incarnation, found.start, found.end, found.cut_by) if found else None
 
     def lives(self) -> list[Life]:
         """Of which something was added."""
@@ -233,7 +234,13 @@ class IndexBuilder:
         return COVER_MAX - (found.end - found.start) if found else COVER_MAX
 
     def add_batch(
-        self, queue: MessageQueue, incarnation: int, batch: RecordBatch, log_offset: int
+        self,
+        queue: MessageQueue,
+        incarnation: int,
+        batch: RecordBatch,
+        log_offset: int,
+        *,
+        cut_by: int = 0,
     ) -> None:
         """Add the keys of records; see ``add``.
 
@@ -242,13 +249,15 @@ class IndexBuilder:
             incarnation: Which life.
             batch: The records.
             log_offset: Of the first byte of ``batch.data`` in the tiered commit log.
+            cut_by: See ``Cover``.
 
         Raises:
             DataError: A record is damaged.
         """
         found = extract_keys(batch, topic_seed(queue.topic))
         keys_ = (shifted(some, log_offset) for some in found)
-        self.add(queue, incarnation, batch.base_offset, batch.end_offset, keys_)
+        bounds = batch.base_offset, batch.end_offset
+        self.add(queue, incarnation, *bounds, keys_, cut_by=cut_by)
 
     def add(
         self,
@@ -257,6 +266,8 @@ class IndexBuilder:
         start: int,
         end: int,
         found: Iterable[Keys],
+        *,
+        cut_by: int = 0,
     ) -> None:
         """Add the keys of the messages in ``[start, end)``, which begins where what was added of this life ended.
 
@@ -268,19 +279,22 @@ class IndexBuilder:
             start: First queue offset.
             end: One past the last.
             found: Their keys; positions are log offsets.
+            cut_by: See ``Cover``.
 
         Raises:
             OSError: The work file cannot be written.
         """
-        covered = self._cover(queue, incarnation, start)
+        covered = self._cover(queue, incarnation, start, cut_by)
         work = self._work = self._work or WorkFile(self._directory)
         for some in found:
             work.append(some.hashes, _items(some, covered))
         covered.end = end
 
-    def add_nothing(self, queue: MessageQueue, incarnation: int, start: int, end: int) -> None:
+    def add_nothing(
+        self, queue: MessageQueue, incarnation: int, start: int, end: int, *, cut_by: int = 0
+    ) -> None:
         """Cover queue offsets that have no message (a gap)."""
-        self._cover(queue, incarnation, start).end = end
+        self._cover(queue, incarnation, start, cut_by).end = end
 
     def finish(self) -> IndexObject:
         """Sort, and store the object.
@@ -294,10 +308,7 @@ class IndexBuilder:
         work = self._work = self._work or WorkFile(self._directory)
         made_of = _sorted(work)
         items = made_of.items
-        covers = tuple(
-            Cover(queue, incarnation, found.start, found.end)
-            for (queue, incarnation), found in self._covered.items()
-        )
+        covers = tuple(cover for life in self._covered if (cover := self.covered(*life)))
         bounds = made_of.store_min_ms, made_of.store_max_ms
         low, high = (min(max(-1, bound), INT_MAX - 1) for bound in bounds)
         description = {
@@ -326,12 +337,12 @@ class IndexBuilder:
         if work:
             work.close()
 
-    def _cover(self, queue: MessageQueue, incarnation: int, start: int) -> _Covered:
+    def _cover(self, queue: MessageQueue, incarnation: int, start: int, cut_by: int) -> _Covered:
         found = self._covered.get((queue, incarnation))
         if found is None:
-            found = _Covered(len(self._covered), start, start)
+            found = _Covered(len(self._covered), start, start, cut_by)
             self._covered[queue, incarnation] = found
-        assert found.end == start, "what is added goes on where it ended"
+        assert (found.end, found.cut_by) == (start, cut_by), "what is added goes on where it ended"
         return found
 
 
@@ -555,10 +566,10 @@ class Indexer:
             self.builder.reset()
         taken = 0
         for queue, life, start, end in self._wanted(state):
-            at = start
+            at, cut_by = start, last_cut(state.queues[queue], life.incarnation)
             while at < end and taken < bytes_max and self.builder.count < items_max:
                 before = at
-                at, size = self._take(queue, life, at, end)
+                at, size = self._take(queue, life, cut_by, (at, end))
                 taken += size
                 if at == before:
                     break
@@ -573,11 +584,12 @@ class Indexer:
     def _fits(self, state: TierState) -> bool:
         """Whether what was collected can still be named."""
         for queue, incarnation in self.builder.lives():
-            start, end = self.builder.covered(queue, incarnation) or (0, 0)
-            life = _last(state, queue, incarnation)
+            mine, life = self.builder.covered(queue, incarnation), _last(state, queue, incarnation)
             holes = uncovered(life) if life else []
-            if not holes or holes[0][0] != start or end > holes[0][1]:
+            if not mine or not holes or holes[0][0] != mine.start or mine.end > holes[0][1]:
                 return False
+            if mine.cut_by != last_cut(state.queues[queue], incarnation):
+                return False  # as long as before, and other messages
         return True
 
     def _wanted(self, state: TierState) -> Iterator[tuple[MessageQueue, QueueLife, int, int]]:
@@ -590,8 +602,8 @@ class Indexer:
                 collected = self.builder.covered(queue, incarnation)
                 start, end = holes[0]
                 if collected:
-                    end = min(end, collected[1] + self.builder.room(queue, incarnation))
-                    start = collected[1]
+                    end = min(end, collected.end + self.builder.room(queue, incarnation))
+                    start = collected.end
                 if start < end:
                     yield queue, life, start, end
 
@@ -599,26 +611,32 @@ class Indexer:
         key = queue, life.incarnation
         return key in self.damaged or self._gone.get(key) is life
 
-    def _take(self, queue: MessageQueue, life: QueueLife, at: int, end: int) -> tuple[int, int]:
+    def _take(
+        self, queue: MessageQueue, life: QueueLife, cut_by: int, wanted: tuple[int, int]
+    ) -> tuple[int, int]:
         """Take one piece; where it ends, and how many bytes it had. The same place: it cannot be read now."""
+        at, end = wanted
         part = _part_at(life, at)
         try:
             if self._feed and part and part.queue_end <= end:
                 found = self._feed.take(part)
                 if found is not None:
-                    self.builder.add(queue, life.incarnation, at, part.queue_end, found)
+                    ends = at, part.queue_end
+                    self.builder.add(queue, life.incarnation, *ends, found, cut_by=cut_by)
                     return part.queue_end, part.log_bytes or 1
             if self._reading is None or self._reading.life is not life:
                 self._reading = _Reading(self._store, self._prefix, queue, life)
-            return self._read(self._reading, queue, at, end)
+            return self._read(self._reading, queue, cut_by, wanted)
         except BackendError:
             raise  # nothing was added
         except BaseException:
             self.builder.reset()  # nobody knows how far it got
             raise
 
-    def _read(self, reading: _Reading, queue: MessageQueue, at: int, end: int) -> tuple[int, int]:
-        number, found = reading.life.incarnation, None
+    def _read(
+        self, reading: _Reading, queue: MessageQueue, cut_by: int, wanted: tuple[int, int]
+    ) -> tuple[int, int]:
+        (at, end), number, found = wanted, reading.life.incarnation, None
         try:
             count = min(end - at, _COUNT_MAX)
             found = reading.reader.read(QueueOffset(at), bytes_max=READ_BYTES, count_max=count)
@@ -633,9 +651,9 @@ class Indexer:
         if found is None:
             return at, 0
         if isinstance(found, Gap):
-            self.builder.add_nothing(queue, number, at, min(found.end, end))
+            self.builder.add_nothing(queue, number, at, min(found.end, end), cut_by=cut_by)
             return min(found.end, end), 0
-        self.builder.add_batch(queue, number, found.records, found.log_offset)
+        self.builder.add_batch(queue, number, found.records, found.log_offset, cut_by=cut_by)
         return found.records.end_offset, memoryview(found.records.data).nbytes or 1
 
 

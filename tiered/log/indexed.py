@@ -2,8 +2,9 @@
 
 An index object covers, of each queue named, a row of queue offsets: every message there has its keys in the object. What is
 covered of a life grows from its minimum without a hole (``indexed_to`` says how far): an action whose rows do not begin
-exactly there, or that names a life that is none, changes nothing, whoever wrote it. So nothing is ever left out for good:
-a new reign, or whoever makes indexes again, goes on at ``indexed_to``.
+exactly there, or that names a life that is none, changes nothing, whoever wrote it. Nor does one whose messages were read
+before an end of the queue was last taken back (``last_cut``): other messages may stand there now. So nothing is ever left
+out for good: a new reign, or whoever makes indexes again, goes on at ``indexed_to``.
 
 Where index objects were dropped in the middle, the first hole is what has to be covered next. What covers what is counted
 by queue offsets, so expiry and merging of parts change nothing here; an object of which nothing can be read any more is
@@ -63,6 +64,11 @@ def indexed_to(life: QueueLife) -> QueueOffset:
     return QueueOffset(holes[0][0]) if holes else life.commit_offset
 
 
+def last_cut(lives: Sequence[QueueLife], incarnation: int) -> int:
+    """Number of the last entry that has taken an end of an incarnation back; 0: none has."""
+    return max((life.cut_by for life in lives if life.incarnation == incarnation), default=0)
+
+
 def after_index(
     indexes: Sequence[IndexObject], queues: Lives, action: Action
 ) -> tuple[tuple[IndexObject, ...], Lives] | None:
@@ -90,6 +96,8 @@ def _name(queues: Lives, changed: Changed, made: IndexObject) -> bool:
             return False
         start, end = holes[0]
         if cover.start != start or not start < cover.end <= end:
+            return False
+        if cover.cut_by != last_cut(lives, cover.incarnation):
             return False
         life = replace(lives[at], indexed=joined((*lives[at].indexed, (start, cover.end))))
         changed[cover.queue] = (*lives[:at], life, *lives[at + 1 :])

@@ -634,16 +634,27 @@ class QueueLife:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Queue offsets ``[start, end)`` of one life of a queue."""
+    """Queue offsets ``[start, end)`` of one life of a queue.
+
+    Attributes:
+        queue: Which.
+        incarnation: Which life.
+        start: First queue offset.
+        end: One past the last.
+        cut_by: Number of the last entry that had taken an end of this incarnation back when its messages were read; 0: none
+            had. Where another has come since, other messages may stand there now.
+    """
 
     queue: MessageQueue
     incarnation: int
     start: int
     end: int
+    cut_by: int = 0
 
     def row(self) -> list[Any]:
-        """As JSON."""
-        return [self.queue.topic, self.queue.queue_id, self.incarnation, self.start, self.end]
+        """As JSON: five values, and ``cut_by`` where that is not 0."""
+        where = [self.queue.topic, self.queue.queue_id, self.incarnation, self.start, self.end]
+        return [*where, self.cut_by] if self.cut_by else where
 
     @classmethod
     def of(cls, row: list[Any]) -> Cover:
@@ -652,10 +663,10 @@ class Cover:
         Raises:
             ValueError: It has another form; ``TypeError`` means the same.
         """
-        topic, queue_id, incarnation, start, end = row
+        topic, queue_id, incarnation, start, end, *cut_by = row
         check_texts((topic,), "a topic")
-        check_ints((queue_id, incarnation, start, end), "what is covered")
-        return cls(MessageQueue(topic, queue_id), incarnation, start, end)
+        check_ints((queue_id, incarnation, start, end, *cut_by), "what is covered")
+        return cls(MessageQueue(topic, queue_id), incarnation, start, end, *cut_by)
 
 
 @dataclass(frozen=True, slots=True)
