@@ -32,7 +32,8 @@ from tiered.log.state import Gap
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
 
     from simulation.world import World
 
@@ -47,10 +48,22 @@ Found = "TierBatch | Gap | None"
 class Inline:
     """An executor that does at once what it is given: all that is asked for ahead comes while the reader waits."""
 
+    def __init__(self, *_: Any) -> None:
+        """For as many threads as one likes: a simulated process has none that the baton does not know."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to wait for."""
+
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_result(call(*args))
         return future
+
+    def map(self, call: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        return map(call, items)
 
 
 class Bystander(Owner):
@@ -173,5 +186,6 @@ class Bystander(Owner):
     def _pieces(found: TierBatch | Gap, at: int) -> tuple[int, list[bytes]]:
         """What was read, by offset: where it begins, and the records, or that there are none."""
         if isinstance(found, Gap):
-            return at, [GAP] * (found.end - at)
+            begin = max(at, int(found.start))  # (a life that was cut off may begin with a gap)
+            return begin, [GAP] * (found.end - begin)
         return int(found.records.base_offset), [*raws_of(found.records)]

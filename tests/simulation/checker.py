@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 from simulation.contents import (
@@ -10,6 +11,7 @@ from simulation.contents import (
     is_hole,
     is_tombstone,
     key_of,
+    keys_of,
     store_ms,
     tag_code,
 )
@@ -17,6 +19,7 @@ from simulation.history import require
 from simulation.reclaimer import reclaim_all
 
 from tiered.errors import TieredStoreError
+from tiered.index.lookup import IndexReader, Wish
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap
 from tiered.log.verify import verify_tier
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from tiered.log import parts as product
     from tiered.log.parts import QueueLife, TierState
     from tiered.log.verify_report import Problem
+
+_KEYS_ASKED = 12
+"""So many keys are looked up at the end, of all that there are."""
 
 
 def check_now(world: World) -> None:
@@ -65,6 +71,8 @@ def check_end(world: World) -> None:
             _check_lives(world, reader, queue)
         check_level(world, queue)
     local = world.broker if world.is_thorough else None
+    if world.persons:
+        _check_keys(world, reader.state)
     report = verify_tier(world.memory, world.place.prefix, deep=world.is_thorough, local=local)
     real = [problem for problem in report.problems if not _is_known(world, problem)]
     require(not real, f"verify finds {real}")
@@ -73,6 +81,27 @@ def check_end(world: World) -> None:
         check_now(world)
     refused = report.recorded.refused_parts
     require(refused == world.history.refused, f"replay has refused {refused} parts")
+
+
+def _check_keys(world: World, state: TierState) -> None:
+    """A lookup finds each message of a present life that has a key, and no other; whatever is indexed, or read instead."""
+    wanted: dict[tuple[str, str], set[tuple[int, int]]] = {}
+    for (topic, queue_id), lives in world.history.queues.items():
+        for row in lives[-1].rows:
+            for offset, raw in enumerate(row.records, row.start):
+                for key in () if is_hole(raw) else keys_of(raw):
+                    wanted.setdefault((topic, key), set()).add((queue_id, offset))
+    index = IndexReader(world.memory, world.place.prefix)
+    for topic, key in random.Random(1).sample(sorted(wanted), min(_KEYS_ASKED, len(wanted))):
+        found = index.lookup(state, Wish(topic=topic, key=key, count=10_000))
+        hits = [(hit.queue.queue_id, hit.queue_offset) for hit in found.hits]
+        true = wanted[topic, key]
+        require(
+            sorted(hits) == sorted(true), f"a lookup of {key} in {topic} finds {hits}, not {true}"
+        )
+        require(found.is_complete, f"a lookup of {key} in {topic} is not complete")
+        world.count("key found", len(hits))
+    world.count("index object read", len(state.indexes))
 
 
 def _is_known(world: World, problem: Problem) -> bool:
@@ -173,6 +202,7 @@ def check_level(world: World, key: QueueKey) -> None:
     has_begun = life.start == 0
     if not life.incarnation and not has_begun:
         has_begun = life.start <= world.history.met_first.get(key, -1)
+    has_begun |= life.start in world.history.asked.get(key, ())
     require(has_begun, f"I12: {key} begins at {life.start}, and nothing is told of what was before")
     if now is None or now.min == now.end:
         ends = life.commit + world.broker.gone_unseen(key, life)
@@ -191,6 +221,7 @@ def check_level(world: World, key: QueueKey) -> None:
         not shared or shared[0] in told
     ):  # else it may begin with another life's, which nobody can tell
         has_begun = life.start <= now.min or life.start < life.min
+        has_begun |= life.start in world.history.asked.get(key, ())
         require(has_begun, f"I1: {key} has lost its beginning")
     _check_end(key, life, now)
     require(life.commit >= now.end, f"I1: {key} ends at {life.commit}, the broker's at {now.end}")

@@ -108,6 +108,13 @@ def key_of(record: bytes) -> bytes:
     return _properties(record).get(b"KEYS", b"")
 
 
+def keys_of(record: bytes) -> set[str]:
+    """By which a lookup finds it."""
+    found = _properties(record)
+    some = [*found.get(b"KEYS", b"").split(), found.get(b"UNIQ_KEY", b"")]
+    return {one.decode() for one in some if one}
+
+
 def is_tombstone(record: bytes) -> bool:
     """It has no body: its key has no value any more."""
     return not _HEAD.unpack_from(record)[14]

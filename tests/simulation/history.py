@@ -46,6 +46,8 @@ FOREIGN = (
 _ITEM = struct.Struct(">qiq")
 _OF_GUESTS = {"merge", "expire", "compacted"}
 """What others than the reigning writer may say, under no reign."""
+_BY_A_PERSON = "a person "
+"""How the reasons begin of what a person has decided."""
 TOMBSTONES_MS = 300
 """How long a tombstone stays after the first pass that met it."""
 _ROOTS = ("bundle/", "topic/", "queue/")
@@ -98,6 +100,8 @@ class History:
         may_expire: Whether what has this as its newest store time may be given up now, by a topic's policy.
         met: What was met how often (branches that carry a guarantee).
         compacted: Of each incarnation the offsets whose messages compaction took away.
+        asked: Where a person wanted a queue to end.
+        indexed: Keys of index objects that some entry has named.
     """
 
     def __init__(
@@ -125,6 +129,9 @@ class History:
         self.refused = 0
         self.met: Counter[str] = Counter()
         self.compacted: dict[tuple[str, int, int], set[int]] = {}
+        self.asked: dict[QueueKey, set[int]] = {}
+        self.indexed: set[str] = set()
+        self._leased = (0, 0)
         self.may_expire: Callable[[str, int], bool] = lambda _topic, _newest_ms: True
 
     def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
@@ -172,6 +179,8 @@ class History:
                 self._seal(action)
             elif what == "expire":
                 self._expire(entry, action)
+            elif what == "index":
+                self._index(action)
             else:
                 require(what == "meta", f"history does not know the action {what!r}")
 
@@ -350,8 +359,20 @@ class History:
             for branch in self._broker.branches[queue]
             for offset in range(end, whole[0].end if whole else end + 1)
         )
+        if self._is_asked(queue, action, end):
+            return
         what = f"{queue} is taken back from {end} on, where the broker has never had another record"
         require(tail.record(end) is None or differs, what)
+
+    def _is_asked(self, queue: QueueKey, action: dict[str, Any], end: int) -> bool:
+        """Whether this is what a person has asked for; nobody says so for whom nobody has asked."""
+        if not action["reason"].startswith(_BY_A_PERSON):
+            return False
+        asked = self.asked.get(queue, set())
+        # Where the index of the part that is to be cut has a wrong bit, all of the part goes.
+        is_so = end in asked or (self.flips and any(one > end for one in asked))
+        require(is_so, f"{queue} ends at {end}, and a person has asked for {sorted(asked)}")
+        return True
 
     def _is_cut_rightly(
         self, queue: QueueKey, life: Life, end: int, head: list[int] | None
@@ -387,9 +408,39 @@ class History:
                 not branch.has(row.start, row.records) for row in life.rows for branch in had
             )
             what = f"{queue} begins anew, and the broker has only ever had what the tier has"
-            require(len(had) > 1 and differs, what)
+            is_asked = self._is_asked(queue, action, start)
+            # Where a person had it begin anew at its minimum, and nothing has come yet, a broker that has older messages
+            # is another for all that a writer can tell: it takes them again, from the first.
+            is_asked |= not life.rows and life.start in self.asked.get(queue, ())
+            require(is_asked or (len(had) > 1 and differs), what)
         self.queues.setdefault(queue, []).append(Life(number, start, start, start))
         self.courses[*queue, number] = [{}]
+
+    def _index(self, action: dict[str, Any]) -> None:
+        """An index object is there (I2), and covers nothing that is not committed; what is in it, lookups tell."""
+        for row in action["objects"]:
+            key, covers = row[0], row[-1]
+            require(self._has(key), f"I2: an entry names {key}, which is not there")
+            for topic, queue_id, number, _, end, *_ in covers:
+                life = self._life((topic, queue_id), number)
+                is_so = life is None or end <= max(life.commit, self._commit_max(topic, queue_id))
+                require(is_so, f"I2: {key} covers {topic} {queue_id} up to {end}")
+            self.indexed.add(key)
+            self.met["indexed"] += 1
+
+    def _commit_max(self, topic: str, queue_id: int) -> int:
+        """How far any life of a queue ever reached: an index of what was taken back comes too late, and changes nothing."""
+        return max(life.commit for life in self.queues[topic, queue_id])
+
+    def leased(self, data: bytes, *, is_new: bool) -> None:
+        """What a lease remembers of the journal's end never falls, unless it was read with a wrong bit."""
+        said = json.loads(data.partition(b"\n")[0])
+        end = said["generation"], said["number"]
+        fallen = not (is_new or self.flips) and any(
+            now < was for now, was in zip(end, self._leased, strict=True)
+        )
+        require(not fallen, f"the lease remembers {end}, after {self._leased}")
+        self._leased = end
 
     def _seal(self, action: dict[str, Any]) -> None:
         """The last segment takes no more."""

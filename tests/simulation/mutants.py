@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
+from simulation.mutants_wide import WIDE
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
@@ -778,6 +779,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "compaction takes keys for one that are not": _keys_are_mixed_up,
     "a clone's entry is no reason to stop": _cloned_writer_goes_on,
     "capital letters on a store that ignores case": _case_not_escaped,
+    **WIDE,
 }
 RARE: dict[str, Callable[[], Patches]] = {
     "a merge that presumes nothing": _merge_presumes_nothing,

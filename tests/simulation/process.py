@@ -14,6 +14,7 @@ from backends.errors import BackendError, UnavailableError, UnknownOutcomeError
 from backends.registry import PREFIX as PROBES
 from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import MeteredStore, WrappingStore
+from tiered.attach.settings import IndexSettings
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import ClosedError, DataError, FencedError, InvalidError, StoreUnavailableError
@@ -169,6 +170,7 @@ class Process(Owner):
             wait=once or world.rng.random() < 0.8,
             dispatch=replace(DISPATCH, **world.dispatch),
             give_up_s=600.0,
+            index=world.persons and IndexSettings(items_max=20, age_s=3.0),
         )
         self.attachment = Attachment(
             local=world.broker,

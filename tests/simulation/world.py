@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from simulation.broker import Broker
-from simulation.bystander import Bystander
+from simulation.bystander import Bystander, Inline
 from simulation.checker import check_end, check_level, check_now
 from simulation.contents import bundle, claims_of, is_hole, table_bytes, tag_code
 from simulation.history import FOREIGN, History, ViolationError, merged_in, require
+from simulation.persons import DEEDS, Person
 from simulation.process import Process
 from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 from simulation.scheduler import START_MS, Scheduler, SimClock
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from simulation.scheduler import Owner
     from typing_extensions import Buffer
 
-    from backends.base import ObjectStore
+    from backends.base import ObjectStore, Version
 
 END_S = 30.0
 """Virtual seconds of bad luck; what comes after is healing."""
@@ -62,6 +63,8 @@ PACKS_EVERY = 6
 """Of so many seeds one has writers that compress what is of the last level, and messages for which that is worth it."""
 COMPACTS_EVERY = 4
 """Of so many seeds one has messages with keys, and somebody who compacts."""
+PERSONS_EVERY = 3
+"""Of so many seeds one has a key index, and a person who takes back, breaks leases, erases and makes the index again."""
 _COMPACTS = 0.3
 """How often, at each step."""
 _BAD_END = 0.3
@@ -122,6 +125,16 @@ class Ledger(WrappingStore):
             world.scheduler.fail(error)
         self._inner.delete(key)
 
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        version = self._inner.compare_and_set(key, data, expected)
+        world = self._world
+        if key == world.place.prefix + LEASE:
+            try:
+                world.history.leased(data, is_new=expected is None)
+            except AssertionError as error:
+                world.scheduler.fail(error)
+        return version
+
 
 class World:
     """One run; ``run`` raises a ``ViolationError`` when an invariant does not hold.
@@ -145,6 +158,7 @@ class World:
         self.broker = Broker(rng, TOPICS_FOLDED if folds else TOPICS, queues=rng.randrange(1, 5))
         self.packs = self.broker.repeats = seed % PACKS_EVERY == PACKS_EVERY - 1
         self._own = self._give_keys(seed)  # (others' draws are theirs alone)
+        self.persons = random.Random(seed + 4) if seed % PERSONS_EVERY == 2 else None
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.broker.count = self.count
@@ -171,25 +185,17 @@ class World:
         self.segment_bytes_max = rng.choice((1500, 4000))
         if self.spite or self._famine:
             self.segment_bytes_max = 1500  # gaps behind more than one segment
-        self.dispatch = {
-            "segment_bytes_max": self.segment_bytes_max,
-            "fan_in": rng.choice((2, 2, 3, 5)),
-            "bundle_bytes": rng.choice((700, 1500, 4000)),
-            "merged_bytes_max": rng.choice((2000, 6000, 12_000)),
-            "own_bytes": rng.choice((1000, 4000, 12_000)),
-            "compression": Compression() if self.packs else None,
-        }
+        self.dispatch = self._choose_sizes()
         self._unhealthy = self._choose_rules()
         self._operations = self._choose_operations()
         self.is_calm = rng.random() < _CALM
         self._traps = _Traps(lags=rng.random() < _LAGS)
         self._is_ending = False
-        self._since_s = 0.0
+        self._since_s = self._outage_until_s = 0.0
         self._last: Process | None = None
         self._survivor: Process | None = None
         self._removes = rng.random() < 0.1
         self._rounds = rng.choice((1, 1, 2))
-        self._outage_until_s = 0.0
         self.scheduler.operate = self._operate
         for name in rng.choice(((), FOREIGN)):
             self.memory.put_if_absent(self.place.prefix + name, b"somebody else's")
@@ -210,6 +216,7 @@ class World:
             mock.patch("tiered.journal.append.CHECKPOINT_ENTRIES", 3),
             mock.patch("tiered.log.merge._OVERHEAD_BYTES", 300),
             mock.patch("tiered.dispatch.merging._LOOK_S", 5.0),
+            mock.patch("tiered.upkeep.rebuild.ThreadPoolExecutor", Inline),
             mock.patch(
                 "tiered.dispatch.settings._KEPT_BUNDLES_MIN", 8 if self._keeps else 1_000_000
             ),
@@ -250,6 +257,18 @@ class World:
                 rules.append(rule)
         self.history.flips = self.flips
         return rules
+
+    def _choose_sizes(self) -> dict[str, Any]:
+        """How large bundles and segments are, and what is merged."""
+        rng = self.rng
+        return {
+            "segment_bytes_max": self.segment_bytes_max,
+            "fan_in": rng.choice((2, 2, 3, 5)),
+            "bundle_bytes": rng.choice((700, 1500, 4000)),
+            "merged_bytes_max": rng.choice((2000, 6000, 12_000)),
+            "own_bytes": rng.choice((1000, 4000, 12_000)),
+            "compression": Compression() if self.packs else None,
+        }
 
     def _give_keys(self, seed: int) -> random.Random | None:
         """Where somebody compacts: chance of its own, for that and for keys."""
@@ -315,6 +334,8 @@ class World:
             self._expire_before_gap()
         if self._own and self._own.random() < _COMPACTS:
             self._reclaim("compact")
+        if self.persons and self.persons.random() < _COMPACTS:
+            self._reclaim(self.persons.choice(DEEDS))
         operations, weights = zip(*self._operations, strict=True)
         self.rng.choices(operations, weights)[0]()
         if not self._alive():
@@ -356,7 +377,8 @@ class World:
 
     def _reclaim(self, what: str = "") -> None:
         """Expiry, gc or the deletion of a topic, whose plans may be old, and which may take a reign."""
-        reclaimer = Reclaimer(self, len(self.reclaimers), what)
+        kind = Person if what in DEEDS else Reclaimer
+        reclaimer = kind(self, len(self.reclaimers), what)
         for process in self._alive():
             process.has_rivals = True
         busy = [
@@ -505,12 +527,16 @@ class World:
         reigning = self._reigning()
         if is_busy or not reigning or not self.history.has_unnamed(self.scheduler.now_s - _EARLY_S):
             return
-        for process in reigning:
-            process.dead = True
-            self.count("kill")
-        self.memory.delete(self.place.prefix + LEASE)  # (nobody has to wait for it)
+        self.kill_writers()
         self._reclaim("gc")
         self.count("collected early")
+
+    def kill_writers(self) -> None:
+        """The writer that reigns dies, and nobody has to wait for its lease."""
+        for process in self._reigning():
+            process.dead = True
+            self.count("kill")
+        self.memory.delete(self.place.prefix + LEASE)
 
     def _lose_damaged_end(self) -> None:
         """A queue that ends with a damaged record rests until all of it is tiered; then its tail is lost, and as many other

@@ -1,0 +1,105 @@
+"""More deliberate defects: of kinds to which the simulation was blind until its world was widened for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from tiered.index import indexer
+from tiered.journal.lease import NOTHING_KNOWN, LeaseState
+from tiered.log import takeback
+from tiered.upkeep import erase, expire, workplace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tiered.index.extract import Keys
+
+Patches = list[Any]
+
+
+# -- what a person does -----------------------------------------------------------------------------
+
+
+def _ended_elsewhere() -> Patches:
+    """A person's end of a queue is taken one message too early."""
+    step = expire._step
+
+    def early(at: Any, queue: Any, life: Any, end: Any, place: int) -> Any:
+        return step(at, queue, life, type(end)(max(life.min_offset, end - 1)), place)
+
+    return [mock.patch.object(expire, "_step", early)]
+
+
+def _broken_lease_forgets() -> Patches:
+    """Who breaks a lease forgets how far the journal reached."""
+
+    def forgets(*arguments: Any, **more: Any) -> LeaseState:
+        return LeaseState(*arguments, **{**more, "end": NOTHING_KNOWN})
+
+    return [mock.patch.object(workplace, "LeaseState", forgets)]
+
+
+def _called_erased() -> Patches:
+    """What was to be erased counts as erased, whatever became of it."""
+    count = erase._ErasureRun._count
+
+    def all_gone(self: Any, total: int) -> None:
+        with mock.patch.object(erase, "named_bundles", return_value={}):
+            count(self, total)
+
+    leave = erase._ErasureRun._leave
+
+    def silent(self: Any, reasons: dict[str, str]) -> None:
+        leave(self, reasons)
+        self.stays.clear()
+
+    return [
+        mock.patch.object(erase._ErasureRun, "_count", all_gone),
+        mock.patch.object(erase._ErasureRun, "_leave", silent),
+    ]
+
+
+# -- the key index ----------------------------------------------------------------------------------
+
+
+def _keys_left_out() -> Patches:
+    """The last key of each batch is not in the index."""
+    some, many = indexer.extract_keys, indexer.extract_all
+
+    def all_but_one(keys: Keys) -> Keys:
+        return keys.between(0, len(keys) - 1)
+
+    def of_one(*arguments: Any) -> Iterator[Keys]:
+        return (all_but_one(keys) for keys in some(*arguments) if len(keys))
+
+    def of_many(batches: Any) -> list[list[Keys]]:
+        return [[all_but_one(keys) for keys in found] for found in many(batches)]
+
+    return [
+        mock.patch.object(indexer, "extract_keys", of_one),
+        mock.patch.object(indexer, "extract_all", of_many),
+    ]
+
+
+def _index_of_what_is_gone() -> Patches:
+    """What was taken back counts as indexed, also when other messages stand there."""
+    cut = takeback.cut
+
+    def keeps(life: Any, **more: Any) -> Any:
+        found = cut(life, **more)
+        return found and (found[0], replace(found[1], indexed=life.indexed))
+
+    from tiered.log import state
+
+    return [mock.patch.object(state, "cut", keeps)]
+
+
+WIDE: dict[str, Callable[[], Patches]] = {
+    "a queue ended where nobody has asked for it": _ended_elsewhere,
+    "a broken lease forgets the journal's end": _broken_lease_forgets,
+    "called erased, and named": _called_erased,
+    "keys left out of the index": _keys_left_out,
+    "an index of what was taken back": _index_of_what_is_gone,
+}

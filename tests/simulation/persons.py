@@ -1,0 +1,86 @@
+"""What a person does to a tier in the simulation: takes a queue's end back, breaks a lease, erases, makes the index again.
+
+Each is the real plan and the real execution, by a process that can be killed, stopped and overtaken like any other. What a
+person has asked for is written down beforehand, so that history can hold what was done against it.
+"""
+
+from __future__ import annotations
+
+from simulation.history import require
+from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
+
+from tiered.model import MessageQueue
+from tiered.upkeep.erase import apply_erasure
+from tiered.upkeep.expire import apply_steps, apply_take_back, plan_expire, plan_take_back
+from tiered.upkeep.gc import apply_gc, plan_gc
+from tiered.upkeep.rebuild import apply_rebuild_index, has_work, plan_rebuild_index
+from tiered.upkeep.workplace import break_lease
+
+DEEDS = ("take-back", "break", "erase", "index")
+"""What a person can do."""
+
+
+class Person(Reclaimer):
+    """A process that a person has started."""
+
+    def _live(self) -> None:
+        deeds = {
+            "take-back": self._take_back,
+            "break": self._break,
+            "erase": self._erase,
+            "index": self._index,
+        }
+        deeds[self._what]()
+
+    def _hesitate(self) -> None:
+        """A plan is looked at, before it is carried out."""
+        if self._rng.random() < 0.4:
+            self.world.scheduler.park(self._rng.random() * 6)
+
+    def _take_back(self) -> None:
+        """From some offset on; the queue goes on there."""
+        history = self.world.history
+        if not history.queues:
+            return
+        queue = self._rng.choice(sorted(history.queues))
+        life = history.queues[queue][-1]
+        if life.min >= life.commit:
+            return
+        end = self._rng.randrange(life.min, life.commit)
+        plan = plan_take_back(self._at, MessageQueue(*queue), end)
+        self._hesitate()
+        if plan["steps"]:
+            history.asked.setdefault(queue, set()).add(end)
+            done = apply_take_back(self._at, plan)
+            self.world.count("taken back by a person", int(done["steps"]))
+
+    def _break(self) -> None:
+        if break_lease(self._at.store, self._at.prefix, self._at.clock, breaker=self._at.new_id()):
+            self.world.count("lease broken")
+
+    def _erase(self) -> None:
+        """What is too old is given up; what is then said to be erased is in no bundle that is named."""
+        at, named = self._at, self.world.history.named
+        apply_steps(at, plan_expire(at, lambda _topic: round(TTL_S * 1000), objects_max=20))
+        plan = plan_gc(
+            at.store, at.place, at.clock,
+            grace_ms=round(GRACE_S * 1000), max_deletions=50, erases=True,
+        )  # fmt: skip
+        self._hesitate()
+        if plan["erasures"]:
+            self.world.kill_writers()  # or it is refused
+            done = apply_erasure(at, plan)
+            wanted = {row["key"] for row in plan["erasures"]} - {
+                row["key"] for row in done["stays"]
+            }
+            left = {key.removeprefix(at.prefix) for key in wanted} & named()
+            require(not left, f"{left} is called erased, and named")
+            self.world.count("erased", int(done["bundles"]))
+        apply_gc(at, plan)
+
+    def _index(self) -> None:
+        plan = plan_rebuild_index(self._at)
+        self._hesitate()
+        if has_work(plan):
+            done = apply_rebuild_index(self._at, plan, items_max=20)
+            self.world.count("indexed by a person", int(done["objects"]))
