@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tiered.clock import SystemClock
+from tiered.errors import DataError, StoreUnavailableError
+from tiered.local.compaction_log import ASIDE
+from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.model import MessageQueue, QueueOffset
+from tiered.store import compacting
 from tiered.store.embedded import MessageStore
 from tiered.store.new_message import NewMessage
 from tiered.store.store_options import Compacting, StoreOptions
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cli.program import CommandLine
+
+    from tiered.local.face import RecordBatch
 
 OPTIONS = StoreOptions(
     16_384, 50, index_slots=100, index_items=400, message_bytes_max=4_000,
@@ -160,6 +166,63 @@ def test_a_compaction_log_that_is_damaged_comes_back_from_the_tier(
             found = read(store, queue)
             assert set(newest(queue).items()) <= {(key, at) for at, key in found}
             assert found[-1] == rows[-1]
+
+
+def die(_queue: object) -> None:
+    raise OSError("the machine ends here")
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_came_after_a_refill_was_cut_short_is_not_replaced_by_what_that_had_made(
+    replica: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+):
+    """Another writer has gone on meanwhile, as a broker does, which lets the files aside lie; its log has expired since."""
+    left = tmp_path / "left"
+    batches = batches_of(other, BUSY)
+    with opened(replica) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(compacting._Queue, "put_in_place", die)
+            with pytest.raises(StoreUnavailableError, match="the machine ends here"):
+                store.refill(BUSY, batches)
+        shutil.copytree(replica, left)
+    shutil.rmtree(replica)
+    shutil.copytree(left, replica)
+    for folder in replica.rglob(ASIDE):
+        shutil.rmtree(folder)
+    with opened(replica) as store:
+        send(store, BUSY, ["later1", "later2"])
+        for number in range(100):
+            store.append(NewMessage("else", 0, b"%d" % number * 300))
+        store.wait_listed()
+        for path in sorted((replica / "commitlog").iterdir())[:-1]:
+            os.utime(path, (1, 1))
+        assert store.expire().log_files > 5
+        before = read(store, BUSY)
+    assert {"later1", "later2"} <= {key for _, key in before}
+    for folder in list(left.rglob(ASIDE)):
+        shutil.copytree(folder, replica / folder.relative_to(left))
+    if is_begun:  # it had put its records in place, and not yet their lists
+        aside = replica / f"compaction/compactionLog/prices/0/{ASIDE}"
+        for path in aside.glob("0*"):
+            path.replace(aside.parent / path.name)
+        with pytest.raises(DataError, match="has changed since"):
+            opened(replica)
+        return
+    with opened(replica) as store:
+        assert read(store, BUSY) == before
+
+
+def batches_of(root: Path, queue: MessageQueue) -> list[RecordBatch]:
+    store = RocketMQStore.open(str(root), clock=SystemClock(), options=RocketMQOptions())
+    try:
+        store.refresh()
+        found, at = [], QueueOffset(0)
+        while batch := store.read(queue, at, bytes_max=1 << 20, count_max=1000):
+            found.append(batch)
+            at = batch.end_offset
+        return found
+    finally:
+        store.close()
 
 
 def test_what_neither_has_is_told(tiered: CommandLine, tmp_path: Path, other: Path):

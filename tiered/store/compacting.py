@@ -8,7 +8,10 @@ put in the place of the files that it was made of. A thread of its own does both
 Ordering: a log file expires only when what it has was copied (``advance`` comes first). Files aside are whole and on the
 disk before the mark ``ready`` is; then records and units are put in place, file by file; then the mark goes.
 
-**Crashes.** Without the mark what is aside is thrown away; with it the rest is put in place when the store is opened. Of the
+**Crashes.** Without the mark what is aside is thrown away; with it the rest is put in place when the store is opened, if the
+files that it is to replace are those that it was made of, by the checksums of their lists in the mark: a broker may have
+gone on with them meanwhile, and what it has added may be nowhere else. If not, what is aside is thrown away as well, or,
+where some of it is in place already, the queue is damaged, and nothing of it is touched. Of the
 last file, which alone may be half written (each is on the disk before the next is begun), what comes behind the first record
 that does not pass its checks is cut, and copied anew from the commit log, which has it still; what that has no more was on
 the disk before it expired, and stays. What stands behind the queue's end goes. A queue is not shown while it is half put in
@@ -36,6 +39,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from tiered.compaction.keyed import keyed_block
 from tiered.compaction.offset_map import OffsetMap
@@ -245,7 +249,7 @@ class _Queue:
         """Finish a pass whose files were ready, or throw away what was not."""
         for folder in self.folders:
             make_folder(Path(folder))
-        if Path(self.folders[0], ASIDE, READY).exists():
+        if Path(self.folders[0], ASIDE, READY).exists() and self._is_as_left():
             self.put_in_place()
         for folder in self.folders:
             shutil.rmtree(f"{folder}/{ASIDE}", ignore_errors=True)
@@ -261,6 +265,29 @@ class _Queue:
         for base in odd:  # of a pair that was just being begun
             for folder in self.folders:
                 Path(_path(folder, base)).unlink(missing_ok=True)
+
+    def _is_as_left(self) -> bool:
+        """Whether the files that those aside are to replace are as they were; whatever changes a log changes its lists.
+
+        Raises:
+            DataError: They are not, and some of those aside are in place already.
+        """
+        ready = json.loads(Path(self.folders[0], ASIDE, READY).read_bytes())
+        there = set(list_bases(self.folders[1]))
+        aside = [set(list_bases(f"{folder}/{ASIDE}")) for folder in self.folders]
+        for base in {*ready["old"], *ready["new"]}:
+            sums = {ready["sums"][kind].get(str(base)) for kind in ("old", "new")}
+            if base in there and _sum(_path(self.folders[1], base)) not in sums:
+                break
+        else:
+            return True
+        if all(names >= set(ready["new"]) for names in aside):
+            return False
+        raise DataError(
+            "the compaction log has changed since a pass over it was cut short in the middle of its end",
+            where=self.folders[0],
+            do=_DELETE,
+        )
 
     def _odd_bases(self) -> tuple[set[int], bool]:
         """Files of which one half is not there, and whether that is of others than the last, which a crash may leave so."""
@@ -465,7 +492,12 @@ class _Queue:
                 where=self.folders[0],
                 do="nothing: the next pass is over more files",
             )
-        replace_file(Path(aside[0], READY), json.dumps({"old": old, "new": new}).encode())
+        sums = {
+            kind: {str(base): _sum(_path(folder, base)) for base in bases}
+            for kind, folder, bases in (("old", self.folders[1], old), ("new", aside[1], new))
+        }
+        mark = {"old": old, "new": new, "sums": sums}
+        replace_file(Path(aside[0], READY), json.dumps(mark).encode())
         reached("store-compacted-ready")
         return written
 
@@ -506,6 +538,11 @@ def _leading(flags: npt.NDArray[np.bool_]) -> int:
 
 def _is_full(file: CompactedFile) -> bool:
     return file.count > 0
+
+
+def _sum(path: str) -> int:
+    """Of a list: of each record it has place, size, queue offset and times."""
+    return zlib_ng.crc32(Path(path).read_bytes())
 
 
 def _path(folder: str, base: int) -> str:
