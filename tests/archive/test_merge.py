@@ -34,6 +34,7 @@ from tiered.archive.tables import files_by_topic
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import Entry, decode_entry, encode_entry
+from tiered.journal.replay import UnknownActionError
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -452,7 +453,7 @@ def test_golden_bytes_of_the_new_actions() -> None:
 def test_what_is_not_known_stops_a_program(action: dict[str, Any]) -> None:
     machine = ArchiveMachine()
     entry = Entry(1, 0, "0badcafe", 5, [action])
-    with pytest.raises(InvalidError, match="has the action"):
+    with pytest.raises(UnknownActionError, match=str(action["do"])):
         machine.apply(machine.initial(), entry)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiered.errors import DataError
+from tiered.errors import DataError, OtherVersionError
 from tiered.format.index_object import (
     ITEM,
     KeyFilter,
@@ -112,7 +112,7 @@ def payload() -> bytearray:
     return bytearray(items.tobytes() + build_filter(hashes, bucket_bits(PAYLOAD_COUNT)))
 
 
-def test_a_payload_that_contradicts_itself_is_refused():
+def test_a_payload_that_is_proven_and_contradicts_itself_is_another_version_s():
     whole = payload()
     check_payload(whole, PAYLOAD_COUNT, [PAYLOAD_COUNT], where="here")
     filter_at = PAYLOAD_COUNT * ITEM.itemsize
@@ -126,11 +126,11 @@ def test_a_payload_that_contradicts_itself_is_refused():
     for at, what in changes.items():
         damaged = bytearray(whole)
         damaged[at] ^= 0xFF
-        with pytest.raises(DataError, match=what):
+        with pytest.raises(OtherVersionError, match=what):
             check_payload(damaged, PAYLOAD_COUNT, [PAYLOAD_COUNT], where="here")
-    with pytest.raises(DataError, match="no index of"):
+    with pytest.raises(OtherVersionError, match="no index of"):
         check_payload(whole[:-1], PAYLOAD_COUNT, [PAYLOAD_COUNT], where="here")
-    with pytest.raises(DataError, match="names a queue"):
+    with pytest.raises(OtherVersionError, match="names a queue"):
         check_payload(whole, PAYLOAD_COUNT, [], where="here")
 
 

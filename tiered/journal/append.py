@@ -97,7 +97,7 @@ class JournalWriter(Generic[S]):
                 say) is waited for, too, and ends no tries.
         """
         reading = RetryingStore(store, clock=clock, rng=rng, stop=stop, policy=_READING)
-        self._reader = JournalReader(reading, prefix, machine)
+        self._reader = JournalReader(reading, prefix, machine, writes=True)
         self._store = store
         self._prefix = prefix
         self._machine = machine

@@ -122,7 +122,18 @@ class JournalReader(Generic[S]):
         since_checkpoint: Entries applied since the newest checkpoint that is known.
     """
 
-    def __init__(self, store: ObjectStore, prefix: str, machine: Machine[S]) -> None:
+    def __init__(
+        self, store: ObjectStore, prefix: str, machine: Machine[S], *, writes: bool = False
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            store: Where the journal lies.
+            prefix: Before its keys, ending in a slash.
+            machine: Makes states of entries.
+            writes: Who asks is going to write: then a lease of another version stops it.
+        """
+        self._writes = writes
         self._store = store
         self._prefix = prefix
         self._machine = machine
@@ -199,7 +210,9 @@ class JournalReader(Generic[S]):
     def _remembered(self) -> JournalEnd:
         try:
             present, _ = read_lease(self._store, self._prefix + LEASE)
-        except OtherVersionError:  # it tells us nothing, and stops only who would change something
+        except OtherVersionError:  # it tells a reader nothing
+            if self._writes:
+                raise
             present = None
         return present.end if present else JournalEnd()
 

@@ -441,9 +441,11 @@ class Ledger:
             The time, UTC ms, by the store's clock.
 
         Raises:
+            OtherVersionError: The lease is of another version, which may be at work.
             InvalidError: The store does not tell when an object was written, or does not write conditionally.
             BackendError: It could not be written.
         """
+        read_lease(self._store, self._prefix + LEASE)
         try:
             key = self.note("begin", fields)
         except UnsupportedError as error:
