@@ -5,16 +5,27 @@ Every foreign exception is mapped to one of these at one boundary per backend, w
 
 from __future__ import annotations
 
+PERMISSION, FULL, TRUST, UNREACHABLE, FAILING = (
+    "permission", "full", "trust", "unreachable", "failing",
+)  # fmt: skip
+CLOCK, ENCRYPTION, ARCHIVED, SETTINGS = "clock", "encryption", "archived", "settings"
+REASONS = (PERMISSION, CLOCK, ENCRYPTION, ARCHIVED, SETTINGS, FULL, TRUST, UNREACHABLE, FAILING)
+"""Why a store does not do what it is asked, in a word each."""
+
 
 class BackendError(Exception):
     """Anything that an object store could not do.
 
     Attributes:
+        reason: One of ``REASONS``; empty for an answer like any other (exists, not found).
+        do: What to do about it, where that is known; empty: it is not.
         retriable: Whether the same request may succeed later without anybody doing anything.
         needs_a_person: Whether it can succeed only when somebody has mended something: credentials, room, a certificate.
             Such an error meets every request, so whoever watches the whole store tells of it, once, with what to do.
     """
 
+    reason = ""
+    do = ""
     retriable = False
     needs_a_person = False
 
@@ -31,15 +42,24 @@ class PreconditionFailedError(BackendError):
     """A compare-and-set met another version than it expected, or none."""
 
 
+class RefusedError(BackendError):
+    """The store refuses the request, whoever makes it, until somebody has changed something. Nothing was done."""
+
+    reason = SETTINGS
+    needs_a_person = True
+
+
 class PermissionDeniedError(BackendError, PermissionError):
     """The store refuses these credentials or this operation. Not retriable."""
 
+    reason = PERMISSION
     needs_a_person = True
 
 
 class StoreFullError(BackendError):
     """No space, no inodes, or over quota. A person must make room; then the same request succeeds."""
 
+    reason = FULL
     retriable = True
     needs_a_person = True
 
@@ -47,16 +67,20 @@ class StoreFullError(BackendError):
 class UnavailableError(BackendError):
     """The store did not carry out the request (refused connection, throttled, 5xx before anything was done)."""
 
+    reason = FAILING
     retriable = True
 
 
 class UnreachableError(UnavailableError):
     """No connection came about: nobody listens, or the name is unknown. Nothing was sent."""
 
+    reason = UNREACHABLE
+
 
 class UntrustedError(BackendError):
     """The server's certificate is not accepted, so nothing was sent. Trying again does not help by itself."""
 
+    reason = TRUST
     needs_a_person = True
 
 

@@ -47,6 +47,7 @@ from backends.errors import (
     PreconditionFailedError,
     ShortReadError,
 )
+from backends.s3_answers import FOREIGN, NO_SUCH_BUCKET
 from backends.s3_settings import check_options, resolve, split_location
 from backends.s3_wire import (
     DELETE,
@@ -234,7 +235,7 @@ class S3Store:
         try:
             self._wire.delete(self._prefix + key)
         except S3Failure as failure:
-            if failure.status == _NOT_FOUND and failure.code != "NoSuchBucket":
+            if _is_gone(failure):
                 return
             raise self._error(failure, key, DELETE) from failure
 
@@ -243,8 +244,7 @@ class S3Store:
         try:
             etag = self._wire.put(self._prefix + key, as_pieces(data), Condition(expected))
         except S3Failure as failure:
-            gone = failure.status == _NOT_FOUND and failure.code != "NoSuchBucket"
-            if failure.status == _PRECONDITION or gone:
+            if failure.status == _PRECONDITION or _is_gone(failure):
                 message = f"at another version, or gone: {self._where(key)}"
                 raise PreconditionFailedError(message) from failure
             raise self._error(failure, key, PUT) from failure
@@ -302,6 +302,11 @@ class S3Store:
         except BackendError:
             return False
         return True
+
+
+def _is_gone(failure: S3Failure) -> bool:
+    """Whether a server of S3 says that there is no such object."""
+    return failure.status == _NOT_FOUND and failure.code not in {NO_SUCH_BUCKET, FOREIGN}
 
 
 # -- a bucket's rules ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from botocore.credentials import Credentials, ReadOnlyCredentials
 
 from backends.base import ObjectInfo, StoredVersion, Version
 from backends.errors import ConfigurationError
+from backends.s3_answers import ELEMENTS, FOREIGN
 from backends.s3_settings import Credential, Profile
 from backends.s3_wire import (
     EXPIRED,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 5.0
 _CONNECTIONS_MAX = 64
+_FIRST_SERVER_FAULT = 500
 _NOT_SENT = (
     exceptions.EndpointConnectionError,
     exceptions.ConnectTimeoutError,
@@ -278,15 +280,31 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except exceptions.ClientError as error:
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        raise S3Failure(status, "" if code.isdigit() else code) from error
+        raise _answered(error) from error
     except exceptions.SSLError as error:
         raise untrusted(_reason(error)) from error
     except _NOT_SENT as error:
         raise S3Failure(0, sent=False, detail=type(error).__name__) from error
     except (exceptions.BotoCoreError, OSError) as error:
         raise S3Failure(0, detail=type(error).__name__) from error
+
+
+def _answered(error: exceptions.ClientError) -> S3Failure:
+    """What an answer says. Where botocore has found no code in it, it gives the status, and has thrown the body away."""
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    said = {name: str(value) for name, value in error.response.get("Error", {}).items()}
+    code = said.get("Code", "")
+    length = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-length")
+    if code and not code.isdigit():
+        return S3Failure(
+            status, code, facts={name: said[name] for name in ELEMENTS if name in said}
+        )
+    is_foreign = (
+        error.operation_name != "HeadObject"
+        and length not in {None, "0"}
+        and status < _FIRST_SERVER_FAULT
+    )
+    return S3Failure(status, FOREIGN if is_foreign else "")
 
 
 def _reason(error: BaseException) -> str:

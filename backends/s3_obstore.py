@@ -29,6 +29,7 @@ from obstore import exceptions
 from obstore.store import S3Store as Client
 
 from backends.base import ObjectInfo, Version
+from backends.s3_answers import FOREIGN, elements_of
 from backends.s3_wire import (
     EXPIRED,
     NO_CREDENTIALS,
@@ -64,7 +65,8 @@ _UNDER_WAY_BYTES = 32 * 1024 * 1024
 _STATUS = re.compile(r"^\s+status: (\d{3}),$", re.MULTILINE)
 _BODY = re.compile(r'^\s+body: Some\(\n\s+"(.*)",$', re.MULTILINE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
+_CODE = re.compile(r"<Code>([\w.]+)</Code>")
+_FIRST_SERVER_FAULT = 500
 _KIND = re.compile(r"HttpError \{\n\s+kind: (\w+),$", re.MULTILINE)
 # A connection that took too long is of kind Timeout; that it never came about stands only here.
 _NO_CONNECTION = re.compile(r"^\s+source: [\w:]+Error\(\n\s+Connect,$", re.MULTILINE)
@@ -300,7 +302,7 @@ def failure_of(error: BaseException) -> S3Failure:
     text = str(error)
     status = _STATUS.search(text)
     if status is not None:
-        return S3Failure(int(status[1]), _code(text))
+        return _answered(int(status[1]), text)
     if isinstance(error, exceptions.UnauthenticatedError) and _SOURCE in text:
         cause = _RAISED.search(text)
         return no_credentials(cause[1] if cause else "an error")
@@ -322,7 +324,11 @@ def failure_of(error: BaseException) -> S3Failure:
     return S3Failure(0, sent=sent, detail=detail)
 
 
-def _code(text: str) -> str:
-    body = _BODY.search(text)
-    code = _CODE.search(body[1]) if body else None
-    return code[1] if code else ""
+def _answered(status: int, text: str) -> S3Failure:
+    """What an answer says; one with a body that is none of S3's came from somebody else (an answer to HEAD has no body)."""
+    found = _BODY.search(text)
+    body = found[1].replace('\\"', '"') if found else ""
+    code = _CODE.search(body)
+    if code is None and body.strip():
+        return S3Failure(status, FOREIGN if status < _FIRST_SERVER_FAULT else "")
+    return S3Failure(status, code[1] if code else "", facts=elements_of(body))

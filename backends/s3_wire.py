@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from backends.errors import (
     BackendError,
     ConfigurationError,
-    InvalidKeyError,
     InvalidRangeError,
     ObjectNotFoundError,
     PermissionDeniedError,
-    StoreFullError,
-    UnavailableError,
-    UnknownOutcomeError,
     UnreachableError,
-    UnsupportedError,
     UntrustedError,
 )
 from backends.local_files import read_regular
+from backends.s3_answers import NO_SUCH_BUCKET, Answer, answer_for, particulars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from backends.base import ObjectInfo, Piece
 
@@ -39,6 +35,7 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
         sent: Whether the server may have seen the request.
         detail: What else is known, for the message; no secrets.
         untrusted: There is a server, and its certificate was not accepted; nothing was sent.
+        facts: Elements of the answer (``backends.s3_answers.ELEMENTS``).
     """
 
     def __init__(
@@ -49,6 +46,7 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
         sent: bool = True,
         detail: str = "",
         untrusted: bool = False,
+        facts: Mapping[str, str] | None = None,
     ) -> None:
         """Hold what is known of the failure."""
         super().__init__(status, code, sent, detail)
@@ -57,6 +55,7 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
         self.sent = sent
         self.detail = detail
         self.untrusted = untrusted
+        self.facts = facts or {}
 
     def __str__(self) -> str:
         answer = f"{self.status} {self.code}".strip() if self.status else ""
@@ -120,54 +119,9 @@ class S3Wire(Protocol):
 
 # -- errors ----------------------------------------------------------------------------------------
 #
-# From an answer of an S3 server to one of our errors. Decided by status and code, never by text.
-#
-# The question that matters for a write is whether anything may have been stored: only an answer that
-# says no, or a connection that never came about, says so for certain (I7).
+# From an answer of an S3 server to one of our errors; what each means stands in ``backends.s3_answers``.
 
-_BY_CODE: dict[str, type[BackendError]] = {
-    "NoSuchBucket": ObjectNotFoundError,
-    "KeyTooLongError": InvalidKeyError,
-    "XMinioInvalidObjectName": InvalidKeyError,
-    "XMinioInvalidResourceName": InvalidKeyError,
-    "ObjectParentIsFile": InvalidKeyError,
-    "ExpiredToken": PermissionDeniedError,
-    "InvalidToken": PermissionDeniedError,
-    "XMinioStorageFull": StoreFullError,
-    "XMinioAdminBucketQuotaExceeded": StoreFullError,
-    "QuotaExceeded": StoreFullError,
-    # Nothing was stored in these cases, and the next try may do better.
-    "SlowDown": UnavailableError,
-    "SlowDownRead": UnavailableError,
-    "ServiceUnavailable": UnavailableError,
-    "Throttling": UnavailableError,
-    "TooManyRequests": UnavailableError,
-    "OperationAborted": UnavailableError,
-    "ConditionalRequestConflict": UnavailableError,
-    "RequestTimeout": UnavailableError,
-    "IncompleteBody": UnavailableError,
-    "BadDigest": UnavailableError,
-    "XAmzContentChecksumMismatch": UnavailableError,
-    "XAmzContentSHA256Mismatch": UnavailableError,
-    "XMinioServerNotInitialized": UnavailableError,
-}
-_BY_STATUS: dict[int, type[BackendError]] = {
-    401: PermissionDeniedError,
-    403: PermissionDeniedError,
-    404: ObjectNotFoundError,
-    405: UnsupportedError,
-    411: UnsupportedError,
-    416: InvalidRangeError,
-    429: UnavailableError,
-    501: UnsupportedError,
-    507: StoreFullError,
-}
-_WRONG_REGION_CODES = {
-    "AuthorizationHeaderMalformed",
-    "PermanentRedirect",
-    "IllegalLocationConstraint",
-}
-_DENIED_CODES = {"AccessDenied", "AllAccessDisabled", ""}
+_DENIED_CODES = {"AccessDenied", ""}
 """With a 403. An answer to HEAD has no code."""
 PUT, GET, LIST, DELETE = "s3:PutObject", "s3:GetObject", "s3:ListBucket", "s3:DeleteObject"
 RULES = "s3:GetBucketVersioning and s3:GetLifecycleConfiguration"
@@ -185,8 +139,6 @@ _VERBS = {
     DELETE_VERSION: "delete an old version",
 }
 _FORBIDDEN = 403
-_FIRST_SERVER_FAULT = 500
-_REQUEST_TIMEOUT = 408
 
 
 def to_error(
@@ -201,24 +153,32 @@ def to_error(
         endpoint: Address of the server, for the message.
         permission: What the request needs, as policies name it (``s3:PutObject``), for the message.
     """
-    if failure.code == "NoSuchBucket":
-        return ObjectNotFoundError(f"no such bucket: {where} at {endpoint}")
-    kind = _kind(failure, write=write)
-    if kind is PermissionDeniedError:
-        return kind(f"{endpoint} refuses {_refused(failure, permission)}: {failure} ({where})")
-    if kind is ObjectNotFoundError:
-        return kind(f"no such object: {where}")
-    if kind is InvalidRangeError:
-        return kind(f"range begins behind the end: {where}")
-    if failure.code == NO_CREDENTIALS:
-        return PermissionDeniedError(f"no credentials for {endpoint}: {failure.detail} ({where})")
     if failure.untrusted:
         return UntrustedError(f"{endpoint} is not trusted: {failure} ({where})")
+    if failure.code == NO_CREDENTIALS:
+        return PermissionDeniedError(f"no credentials for {endpoint}: {failure.detail} ({where})")
     if not failure.sent:
-        return kind(f"cannot reach {endpoint}: {failure} ({where})")
-    if kind is BackendError and _is_redirect(failure):
-        return kind(f"bucket is in another region than the one set: {failure} ({where})")
-    return kind(f"{endpoint} answered {failure} ({where})")
+        return UnreachableError(f"cannot reach {endpoint}: {failure} ({where})")
+    answer = answer_for(failure.status, failure.code, failure.facts, write=write)
+    error = answer.kind(_told(failure, answer, where, endpoint, permission))
+    error.reason, error.do = answer.reason or error.reason, answer.do
+    return error
+
+
+def _told(failure: S3Failure, answer: Answer, where: str, endpoint: str, permission: str) -> str:
+    if failure.code == NO_SUCH_BUCKET:
+        return f"no such bucket: {where} at {endpoint}"
+    if answer.kind is ObjectNotFoundError:
+        return f"no such object: {where}"
+    if answer.kind is InvalidRangeError:
+        return f"range begins behind the end: {where}"
+    said = f": {message}" if (message := failure.facts.get("Message", "")) else ""
+    answered = f"{failure}{said} ({where})"
+    if answer.what:
+        return f"{endpoint} {answer.what}{particulars(answer, failure.facts)}: {answered}"
+    if answer.kind is PermissionDeniedError:
+        return f"{endpoint} refuses {_refused(failure, permission)}: {answered}"
+    return f"{endpoint} answered {answered}"
 
 
 def _refused(failure: S3Failure, permission: str) -> str:
@@ -227,21 +187,6 @@ def _refused(failure: S3Failure, permission: str) -> str:
         verb = _VERBS[permission]
         return f"to {verb}, for which these credentials need the permission {permission}"
     return "these credentials"
-
-
-def _kind(failure: S3Failure, *, write: bool) -> type[BackendError]:
-    if not failure.sent:
-        return UnreachableError
-    known = _BY_CODE.get(failure.code) or _BY_STATUS.get(failure.status)
-    if known is not None:
-        return known
-    if failure.status >= _FIRST_SERVER_FAULT or failure.status in {0, _REQUEST_TIMEOUT}:
-        return UnknownOutcomeError if write else UnavailableError
-    return BackendError
-
-
-def _is_redirect(failure: S3Failure) -> bool:
-    return failure.status in {301, 307, 308} or failure.code in _WRONG_REGION_CODES
 
 
 # -- trust -----------------------------------------------------------------------------------------

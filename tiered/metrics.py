@@ -115,8 +115,10 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_store_trouble_seconds",
         _G,
-        "How long the object store has not done what it was asked, by reason: `permission` (keys or policy), `full`,"
-        " `trust` (its certificate), `unreachable`, `failing`; 0 when that does not hold. Tiering goes on by itself when"
+        "How long the object store has not done what it was asked, by reason: `permission` (keys or policy), `clock`"
+        " (this machine's), `encryption` (the key service), `archived` (objects moved to an archive class), `settings`"
+        " (bucket, region, endpoint), `full`, `trust` (its certificate), `unreachable`, `failing`; 0 when that does not"
+        " hold. Tiering goes on by itself when"
         " it ends.",
         ("reason",),
     ),

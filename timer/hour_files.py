@@ -324,7 +324,8 @@ class TimerWriter:
                 file.file.failed(commit, 0.0, lambda _failures: 0.0)
             if not error.retriable:
                 raise StoreUnavailableError(
-                    f"the store refuses an upload: {error}", do="mend permissions or bucket"
+                    f"the store refuses an upload: {error}",
+                    do=error.do or "mend permissions or bucket",
                 ) from error
             return error
         for file, commit in some:

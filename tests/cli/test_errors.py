@@ -20,7 +20,7 @@ CODES = [
     (errors.ClosedError("w"), 70, "w"),
     (errors.InternalError("w"), 70, "w"),
     (backend.UnavailableError("u"), 3, "u; check that the store can be reached"),
-    (backend.PermissionDeniedError("u"), 3, "u; check that the store can be reached"),
+    (backend.PermissionDeniedError("u"), 3, "u; check credentials and permissions"),
     (backend.ConfigurationError("c"), 2, "c"),
     (click.UsageError("Missing argument 'URL'."), 2, "missing argument 'URL'; see `tiered --help`"),
     (backend.StoreFullError("u"), 3, "u; make room\n"),

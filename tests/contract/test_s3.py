@@ -37,6 +37,7 @@ from backends.errors import (
     ObjectNotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
+    RefusedError,
     ShortReadError,
     StoreFullError,
     UnavailableError,
@@ -212,7 +213,7 @@ def test_nobody_answers_the_call(
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (400, "InvalidArgument", BackendError),
+        (400, "InvalidArgument", RefusedError),
         (400, "ExpiredToken", PermissionDeniedError),
         (400, "BadDigest", UnavailableError),
         (400, "KeyTooLongError", InvalidKeyError),
@@ -243,7 +244,7 @@ def test_answers_to_writes(
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (400, "InvalidArgument", BackendError),
+        (400, "InvalidArgument", RefusedError),
         (403, "AccessDenied", PermissionDeniedError),
         (404, "NoSuchBucket", ObjectNotFoundError),
         (429, "TooManyRequests", UnavailableError),

@@ -15,14 +15,21 @@ from typing import TYPE_CHECKING
 
 from backends.base import get_into, size_bytes
 from backends.errors import (
+    ARCHIVED,
+    CLOCK,
+    ENCRYPTION,
+    FAILING,
+    FULL,
+    PERMISSION,
+    REASONS,
+    SETTINGS,
+    TRUST,
+    UNREACHABLE,
     BackendError,
     ConfigurationError,
     ForkedError,
     ObjectNotFoundError,
     PermissionDeniedError,
-    StoreFullError,
-    UnavailableError,
-    UnreachableError,
     UntrustedError,
 )
 from backends.local_files import MAKE_ROOM, advice_for
@@ -50,15 +57,19 @@ def backend_errors() -> Iterator[None]:
         raise InvalidError(str(error)) from error
     except ForkedError as error:
         raise InvalidError(str(error)) from error
-    except ObjectNotFoundError as error:
-        raise StoreUnavailableError(str(error), do="check the URL") from error
-    except PermissionDeniedError as error:
-        raise StoreUnavailableError(str(error), do="check credentials and permissions") from error
-    except UntrustedError as error:
-        raise StoreUnavailableError(str(error)) from error
     except BackendError as error:
-        do = advice_for(error, "check that the store can be reached")
-        raise StoreUnavailableError(str(error), do=do) from error
+        raise StoreUnavailableError(str(error), do=what_to_do(error)) from error
+
+
+def what_to_do(error: BackendError) -> str:
+    """What to do about what an object store says."""
+    if error.do or isinstance(error, UntrustedError):  # whose message says it
+        return error.do
+    if isinstance(error, ObjectNotFoundError):
+        return "check the URL"
+    if isinstance(error, PermissionDeniedError):
+        return "check credentials and permissions"
+    return advice_for(error, "check that the store can be reached")
 
 
 def open_metered(url: str, options: S3Options) -> MeteredStore:
@@ -158,23 +169,16 @@ def open_for_reading(
 # however often it was full in it; ``troubles`` has it all.
 
 
-PERMISSION, FULL, TRUST, UNREACHABLE, FAILING = (
-    "permission", "full", "trust", "unreachable", "failing",
-)  # fmt: skip
-_REASONS: dict[type[BackendError], str] = {  # the first that fits counts
-    PermissionDeniedError: PERMISSION,
-    UntrustedError: TRUST,
-    StoreFullError: FULL,
-    UnreachableError: UNREACHABLE,
-    UnavailableError: FAILING,
-}
-REASONS = tuple(_REASONS.values())
 _ADVICE = {
     PERMISSION: "mend credentials or permissions",
     FULL: MAKE_ROOM,
     TRUST: "mend the certificate",
     UNREACHABLE: "see whether it runs",
     FAILING: "see to the store",
+    CLOCK: "set the clock",
+    ENCRYPTION: "see to the encryption key",
+    ARCHIVED: "restore the objects",
+    SETTINGS: "see to bucket and settings",
 }
 _PASSING = frozenset({UNREACHABLE, FAILING})
 """What mostly passes by itself, and is said only when it lasts."""
@@ -187,6 +191,11 @@ class RefusedForNowError(PermissionDeniedError):
     """The store refuses us, and somebody may mend that while we wait."""
 
     retriable = True
+
+    def __init__(self, refusal: BackendError) -> None:
+        """The same, to be tried again."""
+        super().__init__(str(refusal))
+        self.reason, self.do = refusal.reason, refusal.do
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +210,7 @@ class Trouble:
         said_s: When the log last told of it; None: not yet.
         latest_s: Of its latest failure.
         size_bytes: Of the smallest request that failed so.
+        do: What the latest one says to do about it.
     """
 
     kind: str
@@ -210,6 +220,12 @@ class Trouble:
     said_s: float | None
     latest_s: float
     size_bytes: int
+    do: str = ""
+
+    @property
+    def told(self) -> str:
+        """In one clause, with what to do."""
+        return f"{self.reason}: {self.error}; {self.do or _ADVICE[self.reason]}"
 
 
 class PatientStore(WrappingStore):
@@ -291,8 +307,8 @@ class PatientStore(WrappingStore):
         self._note(kind, None, began_s, size)
 
     def _as_met(self, error: BackendError) -> BackendError:
-        refused = isinstance(error, PermissionDeniedError | UntrustedError)
-        return RefusedForNowError(str(error)) if refused and self._waits else error
+        refused = error.needs_a_person and not error.retriable
+        return RefusedForNowError(error) if refused and self._waits else error
 
     def _note(self, kind: str, error: BackendError | None, began_s: float, size: int) -> None:
         """Take in how a request went, and say what is to be said."""
@@ -338,8 +354,8 @@ def plan_trouble(
         now_s: Monotonic time.
         size: Bytes of the request; 0: it carries nothing.
     """
-    reason = next((word for fits, word in _REASONS.items() if isinstance(error, fits)), None)
-    if reason is None:
+    reason = error.reason
+    if not reason or isinstance(error, ObjectNotFoundError):
         return None
     goes_on = before is not None and before.reason == reason
     since_s = before.since_s if before is not None and goes_on else now_s
@@ -349,7 +365,7 @@ def plan_trouble(
     if before is not None and goes_on:
         size = min(size, before.size_bytes)
     told_s = now_s if now_s >= due_s else said_s
-    return Trouble(kind, reason, since_s, str(error), told_s, now_s, size)
+    return Trouble(kind, reason, since_s, str(error), told_s, now_s, size, error.do)
 
 
 def _outlasts(trouble: Trouble, began_s: float, size: int) -> bool:
@@ -361,4 +377,4 @@ def _outlasts(trouble: Trouble, began_s: float, size: int) -> bool:
 
 def _line(trouble: Trouble, now_s: float) -> str:
     lasted = f" for {now_s - trouble.since_s:.0f} s" if now_s > trouble.since_s else ""
-    return f"waiting{lasted} ({trouble.reason}): {trouble.error}; {_ADVICE[trouble.reason]}"
+    return f"waiting{lasted} ({trouble.reason}): {trouble.error}; {trouble.do or _ADVICE[trouble.reason]}"

@@ -54,7 +54,7 @@ def is_well(attachment: Attachment) -> str:
     dispatcher = attachment.dispatcher
     if dispatcher is None or not dispatcher.is_stalled:
         return attachment.index.defect if attachment.index is not None else ""
-    troubles = sorted({f"{one.reason}: {one.error}" for one in attachment.patient.troubles()})
+    troubles = sorted({one.told for one in attachment.patient.troubles()})
     why = f" ({'; '.join(troubles)})" if troubles else ""
     return f"nothing could be committed for {dispatcher.seconds_without_commit():.0f} s{why}"
 

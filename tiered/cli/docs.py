@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from backends.s3_answers import rows
 from tiered.cli.frame import HELP_OPTIONS, all_settings, program
 from tiered.cli.options import Shape
 from tiered.metrics import BROKER, FLEET_METRICS, METRICS, MOUNT_METRICS, TIMER_METRICS
@@ -58,8 +59,33 @@ def pages() -> dict[str, str]:
         "configuration.md": configuration_page(),
         "metrics.md": metrics_page(),
         "mount-codes.md": mount_codes_page(),
+        "s3-answers.md": s3_answers_page(),
         "where.md": where_page(Path(__file__).parents[2]),
     }
+
+
+def s3_answers_page() -> str:
+    """What an S3 server's refusals mean."""
+    lines = [
+        MARK,
+        "# What an S3 server says",
+        "",
+        "By the code of its answer, or by the HTTP status where it has none that is known here: the reason that",
+        "`tiered_store_trouble_seconds` and `/healthz` have, whether it is tried again by itself, and what to do.",
+        "Errors, `tiered doctor` and the log say the same, with the server's own words. After each of them nothing was",
+        "stored or deleted, and what the tier holds is as it was; other statuses from 500 on, and answers that did not",
+        "come, leave open what a write has done, and it is settled by reading.",
+        "",
+        "`NotS3` and `CutListing` are codes of ours: what came is no answer of an S3 server (a proxy's page, say), or a",
+        "listing that says that it goes on and not where.",
+        "",
+        "| code or status | reason | tried again | what to do |",
+        "|---|---|---|---|",
+    ]
+    for code, answer in rows():
+        again = "yes" if answer.kind.retriable else "no"
+        lines.append(f"| `{code}` | {answer.reason or '-'} | {again} | {answer.do or '-'} |")
+    return "\n".join([*lines, ""])
 
 
 def cli_page() -> str:

@@ -82,7 +82,9 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, ConfigurationError):
         return str(error), USAGE
     if isinstance(error, BackendError):
-        return f"{error}; {advice_for(error, 'check that the store can be reached')}", UNREACHABLE
+        from tiered.api.stores import what_to_do
+
+        return "; ".join(filter(None, [str(error), what_to_do(error)])), UNREACHABLE
     if isinstance(error, OSError):
         name = f" ({error.filename})" if error.filename else ""
         advice = advice_for(error, "mend it")

@@ -572,7 +572,8 @@ def refused(error: BackendError) -> TieredStoreError:
             do="stop one of the two, then attach again",
         )
     return StoreUnavailableError(
-        f"the store refuses an upload: {error}", do="mend permissions or bucket, then attach again"
+        f"the store refuses an upload: {error}",
+        do=f"{error.do or 'mend permissions or bucket'}, then attach again",
     )
 
 

@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from backends.base import foreign_below
-from backends.errors import BackendError, ConfigurationError, PermissionDeniedError
+from backends.errors import (
+    CLOCK,
+    PERMISSION,
+    BackendError,
+    ConfigurationError,
+    PermissionDeniedError,
+)
 from backends.local import HIDDEN, LocalFolderStore
 from backends.registry import PREFIX, probe
 from backends.registry import PREFIX as PROBES
@@ -96,8 +102,8 @@ def examine(
         open_local: Opens the local store, which is closed again; None: there is none to look at.
     """
     reached = _reachability(store)
-    yield reached
-    if reached.status != FAIL:
+    yield from reached
+    if reached[0].status != FAIL:
         yield from _rights(trial or store, clock, probe_id)
         yield from _surroundings(url, options)
         yield from _tier(store, clock)
@@ -108,16 +114,18 @@ def examine(
     yield from _machine()
 
 
-def _reachability(store: ObjectStore) -> Check:
+def _reachability(store: ObjectStore) -> list[Check]:
+    """Whether it answers; and the clock, where that is why it refuses."""
     try:
         found = next(iter(store.list("")), None)
-    except PermissionDeniedError as error:
-        advice = "check the credentials, and that they may list the bucket"
-        return Check(REACHABILITY, FAIL, str(error), advice)
     except BackendError as error:
-        advice = "check URL, endpoint and network; make the bucket or folder"
-        return Check(REACHABILITY, FAIL, str(error), advice)
-    return Check(REACHABILITY, OK, f"{store.url} answers" + ("" if found else ", and is empty"))
+        general = "check URL, endpoint and network; make the bucket or folder"
+        if isinstance(error, PermissionDeniedError):
+            general = "check the credentials, and that they may list the bucket"
+        failed = Check(REACHABILITY, FAIL, str(error), error.do or general)
+        is_skewed = error.reason == CLOCK
+        return [failed, *([Check("clock", FAIL, str(error), error.do)] if is_skewed else [])]
+    return [Check(REACHABILITY, OK, f"{store.url} answers" + ("" if found else ", and is empty"))]
 
 
 # -- rights, conditions, clock ------------------------------------------------------------------
@@ -158,7 +166,10 @@ def _right(name: str, step: Callable[[], object]) -> Check:
     try:
         step()
     except BackendError as error:
-        return Check(f"may_{name}", FAIL if name == "get" else WARN, str(error), advice)
+        is_about_rights = error.reason in {"", PERMISSION}
+        failed = name == "get" or not is_about_rights
+        advice = advice if is_about_rights else error.do or advice
+        return Check(f"may_{name}", FAIL if failed else WARN, str(error), advice)
     return Check(f"may_{name}", OK, "allowed")
 
 
@@ -185,7 +196,7 @@ def _conditions(store: ObjectStore, probe_id: str) -> Check:
     try:
         found = probe(store, probe_id)
     except BackendError as error:
-        return Check(name, FAIL, str(error), advice)
+        return Check(name, FAIL, str(error), error.do or advice)
     if found.put_if_absent and found.compare_and_set:
         detail = "put-if-absent and compare-and-set are honoured"
         if not found.distinguishes_case:

@@ -1,0 +1,255 @@
+"""What an S3 server's refusals mean: one table by error code, with our class, the reason, and what to do.
+
+Decided by status and code, and by what stands in elements of the answer; never by wording. The question that matters for
+a write is whether anything may have been stored: only an answer that says no, or a connection that never came about, says
+so for certain (I7). Of all rows here nothing was stored, and what the tier holds is as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from backends.errors import (
+    ARCHIVED,
+    CLOCK,
+    ENCRYPTION,
+    FAILING,
+    FULL,
+    PERMISSION,
+    SETTINGS,
+    BackendError,
+    InvalidKeyError,
+    InvalidRangeError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    RefusedError,
+    StoreFullError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Answer(NamedTuple):
+    """What a refusal means.
+
+    Attributes:
+        kind: Our error.
+        reason: One word for metrics and health; empty: that of the class.
+        what: Follows the server's name in a message; empty: "answered".
+        do: What to do about it.
+    """
+
+    kind: type[BackendError]
+    reason: str
+    what: str
+    do: str
+
+
+_PASSES: Final = "it is tried again; if it lasts, see to the server"
+_KEYS: Final = "check the access key and its secret, and that they are for this endpoint"
+_RENEW: Final = "renew the credentials"
+_ACCOUNT: Final = "see to the account with whoever runs the store"
+_CLOCK: Final = "set the clock of this machine (NTP)"
+_KMS: Final = (
+    "see to the key with which the bucket encrypts: it must exist in this region, be enabled, and be allowed to these"
+    " credentials (kms:GenerateDataKey to write, kms:Decrypt to read)"
+)
+_REGION: Final = "name the bucket's region with --region, or its server with --endpoint-url"
+_ELSEWHERE: Final = "has the bucket in another region than the one set"
+_NAME: Final = "check the bucket's name in the URL, and --path-style or --virtual-host"
+_API: Final = (
+    "check that the endpoint is the S3 API of a server that can do this (`tiered doctor` tries)"
+)
+_OTHER: Final = (
+    "check the endpoint's address, and what stands before it (a proxy, a login page, a balancer)"
+)
+
+NO_SUCH_BUCKET: Final = "NoSuchBucket"
+FOREIGN: Final = "NotS3"
+"""Code of ours: what came is no answer of an S3 server."""
+CUT: Final = "CutListing"
+"""Code of ours: a listing that says that it goes on, and not where."""
+
+_BY_CODE: Final[Mapping[str, Answer]] = {
+    # Who we are
+    "AccessDenied": Answer(PermissionDeniedError, PERMISSION, "", "check credentials and permissions (`tiered policy`)"),
+    "InvalidAccessKeyId": Answer(PermissionDeniedError, PERMISSION, "does not know the access key", _KEYS),
+    "SignatureDoesNotMatch": Answer(
+        PermissionDeniedError, PERMISSION, "says that the signature does not match",
+        f"{_KEYS}; a proxy that changes host or headers breaks it, too",
+    ),
+    "ExpiredToken": Answer(PermissionDeniedError, PERMISSION, "says that the credentials have expired", _RENEW),
+    "TokenRefreshRequired": Answer(
+        PermissionDeniedError, PERMISSION, "says that the credentials have expired", _RENEW
+    ),
+    "InvalidToken": Answer(PermissionDeniedError, PERMISSION, "does not accept the session token", _RENEW),
+    "InvalidSecurity": Answer(PermissionDeniedError, PERMISSION, "does not accept the credentials", _KEYS),
+    "AccountProblem": Answer(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
+    "AllAccessDisabled": Answer(PermissionDeniedError, PERMISSION, "says that all access is switched off", _ACCOUNT),
+    "NotSignedUp": Answer(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
+    "InvalidPayer": Answer(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
+    # The time
+    "RequestTimeTooSkewed": Answer(PermissionDeniedError, CLOCK, "says that this machine's clock is wrong", _CLOCK),
+    "RequestExpired": Answer(PermissionDeniedError, CLOCK, "says that the request came too late", _CLOCK),
+    # What it does with objects
+    "InvalidObjectState": Answer(
+        RefusedError, ARCHIVED, "has moved the object to an archive class",
+        "restore the object there (RestoreObject), and let no lifecycle rule move objects of the tier",
+    ),
+    "KMS.ThrottlingException": Answer(UnavailableError, ENCRYPTION, "is slowed down by its key service", _PASSES),
+    "InvalidEncryptionAlgorithmError": Answer(RefusedError, ENCRYPTION, "does not encrypt so", _KMS),
+    "KeyTooLongError": Answer(InvalidKeyError, SETTINGS, "", "use a shorter prefix in the URL"),
+    "XMinioInvalidObjectName": Answer(InvalidKeyError, SETTINGS, "", "use another prefix in the URL"),
+    "XMinioInvalidResourceName": Answer(InvalidKeyError, SETTINGS, "", "use another prefix in the URL"),
+    "ObjectParentIsFile": Answer(InvalidKeyError, SETTINGS, "", "use another prefix in the URL: an object has its name"),
+    "EntityTooLarge": Answer(
+        RefusedError, SETTINGS, "takes no object of this size in one request", "make smaller ones (--bundle-size)"
+    ),
+    "InvalidStorageClass": Answer(RefusedError, SETTINGS, "has no such storage class", "leave the header out"),
+    # Room
+    "XMinioStorageFull": Answer(StoreFullError, FULL, "", "make room"),
+    "XMinioAdminBucketQuotaExceeded": Answer(StoreFullError, FULL, "", "make room, or raise the quota"),
+    "QuotaExceeded": Answer(StoreFullError, FULL, "", "make room, or raise the quota"),
+    "InsufficientStorage": Answer(StoreFullError, FULL, "", "make room"),
+    # Where the bucket is
+    NO_SUCH_BUCKET: Answer(ObjectNotFoundError, SETTINGS, "has no such bucket", "check the URL, or make the bucket"),
+    "InvalidBucketName": Answer(RefusedError, SETTINGS, "does not accept the bucket's name", _NAME),
+    "InvalidBucketState": Answer(RefusedError, SETTINGS, "has the bucket in a state that does not allow this", _API),
+    "AuthorizationHeaderMalformed": Answer(RefusedError, SETTINGS, _ELSEWHERE, _REGION),
+    "AuthorizationQueryParametersError": Answer(RefusedError, SETTINGS, "does not accept the signature's form", _REGION),
+    "PermanentRedirect": Answer(RefusedError, SETTINGS, _ELSEWHERE, _REGION),
+    "IllegalLocationConstraintException": Answer(
+        RefusedError, SETTINGS, _ELSEWHERE, _REGION
+    ),
+    "IllegalLocationConstraint": Answer(
+        RefusedError, SETTINGS, _ELSEWHERE, _REGION
+    ),
+    "TemporaryRedirect": Answer(UnavailableError, FAILING, "moves the bucket just now", _PASSES),
+    # What it can
+    "InvalidRequest": Answer(RefusedError, SETTINGS, "does not accept the request", _API),
+    "InvalidArgument": Answer(RefusedError, SETTINGS, "does not accept the request", _API),
+    "InvalidDigest": Answer(RefusedError, SETTINGS, "does not accept the checksum", _API),
+    "MissingSecurityHeader": Answer(RefusedError, SETTINGS, "misses a header", _API),
+    "MethodNotAllowed": Answer(UnsupportedError, SETTINGS, "does not do this", _API),
+    "NotImplemented": Answer(UnsupportedError, SETTINGS, "does not do this", _API),
+    "MissingContentLength": Answer(UnsupportedError, SETTINGS, "does not do this", _API),
+    # What passes
+    "SlowDown": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "SlowDownRead": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "SlowDownWrite": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "ServiceUnavailable": Answer(UnavailableError, FAILING, "", _PASSES),
+    "Throttling": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "ThrottlingException": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "RequestLimitExceeded": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "BandwidthLimitExceeded": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "TooManyRequests": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "OperationAborted": Answer(UnavailableError, FAILING, "", _PASSES),
+    "ConditionalRequestConflict": Answer(UnavailableError, FAILING, "", _PASSES),
+    "RequestTimeout": Answer(UnavailableError, FAILING, "has waited for the request's bytes in vain", _PASSES),
+    "IncompleteBody": Answer(UnavailableError, FAILING, "has not got the whole request", _PASSES),
+    "BadDigest": Answer(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
+    "XAmzContentChecksumMismatch": Answer(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
+    "XAmzContentSHA256Mismatch": Answer(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
+    "XMinioServerNotInitialized": Answer(UnavailableError, FAILING, "is starting", _PASSES),
+    FOREIGN: Answer(UnavailableError, SETTINGS, "answers, but not as an S3 server does", _OTHER),
+    CUT: Answer(UnavailableError, FAILING, "gives listings that are not whole", _OTHER),
+}  # fmt: skip
+_KMS_ANSWER: Final = Answer(RefusedError, ENCRYPTION, "cannot use the encryption key", _KMS)
+_EXPIRED: Final = _BY_CODE["RequestExpired"]
+_BY_STATUS: Final[Mapping[int, Answer]] = {
+    301: _BY_CODE["PermanentRedirect"],
+    307: _BY_CODE["TemporaryRedirect"],
+    308: _BY_CODE["PermanentRedirect"],
+    401: Answer(PermissionDeniedError, PERMISSION, "", _KEYS),
+    403: _BY_CODE["AccessDenied"],
+    404: Answer(ObjectNotFoundError, "", "", "check the URL"),
+    405: _BY_CODE["MethodNotAllowed"],
+    407: Answer(PermissionDeniedError, PERMISSION, "is behind a proxy that wants credentials", "see to the proxy"),
+    411: _BY_CODE["MissingContentLength"],
+    413: _BY_CODE["EntityTooLarge"],
+    416: Answer(InvalidRangeError, "", "", ""),
+    429: _BY_CODE["SlowDown"],
+    501: _BY_CODE["NotImplemented"],
+    507: _BY_CODE["InsufficientStorage"],
+}  # fmt: skip
+_REST: Final = Answer(RefusedError, SETTINGS, "", _API)
+_REFUSALS: Final = frozenset({401, 403, 405, 407})
+_FIRST_SERVER_FAULT: Final = 500
+_REQUEST_TIMEOUT: Final = 408
+_MESSAGE_CHARS_MAX: Final = 200
+ELEMENTS: Final = ("Message", "Region", "RequestTime", "ServerTime", "Expires")
+"""What is read of an answer besides its code."""
+_ELEMENT: Final = re.compile(rf"<({'|'.join(ELEMENTS)})>([^<]*)</\1>")
+
+
+def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool) -> Answer:
+    """What a refusal means.
+
+    Args:
+        status: Of HTTP; 0: no answer came.
+        code: S3's, or one of ours; "": there was none.
+        facts: Elements of the answer.
+        write: Whether the request may have changed something.
+    """
+    if code.startswith("KMS.") and code not in _BY_CODE:
+        return _KMS_ANSWER
+    if code == "AccessDenied" and "Expires" in facts:
+        return _EXPIRED
+    if code == FOREIGN and write:
+        return _BY_CODE[FOREIGN]._replace(
+            kind=UnknownOutcomeError
+        )  # who knows who has passed it on
+    if code == FOREIGN and status in _REFUSALS:
+        return _BY_CODE[FOREIGN]._replace(kind=RefusedError)
+    found = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if found is not None:
+        return found
+    if status >= _FIRST_SERVER_FAULT or status in {0, _REQUEST_TIMEOUT}:
+        kind = UnknownOutcomeError if write else UnavailableError
+        return Answer(kind, FAILING, "", _PASSES)
+    return _REST
+
+
+def elements_of(text: str) -> dict[str, str]:
+    """What an answer's text says in ``ELEMENTS``, fit to be shown."""
+    return {
+        name: "".join(char for char in value if char.isprintable())[:_MESSAGE_CHARS_MAX]
+        for name, value in _ELEMENT.findall(text)
+    }
+
+
+def particulars(answer: Answer, facts: Mapping[str, str]) -> str:
+    """What the answer says in numbers or names: how far the clock is off, or which region is meant."""
+    if answer.reason == CLOCK and (skew_s := _skew_s(facts)) is not None:
+        way = "ahead of" if skew_s > 0 else "behind"
+        return f" by {abs(skew_s):.0f} s, {way} the store's"
+    if region := facts.get("Region"):
+        return f", {region}"
+    return ""
+
+
+def _skew_s(facts: Mapping[str, str]) -> float | None:
+    """Seconds that our clock is ahead of the server's."""
+    ours, theirs = (_time(facts.get(name, "")) for name in ("RequestTime", "ServerTime"))
+    return None if ours is None or theirs is None else (ours - theirs).total_seconds()
+
+
+def _time(text: str) -> datetime | None:
+    for form in ("%Y%m%dT%H%M%S%z", "%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z"):
+        try:
+            return datetime.strptime(text, form)  # noqa: DTZ007 (each form has a zone)
+        except ValueError:
+            continue
+    return None
+
+
+def rows() -> list[tuple[str, Answer]]:
+    """The table, for documentation: code or status, and what it means."""
+    by_status = [(str(status), answer) for status, answer in _BY_STATUS.items()]
+    return [*_BY_CODE.items(), ("KMS.*", _KMS_ANSWER), *by_status]

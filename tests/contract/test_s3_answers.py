@@ -1,0 +1,251 @@
+"""What a server's refusals are told as: a server that answers by rule, both clients, and what an operator sees."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from support.servers import S3Server
+
+from backends.errors import (
+    ARCHIVED,
+    CLOCK,
+    ENCRYPTION,
+    FAILING,
+    FULL,
+    PERMISSION,
+    REASONS,
+    SETTINGS,
+    BackendError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    UnknownOutcomeError,
+)
+from backends.registry import open_store
+from backends.s3_answers import rows
+from backends.s3_settings import S3Options
+from tests.e2e.harness import here
+from tiered.api.stores import PatientStore, RefusedForNowError
+from tiered.clock import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backends.base import ObjectStore
+
+
+class Said(NamedTuple):
+    """An answer."""
+
+    status: int
+    body: bytes = b""
+    kind: str = "application/xml"
+
+
+class Server:
+    """Answers everything as it is told to."""
+
+    def __init__(self) -> None:
+        self.says = Said(200)
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None: ...
+
+            def _any(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                said = owner.says
+                self.send_response(said.status)
+                self.send_header("Content-Type", said.kind)
+                self.send_header("Content-Length", str(len(said.body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(said.body)
+
+            do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _any  # noqa: N815 (so the base class calls them)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield
+        finally:
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    from conftest import use_server
+
+    made = Server()
+    use_server(S3Server("ruled", made.url, "key", "secret-key"), monkeypatch)
+    with made.serving():
+        yield made
+
+
+@pytest.fixture(params=["obstore", "boto"])
+def store(request: pytest.FixtureRequest, server: Server) -> Iterator[ObjectStore]:
+    del server
+    headers = {"x-amz-meta-signed": "yes"} if request.param == "boto" else {}
+    opened = open_store("s3://bucket/p", S3Options(headers=headers))
+    yield opened
+    opened.close()
+
+
+def error(code: str, **more: str) -> bytes:
+    inner = "".join(f"<{name}>{value}</{name}>" for name, value in more.items())
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>{inner}</Error>'.encode()
+
+
+def met(call: Any) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "more", "reason", "told", "do"),
+    [
+        (403, "AccessDenied", {}, PERMISSION, "refuses to put an object", "credentials"),
+        (403, "InvalidAccessKeyId", {}, PERMISSION, "access key", "access key"),
+        (403, "SignatureDoesNotMatch", {}, PERMISSION, "signature", "secret"),
+        (403, "AccountProblem", {}, PERMISSION, "account", "account"),
+        (403, "AllAccessDisabled", {}, PERMISSION, "all access", "account"),
+        (
+            403,
+            "RequestTimeTooSkewed",
+            {"RequestTime": "20261128T013000Z", "ServerTime": "2026-11-28T01:00:00Z"},
+            CLOCK,
+            "clock is wrong by 1800 s, ahead of",
+            "NTP",
+        ),
+        (403, "RequestTimeTooSkewed", {}, CLOCK, "clock is wrong", "NTP"),
+        (
+            403,
+            "AccessDenied",
+            {"Message": "Request has expired", "Expires": "2026-11-28T01:00:00Z"},
+            CLOCK,
+            "too late",
+            "NTP",
+        ),
+        (403, "RequestExpired", {}, CLOCK, "too late", "NTP"),
+        (403, "InvalidObjectState", {"StorageClass": "GLACIER"}, ARCHIVED, "archive class", "restore"),
+        (403, "KMS.DisabledException", {}, ENCRYPTION, "encryption key", "kms:"),
+        (400, "KMS.NotFoundException", {}, ENCRYPTION, "encryption key", "kms:"),
+        (400, "KMS.KMSInvalidStateException", {}, ENCRYPTION, "encryption key", "kms:"),
+        (400, "ExpiredToken", {}, PERMISSION, "expired", "renew"),
+        (400, "InvalidToken", {}, PERMISSION, "token", "renew"),
+        (400, "InvalidRequest", {"Message": "needs a checksum"}, SETTINGS, "needs a checksum", "doctor"),
+        (400, "InvalidArgument", {}, SETTINGS, "does not accept", "doctor"),
+        (400, "AuthorizationHeaderMalformed", {"Region": "eu-west-3"}, SETTINGS, "eu-west-3", "--region"),
+        (400, "EntityTooLarge", {}, SETTINGS, "size", "--bundle-size"),
+        (400, "InvalidBucketName", {}, SETTINGS, "bucket's name", "URL"),
+        (400, "BadDigest", {}, FAILING, "other bytes", "tried again"),
+        (400, "XAmzContentSHA256Mismatch", {}, FAILING, "other bytes", "tried again"),
+        (404, "NoSuchBucket", {}, SETTINGS, "no such bucket", "bucket"),
+        (405, "MethodNotAllowed", {}, SETTINGS, "does not do this", "S3 API"),
+        (411, "MissingContentLength", {}, SETTINGS, "does not do this", "S3 API"),
+        (429, "TooManyRequests", {}, FAILING, "slow down", "tried again"),
+        (503, "SlowDown", {}, FAILING, "slow down", "tried again"),
+        (507, "InsufficientStorage", {}, FULL, "507", "make room"),
+        (500, "InternalError", {}, FAILING, "500", "tried again"),
+    ],
+)  # fmt: skip
+def test_each_code_has_its_reason_and_what_to_do(  # noqa: PLR0917 (columns of the table)
+    server: Server,
+    store: ObjectStore,
+    status: int,
+    code: str,
+    more: dict[str, str],
+    reason: str,
+    told: str,
+    do: str,
+):
+    server.says = Said(status, error(code, **more))
+    found = met(lambda: store.put_if_absent("k", b"1"))
+    assert found.reason == reason
+    assert told in str(found)
+    assert do in found.do
+    for read in (lambda: store.get("k"), lambda: [*store.list("")]):
+        assert met(read).reason == reason
+
+
+HTML = b"<html><head><title>404 Not Found</title></head><body>nginx</body></html>"
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 502])
+def test_an_answer_of_somebody_else_says_nothing_of_an_object(
+    server: Server, store: ObjectStore, status: int
+):
+    server.says = Said(status, HTML, "text/html")
+    for read in (lambda: store.get("k"), lambda: [*store.list("")]):
+        found = met(read)
+        assert not isinstance(found, ObjectNotFoundError | PermissionDeniedError)
+        assert found.reason in {SETTINGS, FAILING}
+    for write in (lambda: store.put_if_absent("k", b""), lambda: store.delete("k")):
+        assert isinstance(met(write), UnknownOutcomeError)
+    assert isinstance(met(lambda: store.compare_and_set("k", b"", None)), UnknownOutcomeError)
+
+
+def test_a_redirect_says_which_settings_to_look_at(server: Server):
+    """(Both clients hide what stands in it; boto3 follows it by itself.)"""
+    server.says = Said(301, error("PermanentRedirect"))
+    opened = open_store("s3://bucket/p")
+    found = met(lambda: opened.put_if_absent("k", b""))
+    opened.close()
+    assert found.reason == SETTINGS
+    assert "--region" in found.do
+
+
+def test_an_empty_not_found_is_one(server: Server, store: ObjectStore):
+    server.says = Said(404)
+    assert isinstance(met(lambda: store.get("k")), ObjectNotFoundError)
+    assert isinstance(met(lambda: store.head("k")), ObjectNotFoundError)
+
+
+def test_every_row_can_be_told():
+    for code, answer in rows():
+        assert answer.reason in {*REASONS, ""}, code
+        assert answer.do or answer.reason == "", code
+        assert issubclass(answer.kind, BackendError)
+
+
+def test_whoever_waits_out_refusals_knows_why_and_what_to_do(server: Server, store: ObjectStore):
+    server.says = Said(403, error("RequestTimeTooSkewed"))
+    patient = PatientStore(store, ManualClock())
+    patient.wait_out_refusals()
+    found = met(lambda: patient.put_if_absent("k", b""))
+    assert isinstance(found, RefusedForNowError)
+    (trouble,) = patient.troubles()
+    assert (trouble.reason, patient.seconds_waiting()[CLOCK]) == (CLOCK, 0.0)
+    assert "NTP" in trouble.told
+
+
+def test_the_command_line_and_doctor_tell_it(server: Server):
+    server.says = Said(
+        403,
+        error(
+            "RequestTimeTooSkewed",
+            RequestTime="20261128T000000Z",
+            ServerTime="2026-11-28T01:00:00Z",
+        ),
+    )
+    ran = here("ls", "s3://bucket/p")
+    assert ran.code == 3
+    assert "clock is wrong by 3600 s, behind" in ran.err
+    assert "NTP" in ran.err
+    checked = here("doctor", "s3://bucket/p", "--json").document["checks"]
+    assert any("NTP" in check["advice"] for check in checked)
+    assert any(check["name"] == "clock" and check["status"] == "fail" for check in checked)
