@@ -247,7 +247,7 @@ def test_sql_has_a_table_of_it_of_all_brokers_that_share_an_archive():
     for number, history in enumerate((one, two, one)):
         history.grow()
         history.update(f"run{number}")
-    question = 'SELECT broker, queue_id, queue_offset, msg_key, body FROM "T$latest"'
+    question = 'SELECT broker, queue_id, queue_offset, msg_key, body FROM "t$latest"'
     found = [tuple(row.values()) for row in ask(store, question).rows.to_pylist()]
     for broker, history in (("b", one), ("b2", two)):
         assert sorted(row[1:] for row in found if row[0] == broker) == history.expected()

@@ -16,15 +16,16 @@ import json
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import chain, count
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
+from tiered.archive.bodies import PREFIX
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema, topic_schema
+from tiered.archive.exact_names import ExactNames, exact_names, identifiers, quoted, table_names
 from tiered.archive.lookup import files_without, read_index
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.selection import MAX, MIN, Selection, micros
@@ -87,27 +88,6 @@ _OTHER = re.compile(r"\b(OR|CASE|BETWEEN|NOT)\b")
 """Beside these an AND may mean something else."""
 _STEP = {"<": -1, ">": 1}
 _TEXT = re.compile(r"'(?:[^']|'')*'")
-
-
-def table_names(topics: Iterable[str]) -> dict[str, str]:
-    """The table of each topic: its name, as far as SQL can tell it from the others'.
-
-    Names of tables that differ in case alone are one name to SQL, so all but the first topic have ``~2``, ``~3`` … behind
-    theirs. Bytes that are no UTF-8 are question marks.
-    """
-    found: dict[str, str] = {}
-    taken: set[str] = set()
-    for topic in topics:
-        plain = topic.encode("utf-8", "replace").decode()
-        tries = (f"{plain}~{number}" for number in count(2))
-        found[topic] = next(n for n in chain([plain], tries) if n.casefold() not in taken)
-        taken.add(found[topic].casefold())
-    return found
-
-
-def quoted(name: str) -> str:
-    """A name as SQL has it."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def is_named(table: str, question: str) -> bool:
@@ -380,6 +360,8 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
     tables = table_names(topics)
     sizes = {file.key: file.size_bytes for files in topics.values() for file in files}
     latest = _latest_files(archive, tables, question, sizes)
+    exact = {**exact_names(tables), **exact_names(tables, LATEST)}
+    asked = {table for name, table in exact.items() if is_named(name, question)}
     with TemporaryDirectory(prefix="tiered-sql-") as work, duckdb.connect(":memory:") as connection:
         for option in (*_OPTIONS, f"temp_directory = {_quoted(work)}"):
             connection.execute(f"SET {option}")
@@ -387,7 +369,10 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
         connection.register_filesystem(files)
         root = f"{SCHEME}://"
         chosen: dict[str, list[str]] = {}
-        named = {t: table for t, table in tables.items() if is_named(table, question)}
+        named = {t: table for t, table in tables.items() if table in asked}
+        columns = [name for topic in named for name in topic_schema(state, topic).names]
+        require_exact_columns(columns, question)
+        question = ExactNames(exact, columns).put(connection, question)
         try:
             stand_ins = {table: _stand_in(state, topic) for topic, table in named.items()}
             stand_ins |= dict.fromkeys(latest, no_rows())
@@ -406,18 +391,59 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
             for table, keys in latest.items():
                 views[table] = _read_files(root, keys, differ=True) if keys else no_rows()
             make_views(connection, views)
+            connection.execute("DROP SCHEMA hidden CASCADE")  # no table of the asker's
             found = connection.sql(question)
             answer = arrow.table({}) if found is None else _table(found)
+            answer = _listed(answer, exact) if _LISTING.fullmatch(question) else answer
         except duckdb.Error as error:
             if files.failed:  # DuckDB makes text of it
                 raise files.failed[0] from error
             if isinstance(error, duckdb.OutOfMemoryException):
                 raise InvalidError(_said(error), where=work, do=_DO_FULL) from error
-            there = [*tables.values(), *latest]
-            raise InvalidError(_said(error), do=tables_there(there)) from error
+            there = [name for name, table in exact.items() if table in {*tables.values(), *latest}]
+            raise InvalidError(_in_exact(_said(error), exact), do=tables_there(there)) from error
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
     return QueryAnswer(answer, len(every), len(every - read), stale_asked(state, named, question))
+
+
+_LISTING = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.IGNORECASE)
+
+
+def _listed(answer: pa.Table, exact: Mapping[str, str]) -> pa.Table:
+    """A list of tables, by the names that people write, without what is this program's own."""
+    arrow = load_pyarrow()
+    if "schema" in answer.schema.names:
+        answer = answer.filter(arrow.compute.equal(answer["schema"], "main"))
+    names = {table: name for name, table in exact.items()}
+    found = [names.get(name, name) for name in answer["name"].to_pylist()]
+    at = answer.schema.get_field_index("name")
+    return answer.set_column(at, "name", arrow.array(found, arrow.string()))
+
+
+def _in_exact(said: str, exact: Mapping[str, str]) -> str:
+    """What DuckDB says, with the names that people write."""
+    for name, table in exact.items():
+        said = said.replace(table, name) if table != name else said
+    return said
+
+
+def require_exact_columns(columns: Collection[str], question: str) -> None:
+    """See that columns of bodies are named exactly: members of JSON may differ in case alone, and only one has a column.
+
+    Raises:
+        InvalidError: One is not.
+    """
+    alike = {name.casefold(): name for name in columns if name.startswith(PREFIX)}
+    if not alike or PREFIX not in question.casefold():
+        return
+    for _, _, name in identifiers(question):
+        column = alike.get(name.casefold())
+        if column is not None and name not in columns:
+            raise InvalidError(
+                f"there is no column {quoted(name)}",
+                do=f"names of columns of bodies are exact: {quoted(column)}; a member without a column is in body alone",
+            )
 
 
 _ALL = re.compile(r"\*|^(?!.*\bselect\b)", re.IGNORECASE | re.DOTALL)

@@ -45,7 +45,7 @@ from tiered.archive.machine import (
     job_action,
 )
 from tiered.archive.merging import merge, plan_division
-from tiered.archive.model import ENTRIES_KEPT, LOG, Archived
+from tiered.archive.model import ENTRIES_KEPT, LOG, Archived, partition_value
 from tiered.archive.moves import pack_action
 from tiered.archive.plan import (
     NO_LIMITS,
@@ -607,7 +607,8 @@ def run_job(
     plan = limited(every, limits)
     result = Result(plan, log.writer, kind, at.clock.now_ms())
     if plan.tasks or plan.overtaken:
-        _require_conditional(at)
+        planned = {task.lane.topic for task in plan.tasks}
+        _require_conditional(at, planned | {lane.topic for lane in log.state.lanes})
     tell = told or (lambda _result: None)
     with ThreadPoolExecutor(1, "tiered-listing") as pool:
         looked = pool.submit(harmed_files, at.archive, log.state)
@@ -906,14 +907,30 @@ def _is_taken(state: ArchiveState, task: Task) -> bool:
     return late or bool(state.overlapping(task.lane, task.start, task.end))
 
 
-def _require_conditional(at: Workshop) -> None:
+def _require_distinct(at: Workshop, topics: Iterable[str]) -> None:
+    """See that no two topics have one folder, where a place takes names for one that differ in case alone."""
+    seen: dict[str, str] = {}
+    for topic in sorted(topics):
+        other = seen.setdefault(partition_value(topic).casefold(), topic)
+        if other != topic:
+            raise InvalidError(
+                f"the folders of {other} and {topic} are one here, where upper case is not told from lower",
+                where=at.archive.url,
+                do="archive them to places of their own (--topics), or where names are exact",
+            )
+
+
+def _require_conditional(at: Workshop, topics: Iterable[str]) -> None:
     """Try the store out, where no reader of directories looks, and clear what killed runs left there."""
     before_ms = at.clock.now_ms() - PROBE_OLD_MS
     for info in list(at.archive.list(PROBES)):
         if 0 <= info.modified_ms < before_ms:
             with contextlib.suppress(BackendError):  # who may not delete archives all the same
                 at.archive.delete(info.key)
-    if not probe(at.archive, f"{at.rng.getrandbits(64):016x}", below=PROBES).put_if_absent:
+    found = probe(at.archive, f"{at.rng.getrandbits(64):016x}", below=PROBES)
+    if not found.distinguishes_case:
+        _require_distinct(at, topics)
+    if not found.put_if_absent:
         raise InvalidError(
             "this store does not keep to conditional writes, so two jobs could overwrite each other's log",
             where=at.archive.url,

@@ -365,9 +365,10 @@ class _Publisher:
                 table = self._make(name, topic)
             except TableAlreadyExistsError:
                 table = self._catalog.load_table(name)
-        if table.metadata.properties.get(URL) != self._archive.url:
+        said = table.metadata.properties
+        if said.get(URL) != self._archive.url or said.get(TOPIC) != topic:
             raise InvalidError(
-                f"the table {name} is not of this archive",
+                f"the table {name} is not of this archive, or of another topic",
                 where=self._place.catalog,
                 do="publish into a namespace of its own",
             )

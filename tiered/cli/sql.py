@@ -87,7 +87,8 @@ def _ask(
             )
         _say_stale(call, found.stale)
         return found.rows
-    from tiered.archive.duck import is_named, stale_asked, table_names
+    from tiered.archive.duck import is_named, stale_asked
+    from tiered.archive.exact_names import table_names
     from tiered.archive.spark import open_session
     from tiered.archive.tables import files_by_topic, read_archive
     from tiered.spark.frames import ask_spark

@@ -23,6 +23,7 @@ Options are those of the sources (docs/spark.md), with underscores in names as P
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,9 +43,9 @@ from tiered.archive.duck import (
     is_named,
     local_root,
     may_list_tables,
-    table_names,
     tables_there,
 )
+from tiered.archive.exact_names import exact_names, table_names
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of, shown
 from tiered.archive.spark import full_advice
 from tiered.archive.tables import (
@@ -750,12 +751,13 @@ def ask_spark(
     from py4j.protocol import Py4JError  # noqa: PLC0415 (heavy; only who asks)
     from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415
 
-    make_views(session, archive, url, options, question=question)
     try:
-        return _table(session.sql(question))
+        with _exactly(session):
+            make_views(session, archive, url, options, question=question)
+            return _table(session.sql(question))
     except (PySparkException, Py4JError) as error:
         topics = files_by_topic(read_archive(archive))
-        tables = table_names(topics)
+        tables = _exact(topics)
         asked = (
             file for t, table in tables.items() if is_named(table, question) for file in topics[t]
         )
@@ -767,6 +769,27 @@ def ask_spark(
             there = "tables of newest rows are DuckDB's alone: leave --engine out"
         do = full_advice(str(error)) or there
         raise InvalidError(_said(str(error)), do=do) from error
+
+
+_CASE = "spark.sql.caseSensitive"
+
+
+@contextlib.contextmanager
+def _exactly(session: Any) -> Iterator[None]:  # noqa: ANN401
+    """Tell upper case from lower in names, as RocketMQ does with topics and JSON with members."""
+    before = session.conf.get(_CASE, "false")
+    session.conf.set(_CASE, "true")
+    try:
+        yield
+    finally:
+        session.conf.set(_CASE, before)
+
+
+def _exact(topics: Iterable[str]) -> dict[str, str]:
+    """The view of each topic where upper case is told from lower: its own name."""
+    tables = table_names(topics)
+    names = {table: name for name, table in exact_names(tables).items()}
+    return {topic: names[table] for topic, table in tables.items()}
 
 
 _NO_ARROW = frozenset({"CalendarIntervalType", "YearMonthIntervalType", "VariantType"})
@@ -805,7 +828,10 @@ def make_views(
     *,
     question: str | None = None,
 ) -> list[str]:
-    """Make a view of each topic, of what the log names now; their names, which differ in more than case.
+    """Make a view of each topic, of what the log names now; their names.
+
+    These differ in more than case (the second is ``orders~2``), unless the session tells case (``spark.sql.caseSensitive``):
+    then they are the topics' own.
 
     Args:
         session: Of Spark.
@@ -821,10 +847,11 @@ def make_views(
     """
     state = read_archive(archive)
     topics = files_by_topic(state)
+    is_exact = session.conf.get(_CASE, "false") == "true"
     wants_all = question is None or may_list_tables(question)
     tables = {
         topic: table
-        for topic, table in table_names(topics).items()
+        for topic, table in (_exact(topics) if is_exact else table_names(topics)).items()
         if wants_all or is_named(table, question or "")
     }
     native = _Native(session, archive, state, is_proved=True)
