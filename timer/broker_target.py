@@ -52,9 +52,10 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from tiered.addresses import Address
     from tiered.clock import Clock
     from timer.dequeue import DueMessage
-    from timer.producer import Address, Producer
+    from timer.producer import Producer
 
 _LOG = logging.getLogger("tiered.timer")
 GROUP: Final = "tiered_timer_run"

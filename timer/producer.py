@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tiered.addresses import Address, address
 from tiered.errors import StoreUnavailableError
 from tiered.format.fastjson import JsonError, loads
 from tiered.format.remoting import Command, FrameError, RemotingClient
@@ -32,8 +33,6 @@ QUEUES_MADE: Final = 4
 """Of a topic that is made by being sent to."""
 _FIRST_WITH_TIMERS: Final = 413
 """Ordinal of version 5.0.0."""
-
-Address = tuple[str, int]
 
 
 class Ask(IntEnum):
@@ -127,13 +126,13 @@ class Producer:
 
     def _ask_name_server(self, request: Command, fine: Sequence[int] = ()) -> Command:
         errors = []
-        for address in self.name_servers:
-            answers, error = self.ask_all(address, [request])
+        for server in self.name_servers:
+            answers, error = self.ask_all(server, [request])
             answer = answers[0]
             if answer is not None and answer.code in {0, *fine}:
                 return answer
             why = f"code {answer.code}: {answer.remark}" if answer else error
-            errors.append(f"{address[0]}:{address[1]}: {why}")
+            errors.append(f"{Address(*server)}: {why}")
         raise StoreUnavailableError(
             f"no name server answers: {'; '.join(errors)}",
             do="check the addresses behind namesrv://",
@@ -198,8 +197,8 @@ class Producer:
 
     def close(self) -> None:
         """End all connections."""
-        for address in list(self._connections):
-            self._drop(address)
+        for connected in list(self._connections):
+            self._drop(connected)
 
 
 def _table(answer: Command, name: str) -> Any:  # noqa: ANN401 (JSON is of any type)
@@ -216,5 +215,7 @@ def _table(answer: Command, name: str) -> Any:  # noqa: ANN401 (JSON is of any t
 
 def _master(row: Mapping[str, Any]) -> Address | None:
     """Where the master of a broker is."""
-    host, _, port = str((row.get("brokerAddrs") or {}).get("0", "")).rpartition(":")
-    return (host.strip("[]"), int(port)) if port.isdigit() else None
+    try:
+        return address(str((row.get("brokerAddrs") or {}).get("0", "")))
+    except ValueError:
+        return None

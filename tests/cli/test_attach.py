@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tiered.addresses import Address
 from tiered.attach.observe import is_well
 from tiered.attach.settings import IndexSettings
 from tiered.attach.writer import Attachment, AttachSettings
@@ -371,7 +372,7 @@ def test_it_is_unhealthy_when_its_index_has_ended(
     settings = AttachSettings(index=IndexSettings())
     attachment = Attachment.open(str(basic), f"file://{tmp_path}/tier", settings)
     health = partial(is_well, attachment)
-    server = MetricsServer("127.0.0.1", 0, metrics=str, health=health)
+    server = MetricsServer(Address("127.0.0.1", 0), metrics=str, health=health)
     try:
         said = until_unhealthy(f"http://127.0.0.1:{server.port}")
         assert said == "the key index ended by a defect: ZeroDivisionError: "

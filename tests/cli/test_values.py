@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from tiered.cli.values import (
     TIME_MS_MAX,
-    addresses,
     counted,
     format_size,
     format_time,
@@ -113,14 +112,3 @@ def test_one_thing_is_not_said_in_the_plural():
     ]
     assert counted(1, "entry was", "entries were") == "1 entry was"
     assert counted(0, "entry was", "entries were") == "0 entries were"
-
-
-@pytest.mark.parametrize("text", ["a:1;b:2", "a:1,b:2", " a:1 ; b:2 ,"])
-def test_addresses_stand_between_semicolons_or_commas(text: str):
-    assert [(one.host, one.port) for one in addresses(text)] == [("a", 1), ("b", 2)]
-
-
-@pytest.mark.parametrize("text", ["", ",;", "a", "a:1,b", ":1"])
-def test_what_are_no_addresses(text: str):
-    with pytest.raises(ValueError, match="no HOST:PORT"):
-        addresses(text)

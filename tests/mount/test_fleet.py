@@ -23,6 +23,7 @@ from backends.s3_settings import S3Options
 from tests.e2e.harness import command, environment, here, unpack, until
 from tests.mount.harness import Client, mounted
 from tests.mount.test_command import page
+from tiered.addresses import Address, why_taken
 from tiered.api.broker_place import Place
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import FencedError
@@ -274,7 +275,7 @@ def test_a_mount_is_opened_only_where_its_port_and_the_second_one_are_free(
 
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 20_000), ("127.0.0.1", 70_000)])
 def test_what_is_no_address_of_this_machine_is_not_free(host: str, port: int):
-    assert fleet.why_taken(host, port)
+    assert why_taken(Address(host, port))
 
 
 @pytest.mark.parametrize(

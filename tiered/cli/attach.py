@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from tiered.addresses import Address, address
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option, required, several
@@ -26,10 +27,8 @@ from tiered.cli.serve import (
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
-    Address,
     Moment,
     above_zero,
-    address,
     compression,
     compression_level,
     counted,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tiered.addresses import Address, Addresses, address, addresses
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option, several
@@ -16,11 +17,7 @@ from tiered.cli.output import Output
 from tiered.cli.serve import announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
 from tiered.cli.values import (
-    Address,
-    Addresses,
     above_zero,
-    address,
-    addresses,
     counted,
     not_below_zero,
     parse_size,

@@ -11,7 +11,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from tiered.errors import InvalidError, TieredStoreError
+from tiered.addresses import Address, listening
+from tiered.errors import TieredStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from tiered.cli.call import Call
     from tiered.cli.signals import Stopper
-    from tiered.cli.values import Address
     from tiered.journal.lease import LeaseState
 
 T = TypeVar("T")
@@ -66,8 +66,9 @@ def metrics_served(
         health: What is wrong, for ``/healthz``.
         readiness: Why nobody should come, for ``/readyz``; None: it is not served.
     """
-    server = MetricsServer(*address, metrics=metrics, health=health, readiness=readiness)
-    call.say(f"tiered: metrics at http://{address.host or '0.0.0.0'}:{server.port}/metrics")  # noqa: S104 (said, not bound)
+    server = MetricsServer(address, metrics=metrics, health=health, readiness=readiness)
+    shown = Address(address.host or "0.0.0.0", server.port)  # noqa: S104 (said, not bound)
+    call.say(f"tiered: metrics at http://{shown}/metrics")
     try:
         yield
     finally:
@@ -83,12 +84,15 @@ _REQUEST_S = 10.0
 
 
 class MetricsServer:
-    """One address with two pages, or three."""
+    """One address with two pages, or three.
+
+    Attributes:
+        port: That is listened at.
+    """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        address: Address,
         *,
         metrics: Callable[[], str],
         health: Callable[[], str],
@@ -97,8 +101,7 @@ class MetricsServer:
         """Bind and serve.
 
         Args:
-            host: Address; empty: all.
-            port: Port; 0: any free one.
+            address: Where; no host: at all of this machine's; port 0: any free one.
             metrics: Makes the text for Prometheus.
             health: What is wrong, in one clause; empty when nothing is.
             readiness: Why nobody should come yet, or any more; likewise. None: there is no such page.
@@ -109,32 +112,33 @@ class MetricsServer:
         from http.server import HTTPServer
 
         pages = {"/healthz": health} | ({"/readyz": readiness} if readiness else {})
-        try:
-            self._server = HTTPServer((host, port), _handler(metrics, pages))
-        except OSError as error:
-            raise InvalidError(
-                f"cannot listen at {host or '*'}:{port}: {error.strerror or error}",
-                where="--metrics-listen",
-                do="choose an address of this machine and a free port",
-            ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="tiered-metrics"
-        )
-        # A scraper that hangs must not keep the process from ending.
-        self._thread.daemon = True
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port that is listened at."""
-        return int(self._server.server_address[1])
+        handler = _handler(metrics, pages)
+        self._servers: list[HTTPServer] = []
+        for listener in listening(address, "--metrics-listen"):
+            server = HTTPServer(listener.getsockname(), handler, bind_and_activate=False)
+            server.socket.close()
+            server.socket = listener
+            self._servers.append(server)
+        self.port = int(self._servers[0].socket.getsockname()[1])
+        # Daemons: a scraper that hangs must not keep the process from ending.
+        self._threads = [
+            threading.Thread(
+                target=server.serve_forever, args=(0.1,), name="tiered-metrics", daemon=True
+            )
+            for server in self._servers
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Stop serving."""
-        # The thread ends before the socket is closed under it.
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        # The threads end before the sockets are closed under them.
+        for server in self._servers:
+            server.shutdown()
+        for thread in self._threads:
+            thread.join()
+        for server in self._servers:
+            server.server_close()
 
 
 def _handler(
@@ -144,10 +148,16 @@ def _handler(
 
     from tiered.metrics import CONTENT_TYPE
 
+    one_at_a_time = threading.Lock()  # over all sockets
+
     class Handler(BaseHTTPRequestHandler):
         timeout = _REQUEST_S  # a client that says nothing must not hold the server
 
         def do_GET(self) -> None:
+            with one_at_a_time:
+                self._page()
+
+        def _page(self) -> None:
             path = self.path.partition("?")[0]
             if path in pages:
                 wrong = pages[path]()

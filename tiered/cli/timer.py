@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiered.addresses import Address, address, addresses
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command, make_program
 from tiered.cli.options import argument, flag, option, required
@@ -16,9 +17,7 @@ from tiered.cli.output import Output, Row
 from tiered.cli.serve import announce_lease, metrics_served
 from tiered.cli.signals import Stopper
 from tiered.cli.values import (
-    Address,
     above_zero,
-    address,
     counted,
     format_duration,
     format_size,
@@ -444,7 +443,7 @@ class TimerRunOptions:
     url: str = argument()
     to: str = required(
         "where the messages go: a store directory of ours, made if need be, or live brokers, by their name servers",
-        "DIR|namesrv://HOST:PORT[,HOST:PORT...]",
+        "DIR|namesrv://HOST:PORT[;HOST:PORT...]",
         str,
     )
     near_ms: int = option(
@@ -583,8 +582,8 @@ def _open_target(
 
     scheme, colon, rest = options.to.partition("://")
     if colon:
-        addresses = name_servers(scheme, rest)
-        return _open_brokers(call, options, place, addresses, stop=stop, is_ours=is_ours)
+        servers = name_servers(scheme, rest)
+        return _open_brokers(call, options, place, servers, stop=stop, is_ours=is_ours)
 
     from timer.local_target import LocalTarget
 
@@ -601,29 +600,26 @@ def _open_target(
 
 
 def name_servers(scheme: str, text: str) -> list[Address]:
-    """Addresses of ``namesrv://HOST:PORT,HOST:PORT``.
+    """Addresses of ``namesrv://HOST:PORT;HOST:PORT``, or with commas.
 
     Raises:
         InvalidError: They are none.
     """
-    try:
-        found = [address(one) for one in text.rstrip("/").split(",")]
-    except ValueError:
-        found = []
-    if scheme != "namesrv" or not found or not all(one.host and one.port for one in found):
-        raise InvalidError(
-            "timers are handed over to a store directory, or to brokers",
-            where=f"{scheme}://{text}",
-            do="name a directory, or namesrv://HOST:PORT",
-        )
-    return found
+    why = "timers are handed over to a store directory, or to brokers"
+    if scheme == "namesrv":
+        try:
+            return [*addresses(text.rstrip("/"))]
+        except ValueError as error:
+            why = str(error)
+    where, do = f"{scheme}://{text}", "name a directory, or namesrv://HOST:PORT;HOST:PORT"
+    raise InvalidError(why, where=where, do=do)
 
 
 def _open_brokers(
     call: Call,
     options: TimerRunOptions,
     place: Place,
-    addresses: Sequence[Address],
+    servers: Sequence[Address],
     *,
     stop: threading.Event,
     is_ours: Callable[[], bool],
@@ -643,7 +639,7 @@ def _open_brokers(
             where=f"--near {format_duration(options.near_ms)}",
             do=f"choose {format_duration(NEAR_MS_MAX)} or less",
         )
-    producer = Producer(addresses, call.clock)
+    producer = Producer(servers, call.clock)
     with contextlib.ExitStack() as opened:
         opened.callback(producer.close)
         target = BrokerTarget(

@@ -273,41 +273,6 @@ def destination(text: str) -> str:
     return text
 
 
-class Address(NamedTuple):
-    """``HOST:PORT``; an IPv6 address stands in brackets, and no host at all is each of this machine's."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def address(text: str) -> Address:
-    """``HOST:PORT``."""
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise ValueError(f"{text!r} is no HOST:PORT")
-    return Address(host.strip("[]"), int(port))
-
-
-class Addresses(tuple[Address, ...]):
-    """One or more, between semicolons or commas."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return ";".join(map(str, self))
-
-
-def addresses(text: str) -> Addresses:
-    """``HOST:PORT;...``, each with a host and a port, one at least. Commas do as well: a shell leaves them alone."""
-    found = Addresses(address(one.strip()) for one in re.split("[;,]", text) if one.strip())
-    if not found or not all(found_one.host and found_one.port for found_one in found):
-        raise ValueError(f"{text!r} is no HOST:PORT;...")
-    return found
-
-
 def topic_filter(globs: Sequence[str], excluded: Sequence[str] = ()) -> Callable[[str], bool]:
     """Whether a topic fits one of the globs (all, without any) and none of the excluding ones."""
 

@@ -21,13 +21,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import socket
 import threading
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from backends.errors import BackendError
+from tiered.addresses import Address, why_taken
 from tiered.api.broker_place import find_places
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.attach.observe import resident_bytes
@@ -57,7 +57,6 @@ PLACES_S: Final = 30.0
 FORGOTTEN_MS: Final = 86_400_000
 """After so long without a sign the object of a member is deleted by whoever sees it."""
 PORTS_TRIED: Final = 1000
-PORT_MAX: Final = 65_535
 
 
 def choose(members: Iterable[str], places: Iterable[Place]) -> Mapping[Place, str]:
@@ -440,7 +439,8 @@ class Fleet:
     def _why_not(self, host: str, port: int) -> str:
         """Why a mount is not worth opening there, which costs requests, a lease and a reign; empty: it is."""
         has_vip = self._settings.has_vip and port > VIP_BELOW
-        return why_taken(host, port) or (why_taken(host, port - VIP_BELOW) if has_vip else "")
+        ports = [port, *([port - VIP_BELOW] if has_vip else [])]
+        return next(filter(None, (why_taken(Address(host, at)) for at in ports)), "")
 
     def _mount_at(self, place: Place, running: _Running, listen: tuple[str, int]) -> bool:
         """Mount and serve; False when the port was not free.
@@ -471,17 +471,3 @@ class Fleet:
         finally:
             mount.close()
         return True
-
-
-def why_taken(host: str, port: int) -> str:
-    """Why nobody can listen at an address now; empty: it is free. To choose one, since somebody may yet come."""
-    try:
-        family, kind, _, _, at = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(at)
-    except OSError as error:
-        return f"{host or '*'}:{port}: {error.strerror or error}"
-    return "" if port <= PORT_MAX else f"{port} is no port"  # the system has taken the rest of it

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings
+from tiered.addresses import Address
 from tiered.api.broker_place import require_conditional_writes
 from tiered.api.local_and_tier import open_message_store
 from tiered.api.stores import backend_errors
@@ -376,7 +377,7 @@ class Mount:
         port = await self.server.listen(host, port, settings.tls)
         host, told = settings.advertise or (_own_host(settings), 0)
         port = told or port
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = str(Address(host, port))
         identity = Identity(self.store.opened.place.cluster, self.name, self.address)
         self.names = NameServers(
             settings.namesrv, identity, self.topics, is_sharing=settings.shares_topics

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zlib_ng import zlib_ng
 
+from tiered.addresses import Address
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.format.fastjson import JsonError, loads
 from tiered.format.record import CRC_MASK
@@ -275,7 +276,7 @@ class NameServer:
 
     def __init__(self, host: str, port: int) -> None:
         """Not connected yet."""
-        self.address = f"{host}:{port}"
+        self.address = str(Address(host, port))
         self.error = "not asked yet"
         """Why the last registration failed; empty: it did not."""
         self._host, self._port = host, port

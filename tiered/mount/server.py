@@ -29,7 +29,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tiered.errors import InvalidError, TieredStoreError
+from tiered.addresses import BACKLOG, Address, listening
+from tiered.errors import TieredStoreError
 from tiered.format.remoting import (
     ANSWER,
     SIZE_BYTES,
@@ -493,25 +494,20 @@ class RemotingServer:
             InvalidError: The address cannot be listened at.
         """
         loop = asyncio.get_running_loop()
-        try:
+        # (An address is a number or this machine's own name: to look that up is no waiting.)
+        listeners = listening(Address(host, port), "--listen")
+        for listener in listeners:
             server = await loop.create_server(
                 lambda: Connection(self),
-                host or None,
-                port,
+                sock=listener,
                 ssl=tls,
-                backlog=1024,
+                backlog=BACKLOG,
                 ssl_handshake_timeout=self.limits.frame_s if tls else None,
             )
-        except OSError as error:
-            raise InvalidError(
-                f"cannot listen at {host or '*'}:{port}: {error.strerror or error}",
-                where="--listen",
-                do="choose an address of this machine and a free port",
-            ) from error
-        self._servers.append(server)
+            self._servers.append(server)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_silence())
-        return int(server.sockets[0].getsockname()[1])
+        return int(listeners[0].getsockname()[1])
 
     async def close(self, drain_s: float) -> bool:
         """Take no new work, wait for what is under way, and end all connections.
@@ -696,6 +692,5 @@ def failed(request: Command, error: Exception) -> Command:
 def _address(name: object) -> str:
     """``host:port`` of a socket's name."""
     if isinstance(name, tuple):
-        host, port = name[:2]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        return str(Address(str(name[0]), int(name[1])))
     return str(name or "")

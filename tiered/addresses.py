@@ -1,0 +1,140 @@
+"""Addresses as people write them, and listening at one: one parser and one way, for all that listens or connects."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+import socket
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+from tiered.errors import InvalidError
+
+PORT_END: Final = 1 << 16
+BACKLOG: Final = 1024
+_NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""A family of addresses that this machine does not have."""
+
+
+class Address(NamedTuple):
+    """``HOST:PORT``; an IPv6 address stands in brackets, and no host at all is each of this machine's."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address(text: str) -> Address:
+    """``HOST:PORT``, ``[IPv6]:PORT`` or ``:PORT``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < PORT_END):
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        _require_v6(text, host)
+    elif ":" in host:
+        raise ValueError(
+            f"{text!r} is no HOST:PORT; write an IPv6 address in brackets, as [::1]:{port}"
+        )
+    if re.search(r"[\s/\[\]@]", host):
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return Address(host, int(port))
+
+
+def _require_v6(text: str, host: str) -> None:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        raise ValueError(f"{text!r} has no IPv6 address in its brackets") from None
+
+
+class Addresses(tuple[Address, ...]):
+    """One or more, between semicolons or commas."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ";".join(map(str, self))
+
+
+def addresses(text: str) -> Addresses:
+    """``HOST:PORT;...``, each with a host and a port, one at least. Commas do as well: a shell leaves them alone.
+
+    Raises:
+        ValueError: One of them is none, or there is none.
+    """
+    found = Addresses(address(one.strip()) for one in re.split("[;,]", text) if one.strip())
+    if not found or not all(one.host and one.port for one in found):
+        raise ValueError(f"{text!r} is no HOST:PORT;...")
+    return found
+
+
+def listening(place: Address, option: str) -> list[socket.socket]:
+    """Sockets that listen at an address: one for each that its host has, and of each family where there is no host.
+
+    Args:
+        place: Where; port 0: any free one, the same for all.
+        option: Of the command line, for the message.
+
+    Raises:
+        InvalidError: It cannot be listened at.
+    """
+    try:
+        return _bound(place)
+    except OSError as error:
+        where = place if place.host else f"*:{place.port}"
+        raise InvalidError(
+            f"cannot listen at {where}: {error.strerror or error}",
+            where=option,
+            do="choose an address of this machine and a free port",
+        ) from error
+
+
+def why_taken(place: Address) -> str:
+    """Why nobody can listen at an address now; empty: it is free. To choose one, since somebody may yet come."""
+    if place.port >= PORT_END:
+        return f"{place.port} is no port"  # the system has taken the rest of it
+    try:
+        found = _bound(place, backlog=None)
+    except OSError as error:
+        return f"{place if place.host else f'*:{place.port}'}: {error.strerror or error}"
+    for one in found:
+        one.close()
+    return ""
+
+
+def _bound(place: Address, backlog: int | None = BACKLOG) -> list[socket.socket]:
+    """Bound sockets, which listen unless there is no backlog."""
+    infos = socket.getaddrinfo(
+        place.host or None, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    found: list[socket.socket] = []
+    absent: OSError | None = None
+    with ExitStack() as opened:
+        for family, kind, protocol, _, at in dict.fromkeys(infos):
+            port = found[0].getsockname()[1] if found else place.port
+            try:
+                made = opened.enter_context(socket.socket(family, kind, protocol))
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                made.bind((at[0], port, *at[2:]))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                absent = error
+                continue
+            if backlog is not None:
+                made.listen(backlog)
+            found.append(made)
+        if not found:
+            raise absent or OSError(errno.EADDRNOTAVAIL, "there is no such address")
+        opened.pop_all()
+    return found
