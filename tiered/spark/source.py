@@ -23,12 +23,15 @@ Whoever imports this module needs pyspark.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -50,7 +53,7 @@ from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import topic_schema
 from tiered.archive.selection import selection_of, shown
 from tiered.archive.tables import groups_of, open_parquet, plan_files, read_archive
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, TieredStoreError
 from tiered.spark.options import (
     ARCHIVE,
     DDL,
@@ -118,10 +121,62 @@ _log = logging.getLogger(__name__)
 WAIT = "wait"
 
 
+Of = ParamSpec("Of")
+T = TypeVar("T")
+
+
 def register(session: Any) -> None:  # noqa: ANN401 (pyspark has no types)
-    """Make the sources known to a session."""
+    """Make the sources known to a session.
+
+    On this machine alone (``local[…]``) its workers run the Python that runs here, unless ``PYSPARK_PYTHON`` names one:
+    ``python3`` of the search path, which Spark takes otherwise, may know nothing of this package.
+    """
+    context = getattr(session, "_sc", None)  # Spark Connect has none
+    if context is not None and context.master.startswith("local") and not _NAMED & set(os.environ):
+        context.pythonExec = sys.executable
     for source in (TieredSource, ArchiveSource, TierSource):
         session.dataSource.register(source)
+
+
+_NAMED = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"}
+
+
+@contextlib.contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """An error that is ours says all that there is to say: Spark puts its sentence alone into its own, without a traceback.
+
+    In a worker only, which ends with an error, so nobody else's tracebacks are hidden.
+    """
+    try:
+        yield
+    except TieredStoreError:
+        if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+def plainly(method: Callable[Of, T]) -> Callable[Of, T]:
+    """What Spark calls in a worker."""
+
+    @wraps(method)
+    def run(*of: Of.args, **named: Of.kwargs) -> T:
+        with _in_a_sentence():
+            return method(*of, **named)
+
+    return run
+
+
+def plainly_each(
+    method: Callable[Of, Iterator[T]],
+) -> Callable[Of, Iterator[T]]:
+    """The same of an iterator."""
+
+    @wraps(method)
+    def run(*of: Of.args, **named: Of.kwargs) -> Iterator[T]:
+        with _in_a_sentence():
+            yield from method(*of, **named)
+
+    return run
 
 
 class TieredSource(DataSource):
@@ -134,6 +189,7 @@ class TieredSource(DataSource):
         """What ``format`` takes."""
         return "tieredmq"
 
+    @plainly
     def schema(self) -> Any:  # noqa: ANN401
         """All columns that every file has; of one topic of an archive also those of decoded bodies."""
         options = plain_names(self.options)
@@ -142,6 +198,7 @@ class TieredSource(DataSource):
             return DDL
         return _topic_schema(options, next(iter(topics)))
 
+    @plainly
     def reader(self, schema: Any) -> DataSourceReader:  # noqa: ANN401
         """A reader of the columns of ``schema``, some of ours in any order."""
         options = plain_names(self.options)
@@ -154,6 +211,7 @@ class TieredSource(DataSource):
         kind: type[SourceReader] = ArchiveReader if is_archive else TierBatchReader
         return kind(options, columns, wanted)
 
+    @plainly
     def streamReader(self, schema: Any) -> TierStreamReader:  # noqa: N802, ANN401 (Spark's name)
         """A reader of what comes into a tier."""
         options = plain_names(self.options)
@@ -259,6 +317,7 @@ class SourceReader(DataSourceReader):
 class ArchiveReader(SourceReader):
     """Plans on the driver, reads on the workers."""
 
+    @plainly
     def partitions(self) -> Sequence[InputPartition]:
         """One for each file that may hold what is wanted; without any, one that is empty."""
         with backend_errors():
@@ -269,6 +328,7 @@ class ArchiveReader(SourceReader):
                 store.close()
         return [FilePartition((file,)) for file in found.files] or [FilePartition(())]
 
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
         assert isinstance(partition, FilePartition)
@@ -278,6 +338,7 @@ class ArchiveReader(SourceReader):
 class TierBatchReader(SourceReader):
     """Plans by the journal, and by the log of an archive beside the tier, on the driver; reads on the workers."""
 
+    @plainly
     def partitions(self) -> Sequence[InputPartition]:
         """Files of the archive, then whole bundles of the tier, small ones together; without any, one that is empty."""
         wanted, pins = self._wanted, self._options.get("pinned")
@@ -296,6 +357,7 @@ class TierBatchReader(SourceReader):
             TierPartition(())
         ]
 
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
         yield from read_partition(self._options, partition, self._wanted, self._columns)
@@ -474,11 +536,13 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: _Planned | None = None
         self._was_whole: Positions | None = None
 
+    @plainly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the stream begins when there is no checkpoint."""
         states = self._read()
         return self._document(start_of(states, self._start, self._takes, self._archive))
 
+    @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on nothing new is read."""
         self._until = self._seen = self._ends(self._read())
@@ -487,6 +551,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """By the options ``max-messages`` or ``max-bytes``."""
         return self._limit
 
+    @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the batch ends that begins at ``start``; the same when there is nothing to read."""
         states, before = self._read_from(start), positions_of(start)
@@ -510,10 +575,12 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         return self._document({k: at.settled for k, at in end.items()} if end is base else end)
 
+    @plainly
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Where the tier ends, as last seen."""
         return self._document(self._seen) or None
 
+    @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What a batch reads. Asked again, a process says the same."""
         if start == end:
@@ -530,10 +597,12 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planned = _Planned(positions, made, batch.short)
         return self._planned.partitions
 
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
         yield from read_partition(self._options, partition, self._wanted, self._columns)
 
+    @plainly
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the checkpoint is Spark's, and the tier knows of no readers."""
 
