@@ -20,9 +20,11 @@ from tiered.archive.job import log_writer, run_job
 from tiered.archive.machine import again_action
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
+from tiered.archive.selection import Selection
 from tiered.archive.stale import stale_rows
 from tiered.errors import InvalidError
 from tiered.model import MessageQueue
+from tiered.spark.frames import warn_of_stale
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,6 +143,15 @@ def test_more_of_a_topic_archived_as_bytes_becomes_columns_and_the_rest_is_told(
     assert (result.is_extended, stale.rows, summed(at)) == (True, 1, 5)
     assert again(at).stale == []
     assert summed(at) == 10
+
+
+def test_a_frame_of_spark_warns_of_what_is_stale() -> None:
+    _, at = drifted()
+    archive(at)
+    warn_of_stale(read_log(at), Selection())
+    archive(replace(at, wishes=wishes("json", schema=b"late BIGINT")))
+    with pytest.warns(UserWarning, match="value_late"):
+        warn_of_stale(read_log(at), Selection())
 
 
 def test_merged_files_are_made_again_with_all_that_shares_them() -> None:

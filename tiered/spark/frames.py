@@ -24,6 +24,7 @@ Options are those of the sources (docs/spark.md), with underscores in names as P
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ from tiered.archive.duck import (
 from tiered.archive.exact_names import exact_names, table_names
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of, shown
 from tiered.archive.spark import full_advice
+from tiered.archive.stale import stale_rows
 from tiered.archive.tables import (
     Chosen,
     explain,
@@ -139,6 +141,7 @@ def archive(
         store = open_place(named)
         try:
             state = read_archive(store)
+            warn_of_stale(state, wanted)
             native = _Native(spark, store, state, scheme=scheme, is_proved=is_proved)
             files = plan_files(state, wanted).files
             found = native.frame(files, _columns(state, wanted))
@@ -307,6 +310,16 @@ def _plan(
 def _columns(state: ArchiveState, wanted: Selection) -> pa.Schema:
     topics = {lane.topic for lane in state.lanes if wanted.takes("topic", shown(lane.topic))}
     return topic_schema(state, topics.pop()) if len(topics) == 1 else archive_schema()
+
+
+def warn_of_stale(state: ArchiveState, wanted: Selection) -> None:
+    """Tell, as a ``UserWarning``, which columns of bodies may be null whatever bodies have: sums of them would be too small.
+
+    A frame has these columns only where it is of one topic.
+    """
+    topics = {lane.topic for lane in state.lanes if wanted.takes("topic", shown(lane.topic))}
+    for one in stale_rows(state, topics) if len(topics) == 1 else ():
+        warnings.warn(one.said(), stacklevel=3)
 
 
 def _only_wanted(state: ArchiveState, files: Sequence[Chosen], wanted: Selection) -> bool:
