@@ -145,7 +145,8 @@ _NAMED = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"}
 def _in_a_sentence() -> Iterator[None]:
     """An error that is ours says all that there is to say: Spark puts its sentence alone into its own, without a traceback.
 
-    In a worker only, which ends with an error, so nobody else's tracebacks are hidden.
+    In a worker only, which ends with an error, so nobody else's tracebacks are hidden; and of batches only: what plans a
+    stream ends in an error of Spark's own after ours, which then is to be seen in the traceback alone.
     """
     try:
         yield
@@ -211,7 +212,6 @@ class TieredSource(DataSource):
         kind: type[SourceReader] = ArchiveReader if is_archive else TierBatchReader
         return kind(options, columns, wanted)
 
-    @plainly
     def streamReader(self, schema: Any) -> TierStreamReader:  # noqa: N802, ANN401 (Spark's name)
         """A reader of what comes into a tier."""
         options = plain_names(self.options)
@@ -536,13 +536,11 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: _Planned | None = None
         self._was_whole: Positions | None = None
 
-    @plainly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the stream begins when there is no checkpoint."""
         states = self._read()
         return self._document(start_of(states, self._start, self._takes, self._archive))
 
-    @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on nothing new is read."""
         self._until = self._seen = self._ends(self._read())
@@ -551,7 +549,6 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """By the options ``max-messages`` or ``max-bytes``."""
         return self._limit
 
-    @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the batch ends that begins at ``start``; the same when there is nothing to read."""
         states, before = self._read_from(start), positions_of(start)
@@ -575,12 +572,10 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         return self._document({k: at.settled for k, at in end.items()} if end is base else end)
 
-    @plainly
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Where the tier ends, as last seen."""
         return self._document(self._seen) or None
 
-    @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What a batch reads. Asked again, a process says the same."""
         if start == end:
@@ -597,12 +592,10 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planned = _Planned(positions, made, batch.short)
         return self._planned.partitions
 
-    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
         yield from read_partition(self._options, partition, self._wanted, self._columns)
 
-    @plainly
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the checkpoint is Spark's, and the tier knows of no readers."""
 
