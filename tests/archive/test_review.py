@@ -171,7 +171,12 @@ def test_a_damaged_file_is_damage_to_spark_s_sql_too(monkeypatch: pytest.MonkeyP
         "An error\n: org.apache.Outer: x\n\tat a.b(C)\nCaused by: java.Inner: no magic\n\tat d"
     )
 
+    class Conf(dict[str, str]):
+        set = dict.__setitem__
+
     class Failing:
+        conf = Conf()
+
         def sql(self, _question: str) -> None:
             raise Py4JError(failure)
 

@@ -53,9 +53,10 @@ class Stale:
         """For people."""
         columns = ", ".join(self.columns[:_SHOWN])
         more = f" and {len(self.columns) - _SHOWN} more" if len(self.columns) > _SHOWN else ""
+        rows = f"{self.rows:,} {'row' if self.rows == 1 else 'rows'} of {self.topic}"
         return (
-            f"{self.rows:,} rows of {self.topic} were archived before the columns {columns}{more}: they are null there"
-            " whatever their bodies have; `tiered archive --decode-again` makes them again from the tier"
+            f"{rows} archived before the columns {columns}{more} are null there whatever their bodies have;"
+            " `tiered archive --decode-again` makes them again from the tier"
         )
 
 
