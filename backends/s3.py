@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
 
 from backends.base import (
     ByteRange,
@@ -349,7 +350,7 @@ def plain_http_host(location: str, options: S3Options) -> str:
     settings = resolve(split_location(location)[0], options, os.environ)
     if not settings.is_plain_http or settings.endpoint_url is None:
         return ""
-    return settings.endpoint_url.partition("://")[2].rpartition(":")[0] or settings.endpoint_url
+    return urlsplit(settings.endpoint_url).hostname or settings.endpoint_url
 
 
 def read_rules(location: str, options: S3Options) -> BucketRules:

@@ -159,11 +159,12 @@ def split_location(location: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-def check_endpoint(url: str, origin: str) -> str:
+def check_endpoint(url: str, origin: str, *, takes_path: bool = False) -> str:
     """The endpoint without a trailing slash.
 
     Args:
         url: As given.
+        takes_path: Whether the S3 API may lie below a path, as somebody has said by ``path_style``.
         origin: Which option or variable says so, for the message.
 
     Raises:
@@ -185,6 +186,11 @@ def check_endpoint(url: str, origin: str) -> str:
         raise ConfigurationError(
             f"{origin} takes no user, password, query or fragment: {shown}; leave them out"
         )
+    if parts.path.strip("/") and not takes_path:
+        raise ConfigurationError(
+            f"{origin} has a path: {shown}; leave it out (a bucket belongs into the URL of the tier), or add"
+            " --path-style (or --virtual-host) where the S3 API really lies below it"
+        )
     return url.rstrip("/")
 
 
@@ -197,7 +203,9 @@ def check_options(options: S3Options) -> None:
     if options.timeout_s <= 0:
         raise ConfigurationError(f"S3 timeout is not positive: {options.timeout_s}")
     if options.endpoint_url is not None:
-        check_endpoint(options.endpoint_url, ENDPOINT_OPTION)
+        check_endpoint(
+            options.endpoint_url, ENDPOINT_OPTION, takes_path=options.path_style is not None
+        )
     for name, value in options.headers.items():
         # The value is not shown: it may be a token.
         if not _HEADER.fullmatch(name) or not value.isprintable() or not value.isascii():
@@ -232,7 +240,9 @@ def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settin
     path_style = endpoint is not None if options.path_style is None else options.path_style
     return S3Settings(
         bucket=bucket,
-        endpoint_url=None if endpoint is None else check_endpoint(endpoint, origin),
+        endpoint_url=None
+        if endpoint is None
+        else check_endpoint(endpoint, origin, takes_path=options.path_style is not None),
         region=region or profile.region or _REGION_DEFAULT,
         path_style=path_style,
         headers=options.headers,

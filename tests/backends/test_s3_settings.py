@@ -8,7 +8,7 @@ import pytest
 
 from backends import s3_settings
 from backends.errors import ConfigurationError
-from backends.s3_settings import Credential, Profile, S3Options, resolve
+from backends.s3_settings import Credential, Profile, S3Options, check_options, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,3 +109,14 @@ def test_secrets_are_not_shown():
     assert found.credentials()["secret_access_key"] == "secret-word"
     assert "secret-word" not in repr(found)
     assert "other-word" not in repr(found)
+
+
+@pytest.mark.parametrize("url", ["https://s3.example/minio", "http://s3:9000/bucket/prefix/"])
+def test_an_endpoint_with_a_path_is_told_unless_somebody_says_that_it_is_meant(url: str):
+    with pytest.raises(ConfigurationError, match=r"--endpoint-url has a path: .*--path-style"):
+        check_options(S3Options(endpoint_url=url))
+    with pytest.raises(ConfigurationError, match="AWS_ENDPOINT_URL_S3 has a path"):
+        resolve("b", S3Options(), {**KEYS, "AWS_ENDPOINT_URL_S3": url})
+    meant = S3Options(endpoint_url=url, path_style=True)
+    check_options(meant)
+    assert resolve("b", meant, KEYS).endpoint_url == url.rstrip("/")

@@ -59,7 +59,7 @@ def test_every_setting_is_shown_once_and_has_its_own_variable(tiered: CommandLin
         ("[attach]\nlease_seconds = 1", ["did you mean 'attach.lease-seconds'"]),
         ("[atach]\nonce = true", ["'atach'"]),
         ("[bench.make-stor]\nseed = 1", ["unknown key"]),
-        ("[attach]\nfreshness = 'soon'", ["attach.freshness", "'soon' is no number"]),
+        ("[attach]\nfreshness = 'soon'", ["attach.freshness", "'soon' is no duration"]),
         ("[attach]\nfreshness = [1]", ["attach.freshness", "no single value"]),
         ("[attach]\nonce = 'maybe'", ["attach.once", "neither true nor false"]),
         ("output = 'xml'", ["output", "none of table, wide, json, jsonl, csv"]),
@@ -95,7 +95,7 @@ def test_a_bad_variable_is_refused_by_name(tiered: CommandLine):
     ("arguments", "word"),
     [
         (["--freshness", "0"], "must be above 0"),
-        (["--freshness", "nan"], "must be above 0"),
+        (["--freshness", "nan"], "is no duration"),
         (["--max-upload-rate", "50 parsecs"], "no size"),
         (["--uploads", "0"], "at least 1"),
         (["--start", "yesterday"], "no time"),

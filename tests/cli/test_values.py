@@ -4,14 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiered.cli.frame import all_settings
 from tiered.cli.values import (
     TIME_MS_MAX,
     counted,
     format_size,
     format_time,
+    parse_duration,
     parse_size,
     parse_time,
     printable,
+    seconds_above_zero,
+    seconds_not_below_zero,
 )
 
 NOW = 1_784_000_000_123
@@ -112,3 +116,39 @@ def test_one_thing_is_not_said_in_the_plural():
     ]
     assert counted(1, "entry was", "entries were") == "1 entry was"
     assert counted(0, "entry was", "entries were") == "0 entries were"
+
+
+@pytest.mark.parametrize(
+    ("text", "in_ms"),
+    [("2s", 2000), ("5m", 300_000), ("4h", 14_400_000), ("30d", 2_592_000_000), ("1d12h", 129_600_000),
+     ("2", 2000), ("0", 0), ("0s", 0), ("0.25", 250), ("500ms", 500), ("2S", 2000)],
+)  # fmt: skip
+def test_durations_have_units_or_are_seconds(text: str, in_ms: int):
+    assert parse_duration(text) == in_ms
+    assert seconds_not_below_zero(text) == in_ms / 1000
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "2 s", "-1s", "1.5h", "s", "2x", "nan", "inf", "\u0662"]
+)
+def test_what_is_no_duration(text: str):
+    for parse in (parse_duration, seconds_above_zero, seconds_not_below_zero):
+        with pytest.raises(ValueError, match=r"must|no duration"):
+            parse(text)
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "-1", "-0.5"])
+def test_what_must_be_above_zero(text: str):
+    with pytest.raises(ValueError, match="must be above 0"):
+        seconds_above_zero(text)
+
+
+def test_every_option_of_a_length_of_time_takes_both_forms():
+    settings = [one for one in all_settings() if one.metavar == "DURATION"]
+    assert {"attach.freshness", "mount.refresh", "gc.grace", "timer.run.near"} <= {
+        one.key for one in settings
+    }
+    for one in settings:
+        values = {one.convert(text, "here") for text in ("3600", "60m", "1h", 3600)}
+        assert len(values) == 1, one.key
+    assert not [one.key for one in all_settings() if one.metavar == "SECONDS"]

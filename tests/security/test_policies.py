@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,15 @@ def test_the_files_are_what_the_command_prints(tiered: CommandLine, role: str):
     archive = ("--archive", "s3://tier-bucket/archive") if role == "archiver" else ()
     printed = tiered.good("policy", role, "s3://tier-bucket/prefix", *archive).out
     assert printed == (FILES / f"{role}.json").read_bytes()
+
+
+def test_what_the_page_shows_is_accepted(tiered: CommandLine):
+    page = (ROOT / "docs/security.md").read_text("utf-8")
+    shown = re.findall(r"^\$ tiered (policy .*) > \w+\.json$", page, re.MULTILINE)
+    assert len(shown) >= 4
+    form = "arn:aws:kms:REGION:ACCOUNT:key/ID"  # which errors tell to give
+    for line in (*shown, f"policy writer s3://bucket/prefix --sse-kms-key-id {form}"):
+        assert tiered.good(*line.split()).document["Statement"], line
 
 
 def test_every_file_is_of_a_role():

@@ -28,14 +28,14 @@ from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
     Moment,
-    above_zero,
     compression,
     compression_level,
     counted,
     format_size,
-    not_below_zero,
     parse_duration,
     parse_size,
+    seconds_above_zero,
+    seconds_not_below_zero,
     start,
     topic_filter,
     whole,
@@ -84,15 +84,15 @@ class AttachOptions:
         default=start("earliest"),
     )
     freshness_s: float = option(
-        "a message is durable at most so many seconds after it is seen",
-        "SECONDS",
-        above_zero,
+        "a message is durable at most so long after it is seen",
+        "DURATION",
+        seconds_above_zero,
         default=2.0,
     )
     lease_s: float = option(
-        "how long the lease lasts, seconds",
-        "SECONDS",
-        above_zero,
+        "how long the lease lasts",
+        "DURATION",
+        seconds_above_zero,
         name="lease-seconds",
         default=10.0,
     )
@@ -117,9 +117,9 @@ class AttachOptions:
     recommission: bool = flag("go on with a tier whose broker was decommissioned, and is back")
     no_wait: bool = flag("end with code 4 when another writer holds the lease, instead of waiting")
     drain_s: float = option(
-        "when told to stop: how long to upload what is in hand, seconds",
-        "SECONDS",
-        not_below_zero,
+        "when told to stop: how long to upload what is in hand",
+        "DURATION",
+        seconds_not_below_zero,
         name="drain-seconds",
         default=10.0,
     )
@@ -130,9 +130,9 @@ class AttachOptions:
         default=10,
     )
     give_up_s: float = option(
-        "with --once: end with code 3 when nothing could be uploaded for so long, seconds",
-        "SECONDS",
-        above_zero,
+        "with --once: end with code 3 when nothing could be uploaded for so long",
+        "DURATION",
+        seconds_above_zero,
         name="give-up-seconds",
         default=60.0,
     )
@@ -200,9 +200,9 @@ class AttachOptions:
         "keys in one index object; it takes 34 bytes each", "N", whole(1), default=1 << 20
     )
     index_age_s: float = option(
-        "an index object is made at the latest so many seconds after its first key",
-        "SECONDS",
-        above_zero,
+        "an index object is made at the latest so long after its first key",
+        "DURATION",
+        seconds_above_zero,
         default=3600.0,
     )
     index_dir: str | None = option(

@@ -18,7 +18,7 @@ from tiered.cli.frame import make_command, make_program
 from tiered.cli.options import OneOf, argument, maybe, option, required
 from tiered.cli.output import Output
 from tiered.cli.signals import at_end
-from tiered.cli.values import not_below_zero, parse_size, whole
+from tiered.cli.values import not_below_zero, parse_size, seconds_not_below_zero, whole
 from tiered.errors import InternalError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class EmbeddedOptions:
     body_bytes: int = option("bytes of each body", "SIZE", parse_size, default=1024)
     threads: int = option("threads that append under sync", "N", whole(1), default=32)
     seconds: float = option(
-        "how long sync and visibility are measured", "N", not_below_zero, default=5.0
+        "how long sync and visibility are measured", "DURATION", seconds_not_below_zero, default=5.0
     )
     rate: int = option(
         "messages a second while visibility is measured", "N", whole(1), default=20_000
@@ -247,7 +247,9 @@ class ReadOptions:
     threads: int = option("threads that read (sequential, seeks)", "N", whole(1), default=1)
     count: int = option("messages that a client asks for at once", "N", whole(1), default=32)
     reads: int = option("reads (seeks, stops, keys, times)", "N", whole(1), default=200)
-    seconds: float = option("how long to read (groups), seconds", "N", not_below_zero, default=5.0)
+    seconds: float = option(
+        "how long to read (groups)", "DURATION", seconds_not_below_zero, default=5.0
+    )
     memory_bytes: int = option(
         "memory for what is cached, read ahead and on its way",
         "SIZE",

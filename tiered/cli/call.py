@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tiered.api.stores import open_for_reading
 from tiered.cli.options import OneOf, Setting, Shape, custom, flag, option, several
 from tiered.cli.signals import SignalWatch
-from tiered.cli.values import Moment, above_zero, pair
+from tiered.cli.values import Moment, pair, seconds_above_zero
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
 
@@ -85,9 +85,9 @@ class CommonOptions:
         default_text="AWS_CA_BUNDLE, else that of the AWS profile",
     )
     request_timeout_s: float = option(
-        "deadline of each request, seconds; one that moves MiBs has at least one more for each 512 KiB",
-        "SECONDS",
-        above_zero,
+        "deadline of each request; one that moves MiBs has at least a second more for each 512 KiB",
+        "DURATION",
+        seconds_above_zero,
         default=30.0,
     )
     output: str = custom(

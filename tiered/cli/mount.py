@@ -17,10 +17,10 @@ from tiered.cli.output import Output
 from tiered.cli.serve import announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
 from tiered.cli.values import (
-    above_zero,
     counted,
-    not_below_zero,
     parse_size,
+    seconds_above_zero,
+    seconds_not_below_zero,
     topic_filter,
     whole,
 )
@@ -102,22 +102,22 @@ class MountOptions:
         "keep offsets of consumers in memory alone, and write nothing to the tier"
     )
     snapshot_s: float = option(
-        "how often changed offsets of consumers are kept in the tier, seconds; a crash loses so much at most",
-        "SECONDS",
-        above_zero,
+        "how often changed offsets of consumers are kept in the tier; a crash loses so much at most",
+        "DURATION",
+        seconds_above_zero,
         name="snapshot-seconds",
         default=5.0,
     )
     refresh_s: float = option(
-        "how often the tier is looked at for what is new, seconds; one listing each",
-        "SECONDS",
-        above_zero,
+        "how often the tier is looked at for what is new; one listing each",
+        "DURATION",
+        seconds_above_zero,
         default=5.0,
     )
     lease_s: float = option(
-        "how long the mount's lease lasts, seconds",
-        "SECONDS",
-        above_zero,
+        "how long the mount's lease lasts",
+        "DURATION",
+        seconds_above_zero,
         name="lease-seconds",
         default=10.0,
     )
@@ -125,9 +125,9 @@ class MountOptions:
         "end with code 4 when another mount of this name holds the lease, instead of waiting"
     )
     drain_s: float = option(
-        "when told to stop: how long to finish what is under way, seconds",
-        "SECONDS",
-        not_below_zero,
+        "when told to stop: how long to finish what is under way",
+        "DURATION",
+        seconds_not_below_zero,
         name="drain-seconds",
         default=10.0,
     )

@@ -5,7 +5,7 @@
         store: str = argument()
         to: str = required("URL of the tier", "URL", str)
         once: bool = flag("end when the present end is durable")
-        freshness_s: float = option("a message is durable so soon, seconds", "SECONDS", above_zero, default=2.0)
+        freshness_s: float = option("a message is durable so soon", "DURATION", seconds_above_zero, default=2.0)
 
 A field is an option (``--freshness``), a key of the ``--config`` file in the table of its command, a variable of the
 environment (``TIERED_ATTACH_FRESHNESS``), a row of ``config show`` and one of docs/configuration.md; it is called as the
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import click
 
 from backends.local_files import read_regular
-from tiered.cli.values import format_size
+from tiered.cli.values import format_duration, format_size
 from tiered.errors import InvalidError, nearest
 
 ENVIRONMENT_PREFIX = "TIERED_"
@@ -41,7 +41,7 @@ _USER = re.compile(r"//[^/@]*@")
 """User and password in a URL: never shown, although no URL of ours takes them."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-_UNITS = {"SECONDS": ("_s",), "SIZE": ("_bytes_s", "_bytes"), "DURATION": ("_ms",)}
+_UNITS = {"SIZE": ("_bytes_s", "_bytes"), "DURATION": ("_ms", "_s")}
 """What the name of a field ends with, and that of its option does not, by what stands for its value in help."""
 
 T = TypeVar("T")
@@ -157,6 +157,9 @@ class Setting:
             return ""
         if self.metavar == "SIZE":
             return format_size(cast("int", default))
+        if self.metavar == "DURATION":
+            in_ms = round(default * 1000) if isinstance(default, float) else cast("int", default)
+            return format_duration(in_ms)
         is_whole = isinstance(default, float) and default.is_integer()
         return str(int(cast("float", default)) if is_whole else default)
 

@@ -20,13 +20,13 @@ from tiered.cli.output import Output
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
     TopicDuration,
-    above_zero,
     counted,
     format_count,
     format_duration,
     format_size,
     format_time,
     parse_duration,
+    seconds_above_zero,
     topic_duration,
     topic_filter,
     whole,
@@ -66,9 +66,9 @@ class PlanOptions:
     )
     exit_code: bool = flag("end with code 1 when the plan has work")
     give_up_s: float = option(
-        "end with code 3 when the store has refused for so long, seconds",
-        "SECONDS",
-        above_zero,
+        "end with code 3 when the store has refused for so long",
+        "DURATION",
+        seconds_above_zero,
         name="give-up-seconds",
         default=60.0,
     )

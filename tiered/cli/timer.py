@@ -17,13 +17,13 @@ from tiered.cli.output import Output, Row
 from tiered.cli.serve import announce_lease, metrics_served
 from tiered.cli.signals import Stopper
 from tiered.cli.values import (
-    above_zero,
     counted,
     format_duration,
     format_size,
     format_time,
     parse_duration,
     parse_time,
+    seconds_above_zero,
     whole,
 )
 from tiered.errors import ClosedError, DataError, InvalidError
@@ -398,9 +398,9 @@ class TimerCancelOptions:
     url: str = argument()
     msg_id: str = argument()
     give_up_s: float = option(
-        "end with code 3 when the store has refused for so long, seconds",
-        "SECONDS",
-        above_zero,
+        "end with code 3 when the store has refused for so long",
+        "DURATION",
+        seconds_above_zero,
         name="give-up-seconds",
         default=60.0,
     )

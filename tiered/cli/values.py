@@ -67,6 +67,8 @@ def counted(count: int, one: str, many: str = "") -> str:
 _NOW = re.compile(r"now(?:([+-])((?:\d+(?:ms|[smhdw]))+))?", re.IGNORECASE)
 _STEP = re.compile(r"(\d+)(ms|[smhdw])", re.IGNORECASE)
 _DURATION = re.compile(r"(?:\d{1,12}(?:ms|[smhdw]))+", re.IGNORECASE | re.ASCII)
+_SECONDS = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
+_PLAIN = re.compile(rf"-?{_SECONDS.pattern}(?:[eE]-?\d{{1,2}})?", re.ASCII)
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
@@ -108,14 +110,37 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds that ``text`` stands for: ``36h``, ``7d``, ``1d12h``; units ms s m h d w.
+    """Milliseconds that ``text`` stands for: ``36h``, ``7d``, ``1d12h``; units ms s m h d w; a plain number is seconds.
 
     Raises:
         ValueError: It is no duration.
     """
+    if _SECONDS.fullmatch(text):
+        return round(float(text) * 1000)
     if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration: write 36h or 7d")
+        raise ValueError(f"{text!r} is no duration: write 36h, 7d, or a number of seconds")
     return sum(int(count) * _UNIT_MS[unit.lower()] for count, unit in _STEP.findall(text))
+
+
+def seconds_above_zero(text: str) -> float:
+    """Seconds that a duration stands for, above 0."""
+    found = _seconds(text)
+    if not found > 0:
+        raise ValueError(f"{text} must be above 0")
+    return found
+
+
+def seconds_not_below_zero(text: str) -> float:
+    """Seconds that a duration stands for, 0 at least."""
+    found = _seconds(text)
+    if not found >= 0:
+        raise ValueError(f"{text} must not be below 0")
+    return found
+
+
+def _seconds(text: str) -> float:
+    """Plain numbers as they are: less than a millisecond, and what is below 0, which the callers refuse."""
+    return float(text) if _PLAIN.fullmatch(text) else parse_duration(text) / 1000
 
 
 def format_duration(duration_ms: int) -> str:
@@ -171,14 +196,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{text!r} is no number") from None
-
-
-def above_zero(text: str) -> float:
-    """A finite number above 0."""
-    number = _number(text)
-    if not (number > 0 and math.isfinite(number)):
-        raise ValueError(f"{text} must be above 0")
-    return number
 
 
 def not_below_zero(text: str) -> float:

@@ -60,7 +60,7 @@ _FILES_MIN = 1024
 _LOOKED_AT_MAX = 20_000
 """Of a broker's objects, for names of others: `verify` looks at all, which a large tier makes long."""
 _NAMED_MAX = 5
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True)

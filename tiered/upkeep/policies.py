@@ -44,7 +44,10 @@ LIST, GET, PUT, DELETE = "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:De
 VERSIONING, VERSIONS = "s3:GetBucketVersioning", "s3:ListBucketVersions"
 DELETE_VERSION = "s3:DeleteObjectVersion"
 _MULTIPART = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
-_KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d+:(key|alias)/[A-Za-z0-9/_-]+")
+_KEY = re.compile(
+    r"arn:aws[a-z-]*:kms:([a-z0-9-]+|REGION):(\d+|ACCOUNT):(key|alias)/[A-Za-z0-9/_-]+"
+)
+"""With words in capitals it is a pattern for who fills them in."""
 _UNFIT = frozenset("*?$")
 """Characters that mean something else in a policy."""
 _DATA = tuple(f"{root}*" for root in DATA_ROOTS)
