@@ -61,6 +61,8 @@ class AsyncTier:
         self.tier = tier
         self._pool = ThreadPoolExecutor(THREADS, "tiered-aio")
         self._closing = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._left: deque[Callable[[], None]] = deque()
         self._looking: asyncio.Task[bool] | None = None
         self._looks = 0
         self._news = asyncio.Event()
@@ -193,7 +195,28 @@ class AsyncTier:
     def _reading(
         self, begin: Callable[[ExitStack], _Work[T]], pause: _Pause | None = None
     ) -> AsyncReading[T]:
-        return AsyncReading(self._submit, self._outcome, begin, pause)
+        return AsyncReading(self._submit, self._outcome, self._aside, begin, pause)
+
+    def _aside(self, work: Callable[[], None]) -> None:
+        """Have something done in a thread for which nobody waits.
+
+        Called in the collector as well, and so in whatever thread holds whatever lock: it takes none, and leaves the pool,
+        which does, to the loop.
+        """
+        self._left.append(work)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed: `close` does it
+                self._loop.call_soon_threadsafe(self._do_left)
+
+    def _do_left(self) -> None:
+        while self._left:
+            work = self._left.popleft()
+            try:
+                self._pool.submit(work)
+            except (
+                RuntimeError
+            ):  # no thread is to be had any more: the tier is closed, and nothing is waited for
+                work()
 
     def _pauses(self, pause_s_max: float) -> _Pause:
         """How a follower waits, in the loop."""
@@ -249,7 +272,8 @@ class AsyncTier:
         self.tier.require_same_process()
         if self._closing.is_set():
             raise self._closed()
-        return asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        self._loop = asyncio.get_running_loop()
+        return self._loop.run_in_executor(self._pool, work, *arguments)
 
     async def _outcome(self, future: Awaitable[T]) -> T:
         """What ``_submit`` gave.
@@ -282,6 +306,7 @@ class AsyncTier:
         # The tier first: it ends the reads that the pool's threads wait in.
         self.tier.close()
         self._pool.shutdown(cancel_futures=True)
+        self._do_left()
 
     async def __aenter__(self) -> Self:
         return self
@@ -307,6 +332,7 @@ class AsyncReading(Generic[T]):
         self,
         submit: Callable[[_Work[T]], asyncio.Future[list[T] | None]],
         outcome: Callable[[Awaitable[list[T] | None]], Awaitable[list[T] | None]],
+        aside: Callable[[Callable[[], None]], None],
         begin: Callable[[ExitStack], _Work[T]],
         pause: _Pause | None = None,
     ) -> None:
@@ -315,6 +341,7 @@ class AsyncReading(Generic[T]):
         Args:
             submit: Has a step done in a thread.
             outcome: Waits for it.
+            aside: Has something done in a thread for which nobody waits.
             begin: Called by the first ``anext``: gives the step. What it enters is left at the end.
             pause: Told after each step whether it found something, waits if it did not; without it that is the end.
         """
@@ -322,12 +349,16 @@ class AsyncReading(Generic[T]):
         self._outcome = outcome
         self._begin = begin
         self._pause = pause
-        self._work: _Work[T] | None = None
+        self._aside = aside
+        # In a list that only threads empty: what lets go of an iterator amid of it may wait for the reads that it has begun.
+        self._work: list[_Work[T]] = []
         self._step: asyncio.Future[list[T] | None] | None = None
         self._ready: deque[T] = deque()
         self._is_over = self._is_asked = False
         stack = self._stack = ExitStack()
-        weakref.finalize(self, stack.close).atexit = False  # a reader may just be dropped
+        weakref.finalize(
+            self, _let_go, aside, self._work, stack
+        ).atexit = False  # a reader may just be dropped
 
     def __aiter__(self) -> Self:
         """Itself."""
@@ -363,9 +394,9 @@ class AsyncReading(Generic[T]):
     async def _fill(self) -> None:
         """Have a step done, or take the one that is under way already."""
         if self._step is None:
-            if self._work is None:
-                self._work = self._begin(self._stack)
-            self._step = self._submit(self._work)
+            if not self._work:
+                self._work.append(self._begin(self._stack))
+            self._step = self._submit(self._work[0])
         found = await self._outcome(asyncio.shield(self._step))
         if self._is_over:  # closed meanwhile
             return
@@ -373,7 +404,7 @@ class AsyncReading(Generic[T]):
         if found is not None:
             self._ready.extend(found)
         elif self._pause is None:
-            self._work = None  # it has come to its end
+            self._work.clear()  # it has come to its end
             self._end()
         if self._pause is not None:
             await self._pause(found is not None)
@@ -382,26 +413,25 @@ class AsyncReading(Generic[T]):
         self._is_over = True
         self._ready.clear()
         step, self._step = self._step, None
-        work, self._work = [self._work], None
         if step is None or step.done():
-            if work[0] is not None:
-                self._drop(work)
-            self._stack.close()
+            _let_go(self._aside, self._work, self._stack)
         else:
             step.add_done_callback(self._left)
-
-    def _drop(self, work: list[_Work[T] | None]) -> None:
-        """Let go of what has not come to its end, in a thread: it may wait for reads that it has begun."""
-        try:
-            self._submit(work.clear)
-        except (ClosedError, RuntimeError):  # no thread is to be had any more
-            work.clear()
 
     def _left(self, step: asyncio.Future[list[T] | None]) -> None:
         """The step that was under way at the end is done."""
         if not step.cancelled():
             step.exception()  # nobody else asks for it
-        self._stack.close()
+        _let_go(self._aside, self._work, self._stack)
+
+
+def _let_go(
+    aside: Callable[[Callable[[], None]], None], work: list[_Work[T]], stack: ExitStack
+) -> None:
+    """End a reading, in a thread if it has not come to its end; in the collector as well, and so without a lock of ours."""
+    if work:
+        aside(work.clear)
+    stack.close()
 
 
 def _lists(begin: Callable[[], Iterator[list[T]]]) -> Callable[[ExitStack], _Work[T]]:
