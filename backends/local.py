@@ -22,7 +22,9 @@ Contract
     A crash leaves at most files in ``.tiered-tmp``, which no listing shows; the first writer that
     needs a named file removes those that are a day old.
 
-    Deadlines: a local call cannot be given up; only waiting for the lock ends after ``timeout_s``.
+    Deadlines: a local call cannot be given up; only waiting for the lock ends after ``timeout_s``,
+    with the process that holds it: one that was stopped amid of a change keeps it until it goes on
+    or ends. Creating, reading and listing take no lock, so readers and the journal go on meanwhile.
     Any thread may call anything at any time. Nothing is tried again, but for a put whose
     empty folder another process has just removed.
 """
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import stat
 import threading
 from contextlib import contextmanager, suppress
@@ -361,9 +364,47 @@ class LocalFolderStore:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.fstat(fd).st_nlink:  # others lock another file now
                     raise UnavailableError(f"the lock was removed: {self._url}")
+                _sign(fd)
                 return
             never.wait(_LOCK_POLL_S)
-        raise UnavailableError(f"another process holds the lock: {self._url}")
+        raise self._held(fd)
+
+    def _held(self, fd: int) -> UnavailableError:
+        """Who has held the lock for longer than a change takes: mostly a process that was stopped amid of one."""
+        holder = _signed(fd)
+        if holder is None:
+            return UnavailableError(f"another process holds the lock: {self._url}")
+        pid, host = holder
+        is_here = host == socket.gethostname()
+        state = ", which is stopped," if is_here and _is_stopped(pid) else ""
+        error = UnavailableError(f"process {pid} on {host}{state} holds the lock: {self._url}")
+        error.do = f"let it go on (kill -CONT {pid}), or end it; the lock goes with it"
+        return error
+
+
+def _sign(fd: int) -> None:
+    """Say in the lock's file who has it. Not forced to disk: it is for those who wait now."""
+    with suppress(OSError):  # a full disk, say: then nobody is named
+        said = f"{os.getpid()} {socket.gethostname()}\n".encode()
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, said, 0)
+
+
+def _signed(fd: int) -> tuple[int, str] | None:
+    """Process and host of who has the lock, as far as it is told."""
+    with suppress(OSError):
+        pid, _, host = os.pread(fd, 512, 0).decode("utf-8", "replace").strip().partition(" ")
+        if pid.isascii() and pid.isdigit() and host.isprintable():
+            return int(pid), host
+    return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 # -- listings --------------------------------------------------------------------------------------

@@ -6,7 +6,11 @@ import errno
 import multiprocessing
 import os
 import shutil
+import signal
+import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -513,3 +517,44 @@ def test_atomic_among_processes(tmp_path: Path):
     assert made == 50
     store.close()
     results.close()
+
+
+def test_a_stopped_process_that_holds_the_lock_is_named_and_blocks_neither_readers_nor_creators(
+    tmp_path: Path,
+):
+    store = LocalFolderStore(tmp_path, timeout_s=0.2)
+    version = store.compare_and_set("lease", b"1", None)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        os.kill(holder.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+        for change in (
+            lambda: store.compare_and_set("lease", b"2", version),
+            lambda: store.delete("lease"),
+        ):
+            with pytest.raises(UnavailableError) as caught:
+                change()
+            assert f"process {holder.pid} on {socket.gethostname()}, which is stopped," in str(
+                caught.value
+            )
+            assert f"kill -CONT {holder.pid}" in caught.value.do
+        store.put_if_absent("journal/1", b"entry")
+        assert [found.key for found in store.list("")] == ["journal/1", "lease"]
+        assert store.get_versioned("lease") == (b"1", version)
+    finally:
+        holder.kill()
+        holder.communicate()
+    store.compare_and_set("lease", b"2", version)
+
+
+HOLDER = """
+import sys, threading
+from backends.local import LocalFolderStore
+with LocalFolderStore(sys.argv[1])._locked():
+    print("holds", flush=True)
+    threading.Event().wait(100)
+"""

@@ -18,7 +18,7 @@ Where an answer is lost the lease is read back: it bears the writer's id, so a w
 
 After a crash the lease stays until it expires, or is taken at once by a process of the same host.
 A holder that is stopped (not ended) in the very write of its lease, on a folder, keeps the folder's lock as well: others
-wait until it goes on or is killed.
+end with an error that names it, and work when it goes on or is killed.
 """
 
 from __future__ import annotations
