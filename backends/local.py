@@ -4,7 +4,8 @@ Contract
     Creation: the bytes are written to a file without a name (where the system has none: a file in
     ``.tiered-tmp``), forced to disk, and linked under the key, which is atomic among processes and
     fails when the key is taken. Then the folder is forced to disk, and those above it whose names
-    are new. So a key has all its bytes, also after a power loss, and a put that returned stays.
+    are new; once in each process those above the root, too, since who made that may have been killed before
+    it was on disk. So a key has all its bytes, also after a power loss, and a put that returned stays.
 
     Compare-and-set, the first creation by it, and deletion take one lock per store, held by an
     advisory lock of ``.tiered-tmp/lock``; on a network file system all machines must honour such

@@ -139,6 +139,8 @@ _LONG_BYTES = struct.calcsize("@l")
 _GET_GENERATION = 2 << 30 | _LONG_BYTES << 16 | ord("v") << 8 | 1
 """FS_IOC_GETVERSION of Linux: a number that differs between the inodes that have had the same number."""
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_SYNC = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL}
+"""What a folder says that is not ours, or not to be forced: we have not made anything in it."""
 
 
 @dataclass(slots=True)
@@ -207,6 +209,9 @@ class FolderCache:
     folder made anew in the place of a removed one mostly gets its number. Where the file system tells neither, a folder
     is known for as long as it is held open.
 
+    The root's own name, and those above it, are forced when it is first opened, also where it was there already: whoever
+    made it may have been killed before its name was on disk, and nobody else would ever see to that.
+
     At most ``FOLDERS_OPEN_MAX`` descriptors stay open (fewer where the process may open few). Any
     thread may call anything at any time. Nothing here has to survive a crash.
     """
@@ -224,6 +229,7 @@ class FolderCache:
         self._known: dict[
             bytes, Hashable
         ] = {}  # folder -> identity of the one whose name is on disk
+        self._rooted: Hashable = None  # identity of the root whose name is on disk
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(4, min(FOLDERS_OPEN_MAX, soft // 4))
 
@@ -352,15 +358,27 @@ class FolderCache:
         return entry.identity
 
     def _open_or_make(self, folder: bytes) -> int:
+        if not folder:
+            return self._open_root()
         try:
             return os.open(self._root + b"/" + folder, _FLAGS)
         except FileNotFoundError:
             return self._make(folder)
 
+    def _open_root(self) -> int:
+        """The root, made if it is missing; its name is on disk."""
+        with suppress(FileNotFoundError):
+            fd = os.open(self._root, _FLAGS)
+            identity = _identity(fd)
+            if identity == self._rooted:
+                return fd
+            os.close(fd)
+        make_durable_folder(self._root)
+        fd = os.open(self._root, _FLAGS)
+        self._rooted = _identity(fd)
+        return fd
+
     def _make(self, folder: bytes) -> int:
-        if not folder:
-            make_durable_folder(self._root)
-            return os.open(self._root, _FLAGS)
         name = folder.rpartition(b"/")[2]
         with self.hold(_above(folder)) as parent_fd:
             with suppress(FileExistsError):
@@ -394,15 +412,31 @@ def _close_all(descriptors: list[int]) -> None:
 
 
 def make_durable_folder(path: bytes) -> None:
-    """Make ``path`` and what is missing above it, each name forced to disk."""
-    missing = []
-    while not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
+    """Make ``path`` and what is missing above it, and force each name on this file system to disk.
+
+    Those that are there already as well: somebody may have made them and not have come to forcing them.
+    """
+    missing, name = [], path
+    while not os.path.isdir(name):
+        missing.append(name)
+        name = os.path.dirname(name)
     for made in reversed(missing):
         with suppress(FileExistsError):
             os.mkdir(made)
-        sync_folder(os.path.dirname(made))
+    for folder in reversed([*_folders_above(path)]):
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
+
+
+def _folders_above(path: bytes) -> Iterator[bytes]:
+    """The folders that hold ``path`` and those above it, as far as they are of the same file system."""
+    device, above = os.stat(path).st_dev, os.path.dirname(path)
+    while above != path and os.stat(above).st_dev == device:
+        yield above
+        path, above = above, os.path.dirname(above)
 
 
 def sync_folder(path: bytes) -> None:
