@@ -1,7 +1,7 @@
 """A power failure of a folder tier, at any moment: what was confirmed is there with all its bytes, nothing is there in part.
 
-The disk is a model (``support.folder_power``): whatever was not forced to it may be gone, each by itself. So the order in which
-bytes and names are forced is what these tests are about; that they can fail is shown by leaving each of it out.
+The disk is a model (``support.folder_power``): whatever was not forced to it may be gone, each by itself. So these tests
+are about the order in which bytes and names are forced; that they can fail is shown by leaving each of it out.
 """
 
 from __future__ import annotations
