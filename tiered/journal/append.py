@@ -12,7 +12,8 @@ Retries and errors:
       An entry is never re-cut while its outcome is unknown.
     * *won*: list behind the number. All that lies there must follow from our entry: entries number by number, each naming
       the one before, and no checkpoint but of one of them. Else our number had been used and deleted long ago, or the
-      journal was rebuilt behind it. That, or a newer reign among them: fenced.
+      journal was rebuilt behind it. That, or a newer reign among them: fenced. In a journal without reigns (an archive's) it
+      only means that we slept: replay from the newest checkpoint, check, and go on.
     Whatever can be tried again is tried again, with pauses, until ``stop`` is set or ``give_up_s`` have passed; with
     ``on_failure`` also what waits for a person. No safety
     rests on a clock or on the lease.
@@ -60,6 +61,10 @@ _READING = RetryPolicy(10, _PAUSE_S_MIN, _PAUSE_S_MAX, deadline_s=30.0, first_co
 has not answered yet and cannot be reached is not asked again."""
 
 
+class _LeftBehindError(Exception):
+    """What we know of the journal has been trimmed."""
+
+
 class JournalWriter(Generic[S]):
     """The writing end of a journal.
 
@@ -80,6 +85,7 @@ class JournalWriter(Generic[S]):
         stop: threading.Event,
         give_up_s: float = math.inf,
         on_failure: Callable[[BackendError], None] | None = None,
+        has_reigns: bool = True,
     ) -> None:
         """Prepare to write; nothing is read or written yet.
 
@@ -95,8 +101,12 @@ class JournalWriter(Generic[S]):
             give_up_s: They end so, too, when the store has not taken an entry for so long.
             on_failure: Told of each try that failed. Somebody hears of it, so what only a person can mend (credentials,
                 say) is waited for, too, and ends no tries.
+            has_reigns: Whether writers of this journal fence one another. If not, one that others have left behind, with all
+                that it knew trimmed, goes on from the newest checkpoint; each ``append`` has to be right then, be it by its
+                check, after it has become history unnoticed.
         """
         reading = RetryingStore(store, clock=clock, rng=rng, stop=stop, policy=_READING)
+        self._reading = reading
         self._reader = JournalReader(reading, prefix, machine, writes=True)
         self._store = store
         self._prefix = prefix
@@ -112,6 +122,7 @@ class JournalWriter(Generic[S]):
         self._give_up_s = give_up_s
         self._give_up_at_s = math.inf
         self._on_failure = on_failure
+        self._has_reigns = has_reigns
 
     @property
     def state(self) -> S:
@@ -216,21 +227,54 @@ class JournalWriter(Generic[S]):
         if self._in_flight:
             raise ClosedError(f"this journal writer has ended with entry {self._in_flight}")
         while True:
-            if check:
-                check(self.state)
-            entry = Entry(
-                self.number + 1,
-                self.generation,
-                self.writer,
-                self._clock.now_ms(),
-                actions,
-                self._reader.last,
-            )
-            self._in_flight = entry.number  # stays when anything is raised
-            won = self._make_history(entry)
-            self._in_flight = 0
-            if won:
+            try:
+                entry = self._append_once(actions, check)
+            except _LeftBehindError as left:
+                self._begin_again(left)
+                continue
+            if entry is not None:
                 return entry
+
+    def _append_once(
+        self, actions: Sequence[Action], check: Callable[[S], None] | None
+    ) -> Entry | None:
+        """Try the next number; None when another's entry has it, which is applied."""
+        if check:
+            check(self.state)
+        entry = Entry(
+            self.number + 1,
+            self.generation,
+            self.writer,
+            self._clock.now_ms(),
+            actions,
+            self._reader.last,
+        )
+        self._in_flight = entry.number  # stays when anything is raised
+        won = self._make_history(entry)
+        self._in_flight = 0
+        return entry if won else None
+
+    def _begin_again(self, left: _LeftBehindError) -> None:
+        """Go on from the newest checkpoint: while we slept others wrote and trimmed so much that our place is gone.
+
+        Where nobody reigns nobody is fenced by that. What we were about to append may have become history before the place
+        went, or not: the caller's ``check`` says what must not be there yet.
+
+        Raises:
+            FencedError: The journal does not reach so far: it is another one.
+        """
+        number = self._in_flight
+        reader = JournalReader(self._reading, self._prefix, self._machine, writes=True)
+        what = "what others have appended meanwhile cannot be read"
+        applied = self._patiently(reader.catch_up, what)
+        if reader.number < number:
+            raise self._fenced(str(left)) from left
+        if number not in (entry.number for entry in applied):
+            # What we put there belongs to no history, and who sleeps before it might take it for some. Else the next trim
+            # deletes it.
+            with contextlib.suppress(BackendError):
+                self._store.delete(entry_key(self._prefix, number))
+        self._reader, self._in_flight = reader, 0
 
     def write_checkpoint(self, *, force: bool = False) -> bool:
         """Write a checkpoint if one is due (or, with ``force``, if anything happened since the last).
@@ -298,7 +342,7 @@ class JournalWriter(Generic[S]):
     def _is_ours(self, entry: Entry, data: bytes) -> bool:
         found = self._reader.read_entry(entry.number)
         if found is None:  # deleted between the two requests: only a number used long ago is
-            raise self._fenced("the journal has moved on far behind our back")
+            raise self._left_behind("the journal has moved on far behind our back")
         other, present = found
         if present == data:
             return True
@@ -310,7 +354,7 @@ class JournalWriter(Generic[S]):
         try:
             self._reader.apply(other, data)
         except DataError as error:  # an entry that follows another history than ours
-            raise self._fenced(f"{error.what} that we know") from error
+            raise self._left_behind(f"{error.what} that we know") from error
 
     def _refuse(self, other: Entry) -> None:
         """Stop when an entry of another hand shows that we no longer reign."""
@@ -335,11 +379,11 @@ class JournalWriter(Generic[S]):
             if found is not None:
                 self._refuse(found[0])
             if found is None or found[0].previous != row.get(later - 1):
-                raise self._fenced(used)
+                raise self._left_behind(used)
             row[later] = checksum(found[1])
         for covered in checkpoints:
             if covered not in row or not self._is_of(covered, row[covered]):
-                raise self._fenced(used)
+                raise self._left_behind(used)
 
     def _is_of(self, number: int, last: int) -> bool:
         """Whether a checkpoint is of the entry with this checksum; one that nobody believes may be of any."""
@@ -377,6 +421,10 @@ class JournalWriter(Generic[S]):
                 do="nothing is lost; try again when the store answers",
             ) from error
         return min(pause_s * 2, _PAUSE_S_MAX)
+
+    def _left_behind(self, why: str) -> Exception:
+        """What to raise when the journal is not what we know any more."""
+        return self._fenced(why) if self._has_reigns else _LeftBehindError(why)
 
     def _fenced(self, why: str) -> FencedError:
         return FencedError(
