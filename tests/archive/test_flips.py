@@ -133,7 +133,7 @@ def test_a_flipped_bit_is_a_finding_and_stops_a_merge(at: Workshop) -> None:
     from tiered.archive.moves import pieces_of
 
     pieces = list(pieces_of(log.state.lanes))
-    one = Together.of(pieces)
+    one = Together.of(pieces, 0)
     for _ in flipped_bits(only_file(at.archive), seed=1):
         assert verify_archive(at, local_engine(at.bench, 1)).findings
         with pytest.raises(DataError, match="not what the archive's log says"):

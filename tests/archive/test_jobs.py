@@ -464,7 +464,7 @@ def test_who_fails_while_others_work_leaves_no_thread(
     monkeypatch.setattr(lookup, "OBJECT_BYTES", 1)
     monkeypatch.setattr(JournalWriter, "append", fails)
     monkeypatch.setattr(Report, "add", fails)
-    again = [Together.of([piece]) for piece in pieces_of(log.state.lanes)]
+    again = [Together.of([piece], 0) for piece in pieces_of(log.state.lanes)]
     acts: dict[str, Callable[[], object]] = {
         "archive": lambda: run_job(at, engine),
         "merge": lambda: merge(at, log, again, engine=engine),

@@ -311,10 +311,10 @@ def test_replaced_files_are_deleted_last_and_after_a_grace() -> None:
     before = seen(at)
     assert merged(at).old_files == 6
     log = log_writer(at)
-    stray = "data/topic_dir=other/date=2023-11-14/of-a-killed-job.parquet"
+    stray = "data/topic_dir=other/date=2023-11-14/of-somebody-else.parquet"
     at.archive.put_if_absent(stray, b"123")
     young = plan_clean(at, log.state, grace_ms=1000, limit=99)
-    assert (young["young"], young["unnamed"], young["unnamed_bytes"]) == (6, [stray], 3)
+    assert (young["young"], young["unnamed"], young["foreign"]) == (6, [], [stray])
     at.clock.advance(2)  # type: ignore[attr-defined]
     plan = plan_clean(at, log.state, grace_ms=1000, limit=4)
     assert (plan["deletion_count"], plan["is_cut"]) == (4, True)

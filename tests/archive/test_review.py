@@ -60,7 +60,7 @@ def test_replaced_files_stay_while_one_that_took_their_place_is_not_there(harm: 
     at.archive.delete(key)
     if harm == "cut":
         at.archive.put_if_absent(key, data[:-1])
-    with pytest.raises(InvalidError, match="so what was replaced stays"):
+    with pytest.raises(InvalidError, match="so what nothing names stays"):
         apply_clean(at, log_writer(at), plan)
     assert all(at.archive.head(row[0]) for row in plan["deletions"])
     late = planned(at)

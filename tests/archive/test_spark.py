@@ -101,7 +101,7 @@ def test_spark_merges_into_the_same_files(
         assert (result.new_files, result.overtaken) == (result.planned, 0)
         assert log.state.lanes == read_archive(other).lanes
         assert here("archive", tier.url, "--to", archive_url, "--verify").good()
-        one = Together.of(list(pieces_of(log.state.lanes))[:1])
+        one = Together.of(list(pieces_of(log.state.lanes))[:1], 0)
         target.delete(one.pieces[0].file.key)
         with pytest.raises(DataError, match=re.escape(one.pieces[0].file.key)):
             merge(at, log, [one], engine=engine)

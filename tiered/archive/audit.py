@@ -44,8 +44,8 @@ from tiered.archive.columns import (
 )
 from tiered.archive.damage import open_log, prove
 from tiered.archive.engine import all_done
-from tiered.archive.machine import ArchiveMachine
-from tiered.archive.merging import Merged, Together, append_moves
+from tiered.archive.machine import ArchiveMachine, named_sizes
+from tiered.archive.merging import Merged, Together, append_moves, condemn
 from tiered.archive.model import (
     DATA,
     DAY_MS,
@@ -449,12 +449,6 @@ def harmed_files(archive: ObjectStore, state: ArchiveState) -> dict[str, str]:
     }
 
 
-def named_sizes(state: ArchiveState) -> dict[str, int]:
-    """Of each file that the log names, bytes."""
-    stretches = (one for found in state.lanes.values() for one in found)
-    return {file.key: file.size_bytes for one in stretches for file in one.objects()}
-
-
 def damaged_files(archive: ObjectStore, state: ArchiveState, engine: Engine) -> dict[str, str]:
     """The same by every byte: what is gone, has another size, or another checksum than the log says.
 
@@ -629,7 +623,8 @@ def _take(
         result.made += 1
         return
     merged = Merged()
-    append_moves(log, [Together.of(piece for piece, _ in remake.pieces).made(*made)], merged)
+    new = Together.of((piece for piece, _ in remake.pieces), remake.epoch).made(*made)
+    append_moves(log, [new], merged)
     result.made += merged.new_files
     result.rows += merged.rows
 
@@ -639,13 +634,12 @@ def _delete_harmed(
 ) -> None:
     """What no entry names any more; ``--clean`` waits for readers, and this one nobody can read."""
     log.catch_up()
-    named = named_sizes(log.state)
     replaced = {one.key for one in log.state.replaced}
-    for key in keys:
-        if key in replaced and key not in named and _size_of(at.archive, key) is not None:
-            reached("archive-repaired")
-            at.archive.delete(key)
-            result.deleted += 1
+    there = [key for key in keys if key in replaced and _size_of(at.archive, key) is not None]
+    for key in condemn(log, there):
+        reached("archive-repaired")
+        at.archive.delete(key)
+        result.deleted += 1
 
 
 def _remains(archive: ObjectStore, state: ArchiveState) -> list[str]:
@@ -691,11 +685,13 @@ class Remake:
         key: Of the harmed one.
         pieces: Rows that lay in it.
         sides: Or the stretch whose holes and bad records did.
+        epoch: Of the archive.
     """
 
     key: str
     pieces: tuple[tuple[MovedPiece, Sources], ...]
     sides: tuple[tuple[SideFile, Sources], ...]
+    epoch: int
 
 
 Sources = tuple[Task, ...]
@@ -735,7 +731,7 @@ def _remakes(state: ArchiveState, reader: TierReader, keys: Iterable[str]) -> It
         for lane, one in sides:
             assert one.side is not None
             others.append((one.side, _sources(reader, state, lane, one.start, one.end)))
-        yield Remake(key, tuple(rows), tuple(others))
+        yield Remake(key, tuple(rows), tuple(others), state.fence.epoch)
 
 
 def make_again(bench: Workbench, remake: Remake) -> bytes | tuple[int, int]:
@@ -752,7 +748,8 @@ def make_again(bench: Workbench, remake: Remake) -> bytes | tuple[int, int]:
     """
     for side, tasks in remake.sides:
         return _side_again(bench, side, tasks)
-    new, writer = Together.of(piece for piece, _ in remake.pieces), FileWriter()
+    new = Together.of((piece for piece, _ in remake.pieces), remake.epoch)
+    writer = FileWriter()
     said: dict[str, str] = {}
     for piece, tasks in sorted(remake.pieces, key=lambda one: (one[0].lane, one[0].file.low)):
         if not tasks:

@@ -45,7 +45,7 @@ from tiered.archive.machine import (
     job_action,
 )
 from tiered.archive.merging import merge, plan_division
-from tiered.archive.model import ENTRIES_KEPT, LOG, Archived, partition_value
+from tiered.archive.model import ENTRIES_KEPT, LOG, PROBE_OLD_MS, PROBES, Archived, partition_value
 from tiered.archive.moves import pack_action
 from tiered.archive.plan import (
     NO_LIMITS,
@@ -524,10 +524,6 @@ def _append(log: JournalWriter[ArchiveState], topic: str, number: int, body: Bod
 COMMIT_FILES = 64
 COMMIT_BYTES = 1 << 30
 ROUNDS = 4
-PROBES = "_probe/"
-"""Where a run tries out what the store can do. Readers of directories pass over names that begin with an underscore."""
-PROBE_OLD_MS = 3_600_000
-"""What has lain there for so long is of a run that was killed; a probe takes seconds."""
 
 
 def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
@@ -541,6 +537,7 @@ def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
         rng=at.rng,
         stop=threading.Event(),
         give_up_s=at.give_up_s,
+        has_reigns=False,
     )
     open_log(at.archive, log)
     return log
@@ -780,11 +777,11 @@ class _Run:
         due = list(done)
 
         def hold(state: ArchiveState) -> None:
-            if any(_is_taken(state, task) for one in due for task in one.tasks):
+            if not all(_fits(state, one) for one in due):
                 raise _OvertakenError
 
         while due:
-            due = [one for one in due if not any(_is_taken(self._log.state, t) for t in one.tasks)]
+            due = [one for one in due if _fits(self._log.state, one)]
             try:
                 if due:
                     record = self._result.after(due, self._at.clock.now_ms())
@@ -860,8 +857,9 @@ def _action(done: Done) -> Action:
     pairs = list(zip(done.tasks, done.archived, strict=True))
     if len(pairs) == 1:
         ((task, archived),) = pairs
-        return archive_action(task.lane, archived, task.tails)
-    return pack_action((task.lane, task.tails, archived) for task, archived in pairs)
+        return archive_action(task.lane, archived, task.tails, task.epoch)
+    rows = [(task.lane, task.tails, archived) for task, archived in pairs]
+    return pack_action(rows, done.tasks[0].epoch)
 
 
 def _starts(state: ArchiveState, one: Overtaken) -> tuple[int, ...]:
@@ -905,6 +903,13 @@ def _unforgotten(at: Workshop, harm: DataError | ObjectNotFoundError) -> DataErr
 def _is_taken(state: ArchiveState, task: Task) -> bool:
     late = len(state.tails.get(task.lane, ())) != task.tails
     return late or bool(state.overlapping(task.lane, task.start, task.end))
+
+
+def _fits(state: ArchiveState, one: Done) -> bool:
+    """Whether nobody has archived any of it meanwhile, and no run of ``--clean`` is about to delete its files."""
+    keys = [file.key for archived in one.archived for file in archived.objects()]
+    is_free = not any(_is_taken(state, task) for task in one.tasks)
+    return is_free and state.fence.lets(one.tasks[0].epoch, keys)
 
 
 def _require_distinct(at: Workshop, topics: Iterable[str]) -> None:

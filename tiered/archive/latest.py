@@ -10,9 +10,10 @@ whose body is empty, which delete their key; rows without a key have no place in
 
 Ordering: files, then their version. Readers see one version or another, never a mix.
 
-Retries and crashes: a run that was killed leaves files that no version names; a run that comes too late (another has made a
-version of the same log, or of a newer one) takes its own away. Files of older versions, and those of killed runs, go when
-they are older than a grace. Nothing is done when the rows of the history are those of the last version.
+Retries and crashes: a run that was killed leaves files that no version names; a run that comes too late (another version has
+come since its plan) takes its own away and plans again. Files of older versions, and those of killed runs, go when they are
+older than a grace, with the next run that makes a version or with ``archive --clean``. Nothing is done when the rows of the
+history are those of the last version.
 
 Memory: 36 bytes of each key and of ``_ROWS`` rows, a row group, and one file of the table.
 """
@@ -21,14 +22,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from itertools import pairwise
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from zlib_ng import zlib_ng
 
-from backends.errors import AlreadyExistsError
+from backends.errors import AlreadyExistsError, ObjectNotFoundError
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile, with_sums
@@ -40,17 +41,17 @@ from tiered.archive.selection import Selection, shown
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.compaction.offset_map import digest_many
 from tiered.crashpoints import reached
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.journal.replay import JournalReader
 from tiered.upkeep.compact import PLACE, is_among, newest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
 
-    from backends.base import ObjectStore
+    from backends.base import ObjectInfo, ObjectStore
     from tiered.api.broker_place import Place
     from tiered.archive.model import ArchiveLane
     from tiered.archive.tables import Chosen
@@ -63,6 +64,11 @@ _FILE_BYTES: Final = 128 << 20
 """Of rows as Arrow has them, about, of one file."""
 _GROUP_ROWS: Final = 32_768
 _ROWS: Final = 1 << 20
+_TRIES: Final = 5
+"""Others that make a version before a run is done, in a row."""
+_OURS: Final = re.compile(
+    r"(_latest/[^/]+/[^/]+/topic_dir=[^/]+/)(versions/\d{20}\.json|(?!versions/)[\w-]+/\d{1,9})"
+)
 _NARROW: Final = ("broker", "queue_id", "incarnation", "queue_offset", "store_ts", "msg_key")
 
 
@@ -73,7 +79,7 @@ class LatestVersion:
     Attributes:
         number: Of the version; the greatest counts.
         log_number: Of the last entry of the archive's log that it knows.
-        source: Of which rows it was made: a digest of files, stretches and the rule.
+        source: Of which rows it was made: a digest of files, stretches and the rule. Empty: of none, it is no table.
         made_ms: When, UTC.
         rows: In all files.
         files: Key, rows, bytes and CRC-32 of each.
@@ -125,8 +131,7 @@ def latest_version(archive: ObjectStore, place: Place, topic: str) -> LatestVers
         DataError: It is damaged.
         BackendError: The store could not be read.
     """
-    keys = [info.key for info in archive.list(_versions(place, topic))]
-    return LatestVersion.of(archive.get(max(keys)), max(keys)) if keys else None
+    return _newest(archive, _folder(place, topic))
 
 
 def latest_versions(
@@ -147,7 +152,11 @@ def latest_versions(
     for folder, key in sorted(newest.items()):
         topic = folders.get("/" + "/".join(folder.split("/")[-2:]))
         if topic is not None:
-            found.setdefault(topic, []).append(LatestVersion.of(archive.get(key), key))
+            version = LatestVersion.of(archive.get(key), key)
+            if (
+                version.source
+            ):  # one without was made before the first, by who deleted what killed runs left
+                found.setdefault(topic, []).append(version)
     return found
 
 
@@ -241,35 +250,55 @@ def update_latest(
 
     Raises:
         DataError: A file of the archive is damaged. The last version counts on.
+        InvalidError: Others were faster, time and again.
         BackendError: A store failed; likewise.
     """
-    if plan.before is not None and not plan.has_work:
-        return plan.before
+    for tried in range(_TRIES):
+        if plan.before is not None and not plan.has_work:
+            return plan.before
+        made = _make(archive, plan, clock, f"{new_id}-{tried}" if tried else new_id)
+        if made is not None:
+            reached("latest-named")
+            folder = _folder(plan.place, plan.topic)
+            delete_leftovers(archive, folder, clock.now_ms() - grace_ms, clock.now_ms())
+            return made
+        plan = plan_latest(archive, plan.place, plan.topic, across_queues=plan.across_queues)
+    raise InvalidError(
+        f"others have made versions of the table of {shown(plan.topic)} each time before this run was done",
+        where=archive.url,
+        do="run it again when they are done; theirs counts",
+    )
+
+
+def _make(archive: ObjectStore, plan: LatestPlan, clock: Clock, run: str) -> LatestVersion | None:
+    """Files and their version; None, and nothing is left, when another version has come since the plan."""
     winners = _winners(archive, plan)
-    folder = f"{_folder(plan.place, plan.topic)}{new_id}/"
-    files = tuple(_write(archive, folder, _rows(archive, plan, winners)))
+    folder = _folder(plan.place, plan.topic)
+    files = tuple(_write(archive, f"{folder}{run}/", _rows(archive, plan, winners)))
     reached("latest-written")
+    rows = sum(file[1] for file in files)
     number = plan.before.number + 1 if plan.before else 1
-    while True:
-        rows = sum(file[1] for file in files)
-        made = LatestVersion(number, plan.log_number, plan.source, clock.now_ms(), rows, files)
+    made = LatestVersion(number, plan.log_number, plan.source, clock.now_ms(), rows, files)
+    if _name(archive, folder, made):
+        newest = _newest(archive, folder)
+        # A number of long ago is free again once its version was deleted: then readers never saw this one.
+        return made if newest is None or newest.number <= number else None
+    for key, *_ in files:
+        archive.delete(key)
+    return None
+
+
+def _name(archive: ObjectStore, folder: str, made: LatestVersion) -> bool:
+    """Create a version; whether its number was free, or it is ours and its first answer was lost."""
+    key, text = _version_key(folder, made.number), json.dumps(made.document()).encode()
+    try:
+        archive.put_if_absent(key, text)
+    except AlreadyExistsError:
         try:
-            text = json.dumps(made.document()).encode()
-            archive.put_if_absent(f"{_versions(plan.place, plan.topic)}{number:020d}.json", text)
-        except AlreadyExistsError:
-            found = latest_version(archive, plan.place, plan.topic)
-            if found is not None and found.files == files:
-                break  # our own, whose answer was lost
-            if found is not None and found.log_number >= plan.log_number:
-                for key, *_ in files:
-                    archive.delete(key)
-                return found
-            number = found.number + 1 if found else number + 1
-            continue
-        break
-    reached("latest-named")
-    _clean(archive, plan.place, plan.topic, clock.now_ms() - grace_ms)
-    return made
+            return archive.get(key) == text
+        except ObjectNotFoundError:  # deleted since: whatever it was, others came behind it
+            return False
+    return True
 
 
 def _folder(place: Place, topic: str) -> str:
@@ -277,34 +306,96 @@ def _folder(place: Place, topic: str) -> str:
     return f"{ROOT}{names}/topic_dir={partition_value(topic)}/"
 
 
-def _versions(place: Place, topic: str) -> str:
-    return f"{_folder(place, topic)}versions/"
+def _version_key(folder: str, number: int) -> str:
+    return f"{folder}versions/{number:020d}.json"
 
 
-def _clean(archive: ObjectStore, place: Place, topic: str, before_ms: int) -> None:
-    """Delete versions that another took the place of before a time, and files that none names and are as old.
+def _newest(archive: ObjectStore, folder: str) -> LatestVersion | None:
+    keys = [info.key for info in archive.list(f"{folder}versions/")]
+    return LatestVersion.of(archive.get(max(keys)), max(keys)) if keys else None
 
-    A run's files are as old as its newest: one that takes longer than the grace keeps what it made first.
+
+# -- what is left of runs and versions of before ---------------------------------------------------
+
+
+def folder_of(key: str) -> str | None:
+    """The folder of a table in which a key of ours lies; None: it has not the form of one."""
+    found = _OURS.fullmatch(key)
+    return found[1] if found else None
+
+
+def plan_leftovers(
+    archive: ObjectStore, listed: Iterable[ObjectInfo], before_ms: int
+) -> tuple[list[ObjectInfo], bool]:
+    """What of a table's folder may go: versions that were replaced before a time, with their files; and unnamed files.
+
+    A run's files are as old as its newest: one that takes longer than the grace keeps what it made first. Where a store does
+    not tell how old an object is, it is young.
+
+    Args:
+        archive: Versions are read.
+        listed: Of one folder.
+        before_ms: UTC.
+
+    Returns:
+        These, files before versions; and whether some of the files were never named, so that a run that sleeps may be about
+        to name them.
+
+    Raises:
+        DataError: A version is damaged.
+        BackendError: One could not be read.
     """
-    versions = [
-        LatestVersion.of(archive.get(info.key), info.key)
-        for info in sorted(archive.list(_versions(place, topic)), key=lambda info: info.key)
-    ]
-    gone = [one for one, after in pairwise(versions) if after.made_ms < before_ms]
-    replaced = {key for one in gone for key, *_ in one.files}
-    named = {key for one in versions if one not in gone for key, *_ in one.files}
-    listed = archive.list(_folder(place, topic))
-    files = [info for info in listed if not info.key.startswith(_versions(place, topic))]
+    every = sorted(listed, key=lambda info: info.key)
+    keys = [info for info in every if "/versions/" in info.key]
+    versions = [LatestVersion.of(archive.get(info.key), info.key) for info in keys]
+    gone = [n for n, after in enumerate(versions[1:]) if after.made_ms < before_ms]
+    named = {key for n, one in enumerate(versions) if n not in gone for key, *_ in one.files}
+    replaced = {key for n in gone for key, *_ in versions[n].files}
+    files = [info for info in every if "/versions/" not in info.key and info.key not in named]
     newest_ms: dict[str, int] = {}
     for info in files:
         run = info.key.rpartition("/")[0]
         newest_ms[run] = max(info.modified_ms, newest_ms.get(run, 0))
-    for info in files:
-        is_old = info.modified_ms >= 0 and newest_ms[info.key.rpartition("/")[0]] < before_ms
-        if (info.key in replaced or is_old) and info.key not in named:
-            archive.delete(info.key)
-    for one in gone:
-        archive.delete(f"{_versions(place, topic)}{one.number:020d}.json")
+    old = [
+        info
+        for info in files
+        if info.key in replaced
+        or (info.modified_ms >= 0 and newest_ms[info.key.rpartition("/")[0]] < before_ms)
+    ]
+    return [*old, *(keys[n] for n in gone)], any(info.key not in replaced for info in old)
+
+
+def delete_leftovers(
+    archive: ObjectStore, folder: str, before_ms: int, now_ms: int
+) -> list[ObjectInfo]:
+    """Delete what may go of a table's folder.
+
+    Before a file goes that no version ever named, a version is made of the same files as the last: a run makes only the
+    version behind the one that it knew before its first file, so none of before can name anything any more.
+
+    Args:
+        archive: With retries.
+        folder: Of the table; see ``folder_of``.
+        before_ms: See ``plan_leftovers``.
+        now_ms: UTC.
+
+    Returns:
+        What was deleted: nothing when a run has just made a version.
+
+    Raises:
+        DataError: A version is damaged.
+        BackendError: The store failed.
+    """
+    newest = _newest(archive, folder)
+    listed = [info for info in archive.list(folder) if folder_of(info.key) == folder]
+    gone, needs_fence = plan_leftovers(archive, listed, before_ms)
+    if needs_fence:
+        last = newest or LatestVersion(0, 0, "", now_ms, 0, ())
+        if not _name(archive, folder, replace(last, number=last.number + 1, made_ms=now_ms)):
+            return []
+    for info in gone:
+        archive.delete(info.key)
+    return gone
 
 
 # -- which rows --------------------------------------------------------------------------------------

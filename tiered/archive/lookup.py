@@ -44,11 +44,11 @@ from tiered.format.record import offset_msg_id
 from tiered.format.sysflag import INNER_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from backends.base import ObjectStore
+    from backends.base import ObjectInfo, ObjectStore
     from tiered.archive.engine import Engine, Failed, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
@@ -379,6 +379,24 @@ def read_index(archive: ObjectStore) -> list[IndexPart]:
             found.append(_read_part(archive, info.key, info.size_bytes))
         except ObjectNotFoundError:
             continue
+    return found
+
+
+def useless_parts(archive: ObjectStore, known: Collection[str]) -> list[ObjectInfo]:
+    """Objects of the index of which no file is known any more. One that is damaged is none: a person looks at it.
+
+    Args:
+        archive: Of which.
+        known: Keys of files that may be looked at yet.
+
+    Raises:
+        BackendError: The store failed.
+    """
+    found = []
+    for info in archive.list(PREFIX):
+        with contextlib.suppress(DataError, ObjectNotFoundError):
+            part = _read_part(archive, info.key, info.size_bytes)
+            found += [info] if not any(key in known for key in part.files) else []
     return found
 
 

@@ -9,6 +9,10 @@ forget        ``starts``: the stretches that begin at these offsets are no longe
               ``tail``: mark of what the broker took back, the reason; see ``TakenBack``
 again         no ``lane``: ``stretches``, each as an ``archive`` action of one that is archived, with more columns
               of bodies: they take the places of the old ones, all that share files together or not at all
+fence         no ``lane``: ``epoch``, the one that begins, and ``keys`` of files that are about to be deleted, so that no
+              entry may name them any more (none: none made before may); see ``tiered.archive.moves.Fence``.
+              An ``archive``, each stretch of a ``pack`` or ``again`` and each file of a ``merge`` have the ``epoch`` in
+              which they were planned (none: 0): those that the fence does not let are refused
 pack          no ``lane``: ``stretches``, each as an ``archive`` action: they share files, and count together or
               not at all
 clean         no ``lane``: ``keys``: files that were replaced, and are deleted now
@@ -39,11 +43,13 @@ from tiered.archive.model import Archived, ArchiveLane, TakenBack
 from tiered.archive.moves import (
     MERGE,
     PACK,
+    Fence,
     Kind,
     Places,
     Replaced,
     move,
     pack_action,
+    stretch_row,
 )
 from tiered.archive.saved_runs import Saved, SavedRun, Shared, stretches_of
 from tiered.journal.entry import json_text
@@ -148,6 +154,9 @@ FORGET = "forget"
 COLUMNS = "columns"
 CLEAN = "clean"
 AGAIN = "again"
+FENCE = "fence"
+CONDEMNED_MAX = 10_000
+"""Keys that a fence names. One that is to name more refuses all files that were made before it, instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +172,7 @@ class ArchiveState:
         bodies: What bodies of each topic become, each fixed by an entry: the last holds, the others are of older files.
         gone: Files that were part of the archive and are not any more, by key, with a number in their order.
         gone_count: The number of the next of them.
+        fence: Which files may become part of it.
         named: See ``Places``.
         saved: The runs that ``lanes`` came from.
     """
@@ -175,6 +185,7 @@ class ArchiveState:
     bodies: Mapping[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
     gone: Shared[str, tuple[int, Replaced]] = field(default_factory=Shared, compare=False)
     gone_count: int = field(default=0, compare=False)
+    fence: Fence = field(default_factory=Fence)
     named: Mapping[Kind, Shared[str, int]] = field(default_factory=dict, compare=False)
     saved: Saved = field(default_factory=Saved, compare=False)
 
@@ -186,6 +197,12 @@ class ArchiveState:
     def overlapping(self, lane: ArchiveLane, start: int, end: int) -> list[Archived]:
         """What is archived of offsets ``[start, end)`` of a lane, in order."""
         return stretches_of(self.lanes, lane).around(start, end)
+
+
+def named_sizes(state: ArchiveState) -> dict[str, int]:
+    """Of each file that the log names, bytes."""
+    stretches = (one for found in state.lanes.values() for one in found)
+    return {file.key: file.size_bytes for one in stretches for file in one.objects()}
 
 
 class ArchiveMachine:
@@ -208,7 +225,7 @@ class ArchiveMachine:
                 ``AttributeError`` mean the same.
         """
         work = _ArchiveWork(
-            Places(dict(state.lanes), dict(state.named)),
+            Places(dict(state.lanes), dict(state.named), state.fence),
             dict(state.tails),
             dict(state.bodies),
             jobs=state.jobs,
@@ -232,6 +249,7 @@ class ArchiveMachine:
             jobs=work.jobs,
             gone=work.gone,
             gone_count=work.gone_count,
+            fence=work.places.fence,
         )
 
     def settled(self, state: ArchiveState) -> ArchiveState:
@@ -250,6 +268,7 @@ class ArchiveMachine:
             "updated_ms": state.updated_ms,
             "jobs": [record.document() for record in state.jobs],
             "replaced": [one.row() for one in state.replaced],
+            "fence": _fence_row(state.fence),
             "tails": [
                 [lane_row(lane), [mark.row() for mark in marks]]
                 for lane, marks in state.tails.items()
@@ -289,6 +308,7 @@ class ArchiveMachine:
             _bodies(document["bodies"]),
             Shared((one.key, (number, one)) for number, one in enumerate(replaced)),
             len(replaced),
+            _fence_of(document.get("fence", [0, []])),
             saved=saved,
         )
 
@@ -298,14 +318,14 @@ def lane_row(lane: ArchiveLane) -> list[Any]:
     return [lane.cluster, lane.broker, lane.topic, lane.queue_id, lane.incarnation]
 
 
-def archive_action(lane: ArchiveLane, archived: Archived, tails: int) -> Action:
+def archive_action(lane: ArchiveLane, archived: Archived, tails: int, epoch: int = 0) -> Action:
     """The action that adds a stretch."""
-    return {"do": ARCHIVE, "lane": lane_row(lane), "tails": tails, **archived.document()}
+    return {"do": ARCHIVE, **stretch_row(lane, archived, tails, epoch)}
 
 
-def again_action(stretches: Iterable[tuple[ArchiveLane, int, Archived]]) -> Action:
+def again_action(stretches: Iterable[tuple[ArchiveLane, int, Archived]], epoch: int = 0) -> Action:
     """The action by which stretches take the places of what they are with fewer columns; see ``pack_action``."""
-    return {**pack_action(stretches), "do": AGAIN}
+    return {**pack_action(stretches, epoch), "do": AGAIN}
 
 
 def forget_action(lane: ArchiveLane, starts: list[int], tail: TakenBack) -> Action:
@@ -316,6 +336,13 @@ def forget_action(lane: ArchiveLane, starts: list[int], tail: TakenBack) -> Acti
 def clean_action(keys: Iterable[str]) -> Action:
     """The action that says that replaced files are deleted."""
     return {"do": CLEAN, "format": 1, "keys": list(keys)}
+
+
+def fence_action(epoch: int, keys: Iterable[str]) -> Action:
+    """The action that begins an epoch, behind which no entry names these files."""
+    condemned = sorted(keys)
+    named = condemned if len(condemned) <= CONDEMNED_MAX else None
+    return {"do": FENCE, "format": 1, "epoch": epoch, "keys": named}
 
 
 def columns_action(topic: str, number: int, body: BodyColumns) -> Action:
@@ -342,6 +369,9 @@ class _ArchiveWork:
         found = stretches_of(self.places.lanes, lane)
         is_late = stretch["tails"] != len(self.tails.get(lane, ()))
         is_late |= new.columns > len(self.bodies.get(lane.topic, ()))
+        epoch = stretch.get("epoch", 0)
+        check_ints((epoch,), "an epoch")
+        is_late |= not self.places.fence.lets(epoch, (file.key for file in new.objects()))
         if is_late or new.start >= new.end or not new.is_whole or found.around(new.start, new.end):
             return False
         self.places.lanes[lane] = found.with_one(new)
@@ -363,7 +393,7 @@ def _archive(work: _ArchiveWork, action: Action) -> None:
 
 
 def _pack(work: _ArchiveWork, action: Action) -> None:
-    places = Places(dict(work.places.lanes), dict(work.places.named))
+    places = Places(dict(work.places.lanes), dict(work.places.named), work.places.fence)
     trial = _ArchiveWork(places, work.tails, work.bodies, gone=work.gone)
     if all(trial.add(stretch) for stretch in action["stretches"]):
         work.places, work.gone = trial.places, trial.gone
@@ -372,7 +402,7 @@ def _pack(work: _ArchiveWork, action: Action) -> None:
 
 
 def _again(work: _ArchiveWork, action: Action) -> None:
-    places = Places(dict(work.places.lanes), dict(work.places.named))
+    places = Places(dict(work.places.lanes), dict(work.places.named), work.places.fence)
     trial = _ArchiveWork(places, work.tails, work.bodies, gone=work.gone)
     gone: dict[str, ParquetFile | SideFile] = {}
     is_whole = bool(action["stretches"])
@@ -412,6 +442,25 @@ def _clean(work: _ArchiveWork, action: Action) -> None:
     check_texts(keys, "a file that is gone")
     for key in keys:
         work.gone = work.gone.lacking(key)
+
+
+def _fence(work: _ArchiveWork, action: Action) -> None:
+    new = _fence_of([action["epoch"], action["keys"]])
+    if new.epoch == work.places.fence.epoch + 1:
+        work.places.fence = new
+    else:
+        work.refused += 1
+
+
+def _fence_row(fence: Fence) -> list[Any]:
+    return [fence.epoch, None if fence.condemned is None else sorted(fence.condemned)]
+
+
+def _fence_of(row: list[Any]) -> Fence:
+    epoch, keys = row
+    check_ints((epoch,), "a fence")
+    check_texts(keys or (), "a file that is condemned")
+    return Fence(epoch, None if keys is None else frozenset(keys))
 
 
 def _job(work: _ArchiveWork, action: Action) -> None:
@@ -465,4 +514,5 @@ _HANDLERS = {
     MERGE: _merge,
     JOB: _job,
     CLEAN: _clean,
+    FENCE: _fence,
 }

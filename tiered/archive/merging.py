@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from zlib_ng import zlib_ng
 
 from tiered.archive.damage import reading
 from tiered.archive.engine import first_failure, local_engine, while_room
+from tiered.archive.machine import fence_action, named_sizes
 from tiered.archive.model import DAY_MS, file_key
 from tiered.archive.moves import (
     MovedPiece,
@@ -77,22 +79,24 @@ class Together:
     Attributes:
         key: Relative to the archive.
         pieces: What goes into it, in order of lane and offset; as it lies now.
+        epoch: Of the archive; see ``tiered.archive.moves.Fence``.
     """
 
     key: str
     pieces: tuple[MovedPiece, ...]
+    epoch: int
 
     @classmethod
-    def of(cls, pieces: Iterable[MovedPiece]) -> Together:
-        """One file of pieces of one topic and day."""
+    def of(cls, pieces: Iterable[MovedPiece], epoch: int) -> Together:
+        """One file of pieces of one topic and day, planned in an epoch."""
         ordered = tuple(sorted(pieces, key=lambda piece: (piece.lane, piece.file.low)))
         day = ordered[0].file.store_min_ms // DAY_MS
         known = [(one.lane, one.file.low, one.file.high, one.file.key) for one in ordered]
-        return cls(file_key(day, known), ordered)
+        return cls(file_key(day, known, epoch), ordered, epoch)
 
     def made(self, size_bytes: int, crc: int) -> NewFile:
         """The file, once it is one."""
-        return NewFile(self.key, size_bytes, crc, self.pieces)
+        return NewFile(self.key, size_bytes, crc, self.pieces, self.epoch)
 
 
 def write_together(bench: Workbench, together: Together) -> tuple[int, int]:
@@ -254,7 +258,7 @@ def plan_merge(
     small = [one for one in files.values() if one.is_wanted and one.size_bytes < small_bytes]
     small.sort(key=lambda one: (one.kind, one.day, one.pieces[0].lane, one.pieces[0].file.low))
     return [
-        Together.of(piece for one in group for piece in one.pieces)
+        Together.of((piece for one in group for piece in one.pieces), state.fence.epoch)
         for group in _groups(small, merged_bytes)
         if len(group) > 1
     ]
@@ -322,7 +326,7 @@ def plan_division(state: ArchiveState, lane: ArchiveLane, starts: Iterable[int])
     for pieces in shared.values():
         parts = [[p for p in pieces if p.mark in apart], [p for p in pieces if p.mark not in apart]]
         if all(parts):
-            found += map(Together.of, parts)
+            found += [Together.of(part, state.fence.epoch) for part in parts]
     return found
 
 
@@ -438,7 +442,33 @@ def append_moves(log: JournalWriter[ArchiveState], made: list[NewFile], result: 
     result.overtaken += len(made) - len(due)
 
 
+def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
+    """Begin an epoch, so that no entry can name these files from now on: they may be deleted at any time then.
+
+    Returns:
+        Which are condemned, in order: those that no entry names by then.
+
+    Raises:
+        FencedError: See ``JournalWriter.append``.
+        StoreUnavailableError: Likewise.
+    """
+    wanted = set(keys)
+    while due := wanted - named_sizes(log.state).keys():
+        epoch = log.state.fence.epoch + 1
+        try:
+            log.append([fence_action(epoch, due)], check=partial(_require_unnamed, epoch, due))
+        except _MovedError:
+            continue
+        return sorted(due)
+    return []
+
+
+def _require_unnamed(epoch: int, keys: set[str], state: ArchiveState) -> None:
+    if state.fence.epoch + 1 != epoch or not keys.isdisjoint(named_sizes(state)):
+        raise _MovedError
+
+
 def _fits(state: ArchiveState, files: list[NewFile]) -> bool:
     """Whether new files can take the place of the old ones."""
-    places = Places(dict(state.lanes), dict(state.named))
+    places = Places(dict(state.lanes), dict(state.named), state.fence)
     return move(places, merge_action(files)) is not None

@@ -322,6 +322,10 @@ DATA = "data/"
 FILES = f"{DATA}topic_dir="
 """What the keys of all files with messages begin with."""
 SIDE = "_bad/"
+PROBES = "_probe/"
+"""Where a run tries out what the store can do. Readers of directories pass over names that begin with an underscore."""
+PROBE_OLD_MS = 3_600_000
+"""What has lain there for so long is of a run that was killed; a probe takes seconds."""
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 _NAME_BYTES_MAX = 200
 _OFFSET_DIGITS = 20
@@ -359,24 +363,40 @@ def folder_key(topic: str, day: int) -> str:
     return f"{FILES}{partition_value(topic)}/date={date_text(day)}/"
 
 
-def file_key(day: int, pieces: Sequence[tuple[ArchiveLane, int, int, str]]) -> str:
+def file_key(day: int, pieces: Sequence[tuple[ArchiveLane, int, int, str]], epoch: int = 0) -> str:
     """Key of a file of one topic's messages that were stored on a day.
 
     Args:
         day: Since 1970, UTC.
         pieces: In order: whose rows ``[low, high)`` they are, and where they come from: ``Task.origin``, or the key
             of the file in which they lay before.
+        epoch: Of the archive, where the pieces do not tell it.
     """
     lane, low, high, _ = pieces[0]
     known = [(*one.row(), *more) for one, *more in pieces]
+    said = (SCHEMA_VERSION, known, epoch) if epoch else (SCHEMA_VERSION, known)
     name = f"{_span(lane, low, high)}-" if len(pieces) == 1 else f"{len(pieces)}-"
-    return f"{folder_key(lane.topic, day)}{name}{digest_of((SCHEMA_VERSION, known))}.parquet"
+    return f"{folder_key(lane.topic, day)}{name}{digest_of(said)}.parquet"
 
 
 def side_key(lane: ArchiveLane, low: int, high: int, origin: str) -> str:
     """Key of what could not become rows. Behind an underscore, where readers of directories do not look."""
     folder = f"{SIDE}topic_dir={partition_value(lane.topic)}/"
     return f"{folder}{_span(lane, low, high)}-{origin}.side"
+
+
+_FOLDER = r"topic_dir=[A-Za-z0-9_.%~-]{1,255}/"
+_SPAN = r"\d{1,10}-\d{20}-\d{20}"
+_DIGEST = r"[0-9a-f]{16}"
+_OURS = re.compile(
+    rf"{DATA}{_FOLDER}date=(\d{{4}}-\d\d-\d\d|day-?\d+)/({_SPAN}|\d+)-{_DIGEST}\.parquet"
+    rf"|{SIDE}{_FOLDER}{_SPAN}-{_DIGEST}\.side"
+)
+
+
+def is_made_key(key: str) -> bool:
+    """Whether a key has the form of those that an archiver makes: what lies below ``data/`` otherwise is somebody else's."""
+    return _OURS.fullmatch(key) is not None
 
 
 def _span(lane: ArchiveLane, low: int, high: int) -> str:

@@ -10,7 +10,7 @@ A piece is known by its lane and ``low``: a row is in one file, and ``low`` is t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.model import Archived, ArchiveLane, ParquetFile
@@ -54,12 +54,40 @@ class NewFile:
         size_bytes: Of the object.
         crc: CRC-32 of the object.
         pieces: What it holds, as it lay before.
+        epoch: Of the archive when it was planned; see ``Fence``.
     """
 
     key: str
     size_bytes: int
     crc: int
     pieces: tuple[MovedPiece, ...]
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Which files an entry may still make part of the archive, so that others can be deleted.
+
+    Whoever makes files has read the epoch in the log before, and their keys depend on it. A fence begins the next epoch and
+    names the keys that are about to be deleted. Behind it no entry can name these: who knows the new epoch makes other
+    keys, work of the epoch before is refused if it has one of them, and older work is refused whatever it has. So a file
+    that a fence has condemned may be deleted at any time, also by a process that has slept for a week.
+
+    Attributes:
+        epoch: How many fences there were.
+        condemned: Keys that the last one named; None: all of work from before.
+    """
+
+    epoch: int = 0
+    condemned: frozenset[str] | None = frozenset()
+
+    def lets(self, epoch: int, keys: Iterable[str]) -> bool:
+        """Whether files that were planned in an epoch may become part of the archive."""
+        if epoch == self.epoch:
+            return True
+        if self.condemned is None or epoch != self.epoch - 1:
+            return False
+        return self.condemned.isdisjoint(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +126,27 @@ def merge_action(files: Iterable[NewFile]) -> Action:
     return {"do": MERGE, "format": 1, "files": [_file_row(file) for file in files]}
 
 
-def pack_action(stretches: Iterable[tuple[ArchiveLane, int, Archived]]) -> Action:
+def stretch_row(lane: ArchiveLane, archived: Archived, tails: int, epoch: int) -> dict[str, Any]:
+    """A stretch as the actions that add it have it.
+
+    Args:
+        lane: Whose.
+        archived: What was archived.
+        tails: How many marks of the lane the archiver knew of.
+        epoch: Of the archive when it was planned.
+    """
+    row = {"lane": lane.row(), "tails": tails, **archived.document()}
+    return {**row, "epoch": epoch} if epoch else row
+
+
+def pack_action(stretches: Iterable[tuple[ArchiveLane, int, Archived]], epoch: int = 0) -> Action:
     """The action that adds stretches that share files: all of them, or none.
 
     Args:
         stretches: Lane, how many marks of the lane the archiver knew of, and what it archived.
+        epoch: Of the archive when they were planned.
     """
-    rows = [
-        {"lane": lane.row(), "tails": tails, **archived.document()}
-        for lane, tails, archived in stretches
-    ]
+    rows = [stretch_row(lane, archived, tails, epoch) for lane, tails, archived in stretches]
     return {"do": PACK, "format": 1, "stretches": rows}
 
 
@@ -115,13 +154,14 @@ def _file_row(file: NewFile) -> dict[str, Any]:
     lanes: dict[ArchiveLane, list[list[Any]]] = {}
     for piece in file.pieces:
         lanes.setdefault(piece.lane, []).append([piece.file.low, piece.file.key])
-    return {
+    row = {
         "key": file.key,
         "size_bytes": file.size_bytes,
         "crc": file.crc,
         "rows": sum(piece.file.rows for piece in file.pieces),
         "pieces": [[lane.row(), found] for lane, found in lanes.items()],
     }
+    return {**row, "epoch": file.epoch} if file.epoch else row
 
 
 def pieces_of(
@@ -184,10 +224,12 @@ class Places:
         lanes: Stretches of each lane.
         named: By how many pieces each file of messages is named, of the kinds of which somebody has asked. It follows from
             ``lanes``, and costs a look at all of a kind, which most runs never need.
+        fence: Which files may become part of it.
     """
 
     lanes: dict[ArchiveLane, Sequence[Archived]]
     named: dict[Kind, Shared[str, int]]
+    fence: Fence = field(default_factory=Fence)
 
     def names(self, lane: ArchiveLane) -> Shared[str, int]:
         """Of the files of a lane's kind."""
@@ -226,8 +268,8 @@ def move(places: Places, action: Action) -> list[ParquetFile] | None:
 
     Returns:
         The files (one of each key) that nothing names any more; None, and nothing is changed, when the action presumes
-        what does not hold: each piece must lie where the action says, every piece of an old file must move, and a new
-        file must have as many rows as the pieces in it.
+        what does not hold: each piece must lie where the action says, every piece of an old file must move, a new
+        file must have as many rows as the pieces in it, and the fence must let it.
 
     Raises:
         ValueError: It makes no sense; ``LookupError`` and ``TypeError`` mean the same.
@@ -247,6 +289,8 @@ def move(places: Places, action: Action) -> list[ParquetFile] | None:
     if any(places.named[kind].get(key) != count for (kind, key), count in olds.items()):
         return None
     if any(rows[id(row)] != row["rows"] or not row["rows"] for row in action["files"]):
+        return None
+    if not all(places.fence.lets(row.get("epoch", 0), [row["key"]]) for row in action["files"]):
         return None
     for (lane, low), (_, new) in moved.items():
         _move_one(places, lane, low, new)
@@ -269,7 +313,8 @@ def _moved(action: Action) -> Iterator[tuple[tuple[ArchiveLane, int], tuple[str,
     """Each piece's mark, with the key of its old file and the row of the new one."""
     for row in action["files"]:
         check_texts((row["key"],), "a file of an archive")
-        check_ints((row["size_bytes"], row["crc"], row["rows"]), "a file of an archive")
+        numbers = row["size_bytes"], row["crc"], row["rows"], row.get("epoch", 0)
+        check_ints(numbers, "a file of an archive")
         for lane_row, found in row["pieces"]:
             lane = ArchiveLane.of(lane_row)
             for low, key in found:

@@ -77,6 +77,7 @@ class Task:
         parts: Those that hold them, in order, without a gap.
         tails: How many ends that were taken back the archive has dealt with, once the plan's are.
         layout: Which columns the files get beside those that every file has.
+        epoch: Of the archive; see ``tiered.archive.moves.Fence``.
     """
 
     lane: ArchiveLane
@@ -85,6 +86,7 @@ class Task:
     parts: Parts
     tails: int = 0
     layout: BodyLayout = PLAIN
+    epoch: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -103,7 +105,8 @@ class Task:
         known = (SCHEMA_VERSION, *self.lane.row(), self.start, self.end)
         size = parts[-1].log_end - parts[0].log_offset
         rows = low, high, parts[-1].last, size, parts.holes, parts.log_gone
-        return digest_of((*known, *rows, *self.layout.marks))
+        epoch = (("epoch", self.epoch),) if self.epoch else ()
+        return digest_of((*known, *rows, *self.layout.marks, *epoch))
 
     @property
     def life(self) -> QueueLife:
@@ -234,7 +237,8 @@ def _tasks(
         for one in known:
             left = without(left, one.start, one.end)
         rest = [
-            Task(lane, low, high, _holding(segment.parts, low, high), tails) for low, high in left
+            Task(lane, *ends, _holding(segment.parts, *ends), tails, epoch=archive.fence.epoch)
+            for ends in left
         ]
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
 

@@ -208,6 +208,7 @@ def _tasks(state: ArchiveState, reader: TierReader, group: list[_Side]) -> list[
             tier_parts(reader, lane, one.start, one.end),
             len(state.tails.get(lane, ())),
             layout,
+            epoch=state.fence.epoch,
         )
         for lane, one in group
     ]
@@ -266,7 +267,7 @@ def _commit(
         for (lane, _), task, new in zip(again.old, again.work.tasks, made, strict=True)
     ]
     try:
-        log.append([again_action(triples)], check=hold)
+        log.append([again_action(triples, again.work.tasks[0].epoch)], check=hold)
     except _ChangedError:
         done.left.append((again.old[0][0].topic, "the archive changed meanwhile: do it again"))
         return

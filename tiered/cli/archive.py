@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import random
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ from tiered.cli.values import (
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Iterable, Iterator
 
     from tiered.archive.body_formats import BodyWishes
@@ -161,9 +161,11 @@ class ArchiveOptions(PlanOptions, SparkOptions):
         default=32 << 20,
         default_text="32MiB",
     )
-    clean: bool = flag("archive nothing: delete files that others have replaced; plan, then apply")
+    clean: bool = flag(
+        "archive nothing: delete files that others have replaced, and all that killed runs left; plan, then apply"
+    )
     grace_ms: int = option(
-        "with --clean: leave what was replaced within it; longer than the longest read",
+        "with --clean: leave what was replaced or written within it; longer than the longest read",
         "DURATION",
         parse_duration,
         default=24 * HOUR_MS,
@@ -418,9 +420,11 @@ def _engine(
 
 
 def _verify(call: Call, at: Workshop, engine: Engine) -> int:
-    from tiered.archive.audit import verify_archive
+    from tiered.archive.audit import read_log, verify_archive
+    from tiered.archive.clean import LISTED, unnamed_files
 
     report = verify_archive(at, engine)
+    strays = unnamed_files(at.archive, read_log(at))
     rows = [finding.row() for finding in report.findings]
     document = {
         "format": 1,
@@ -429,8 +433,24 @@ def _verify(call: Call, at: Workshop, engine: Engine) -> int:
         "rows": report.rows,
         "compared": report.compared,
         "findings": rows,
+        "unnamed_count": len(strays.ours),
+        "unnamed_bytes": sum(one.size_bytes for one in strays.ours),
+        "unnamed": [one.key for one in strays.ours[:LISTED]],
+        "foreign_count": len(strays.foreign),
+        "foreign": strays.foreign[:LISTED],
     }
     Output(call).emit(document, rows, _FOUND)
+    if strays.ours:
+        size = format_size(sum(one.size_bytes for one in strays.ours))
+        call.say(
+            f"tiered: {counted(len(strays.ours), 'file')}, {size}, that no entry names,"
+            " though readers of directories see them: `tiered archive --clean` deletes them after a grace"
+        )
+    if strays.foreign:
+        call.say(
+            f"tiered: {counted(len(strays.foreign), 'file')} among them that this program did not make, the first is"
+            f" {strays.foreign[0]}"
+        )
     call.say(
         f"tiered: {counted(report.rows, 'message')} in {counted(report.files, 'file')},"
         f" {counted(report.compared, 'stretch', 'stretches')} held against the tier, {counted(len(rows), 'finding')}"
@@ -588,7 +608,7 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine)
 
 
 def run_clean(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
-    """Delete files that others have replaced: plan, then apply."""
+    """Delete what counts for nobody: plan, then apply."""
     from tiered.archive.clean import WHAT, apply_clean, plan_clean
     from tiered.archive.job import log_writer
 
@@ -603,11 +623,11 @@ def run_clean(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine)
         applied = apply_clean(at, log, plan)
     document = {**plan, "applied": applied, **expired}
     rows = [
-        {"key": key, "size_bytes": size, "replaced_ms": at_ms}
-        for key, size, at_ms in plan["deletions"]
+        {"key": key, "size_bytes": size, "since_ms": at_ms, "kind": kind}
+        for key, size, at_ms, kind in plan["deletions"]
     ]
     shown = {**document, "deletions": rows}
-    columns = ["key", "size_bytes", "replaced_ms"]
+    columns = ["key", "size_bytes", "since_ms", "kind"]
     show_result(call, shown, rows="deletions", columns=columns, lines=_lines)
     return ending_code(options, document, has_work=bool(plan["deletions"]))
 
@@ -631,7 +651,9 @@ def _expire_snapshots(
 
 def _lines(document: Document) -> Iterator[str]:
     size = format_size(document["deletion_bytes"])
-    yield f"plan      {counted(document['deletion_count'], 'replaced file')}, {size}"
+    kinds = Counter(row["kind"] for row in document["deletions"])
+    told = ", ".join(f"{format_count(count)} {kind}" for kind, count in sorted(kinds.items()))
+    yield f"plan      {counted(document['deletion_count'], 'file')}, {size}{f' ({told})' if told else ''}"
     yield f"grace     {format_duration(document['grace_ms'])}"
     for refusal in document.get("refusals", ())[:_SHOWN]:
         yield f"harmed    {refusal}"
@@ -640,7 +662,12 @@ def _lines(document: Document) -> Iterator[str]:
     if document["unnamed_count"]:
         yield (
             f"left      {counted(document['unnamed_count'], 'file')}, {format_size(document['unnamed_bytes'])}, that"
-            " no entry names: of jobs that were killed, or of one at work (-o json lists them)"
+            " no entry names, written within the grace: of a job at work, or of one that was killed"
+        )
+    if document["foreign_count"]:
+        yield (
+            f"foreign   {counted(document['foreign_count'], 'file')} that this program did not make, never deleted:"
+            f" {', '.join(document['foreign'][:3])}"
         )
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
