@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
 
 import pytest
 from support.tiers import QUEUE, TierBuilder
 
 from tests.archive.jobs import BuiltPlace
+from tests.archive.made import loaded
+from tests.archive.test_plan import state
+from tests.archive.test_plan import tier as tier_of
+from tiered.archive.saved_runs import SavedRun
 from tiered.archive.selection import Selection
 from tiered.errors import DataError, InvalidError
+from tiered.log.parts import Segments, TierState
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 from tiered.spark.positions import (
     AGAIN,
     EARLIEST,
     LATEST,
+    Position,
     Rules,
     advance,
     batch_of,
@@ -28,10 +35,7 @@ from tiered.spark.positions import (
     shares,
     start_of,
 )
-from tiered.spark.stretches import SKIP, plan_tier, read_stretch
-
-if TYPE_CHECKING:
-    from tiered.log.parts import TierState
+from tiered.spark.stretches import SKIP, Key, plan_tier, read_stretch
 
 PLACE = BuiltPlace("c", "b")
 OTHER = MessageQueue("other", 0)
@@ -113,6 +117,38 @@ def test_limits_in_bytes_always_let_something_through() -> None:
     assert [len(some) for some in seen] == [1, 1, 1]
     assert len(query.bodies(bytes_max=1000)) in range(2, 10)
     assert len(query.bodies()) > 5
+
+
+@pytest.mark.parametrize("limits", [{"rows_max": 250}, {"bytes_max": 2500}])
+@pytest.mark.parametrize("kept", ["archive", "tier"])
+def test_a_batch_unpacks_what_it_takes_and_not_all_that_lies_ahead(
+    limits: dict[str, int], kept: str
+) -> None:
+    """Of 20,000 stretches or parts ahead a batch of two or three of them unpacked every one, each time."""
+    known = loaded(state(1, range(20_000)))
+    states = {PLACE: TierState() if kept == "archive" else loaded_tier(20_000)}
+    archive = known if kept == "archive" else None
+    begin = {Key("c", "b", "t", 0): Position.at(0, 0, 0)}
+    with (
+        mock.patch.object(SavedRun, "row", autospec=True, side_effect=SavedRun.row) as rows,
+        mock.patch.object(
+            Segments, "_segment", autospec=True, side_effect=Segments._segment
+        ) as parts,
+    ):
+        for number in range(1, 4):
+            begin = advance(states, begin, Rules(), archive=archive, **limits)
+            (at,) = begin.values()
+            assert at.offset == 250 * number or (kept == "tier" and at.offset < 1000 * number)
+    assert rows.call_count + parts.call_count < 1000
+    assert (rows.call_count > 0) == (kept == "archive")
+
+
+def loaded_tier(segments: int) -> TierState:
+    """As replay has it: segments in columns."""
+    found = tier_of(1, segments)
+    ((queue, (life,)),) = found.queues.items()
+    life = replace(life, segments=Segments.of(life.segments))
+    return replace(found, queues={queue: (life,)})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ expired by then is ``Batch.short``, and ``charged`` brings it into the positions
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import DataError, InvalidError
@@ -26,7 +26,7 @@ from tiered.spark.stretches import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tiered.api.broker_place import Place
     from tiered.archive.machine import ArchiveState
@@ -195,8 +195,8 @@ def earliest(queue: QueueLives) -> Position:
     """Before the first message that a queue has, in the tier or the archive; behind all of it when it has none."""
     for number in sorted(queue.lives):
         lives = queue.lives[number]
-        life, kept = lives[-1], queue.kept(number)
-        firsts = [one.start for one in kept[:1]]
+        life = lives[-1]
+        firsts = [one.start for one in islice(queue.kept_in_turn(number), 1)]
         behind = (part for part in life.parts() if part.queue_end > life.min_offset)
         firsts += [max(part.queue_offset, life.min_offset) for part in islice(behind, 1)]
         if firsts:
@@ -326,16 +326,73 @@ def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
     return replace(at, offset=end, from_offset=end, tails=tails, lost=at.lost + max(0, end - low))
 
 
-def runs_of(queue: QueueLives, at: Position, until: Position) -> list[OffsetRun]:
-    """All that lies ahead of a position, in order, up to another."""
-    found: list[OffsetRun] = []
+def runs_of(queue: QueueLives, at: Position, until: Position) -> Iterator[OffsetRun]:
+    """All that lies ahead of a position, in order, up to another; unpacked as it is asked for."""
+    for life, start, end in _lives_of(queue, at, until):
+        kept = queue.kept_in_turn(life.incarnation, start, end)
+        yield from runs_of_life(life, start, end, kept)
+
+
+def _lives_of(
+    queue: QueueLives, at: Position, until: Position
+) -> Iterator[tuple[QueueLife, int, int]]:
+    """The lives that count between two positions, with the offsets of each that lie there."""
     for number in sorted(n for n in queue.lives if at.incarnation <= n <= until.incarnation):
         life = queue.lives[number][-1]
         start = at.offset if number == at.incarnation else began(life)
         is_last = number == until.incarnation
-        end = min(life.commit_offset, until.offset) if is_last else life.commit_offset
-        found += runs_of_life(life, start, end, queue.kept(number, start, end))
-    return found
+        yield life, start, min(life.commit_offset, until.offset) if is_last else life.commit_offset
+
+
+class _Ahead:
+    """What lies ahead in one queue. However much that is, only what is taken is unpacked, and for a look the first run."""
+
+    def __init__(self, queue: QueueLives, base: Position, until: Position) -> None:
+        self.queue = queue
+        self.base = base
+        self.count = sum(max(0, end - start) for _, start, end in _lives_of(queue, base, until))
+        self._runs = runs_of(queue, base, until)
+
+    def weight(self, *, by_bytes: bool) -> int:
+        """Offsets ahead; or bytes, if all were like the first that are there."""
+        if not by_bytes:
+            return self.count
+        seen: list[OffsetRun] = []
+        for run in self._runs:
+            seen.append(run)
+            if run.is_there:
+                break
+        self._runs = chain(seen, self._runs)
+        first = seen[-1] if seen else None
+        if first is None or not first.is_there:
+            return 0
+        return max(1, first.size_bytes * self.count // first.count)
+
+    def take(self, amount: int | None, *, by_bytes: bool, least: bool) -> list[OffsetRun]:
+        """As much as an amount of messages or bytes allows; what is not there costs nothing.
+
+        Args:
+            amount: None: all.
+            by_bytes: What it counts.
+            least: Take one message at least.
+        """
+        if amount is None:
+            return list(self._runs)
+        taken: list[OffsetRun] = []
+        left, is_first = amount, least
+        for run in self._runs:
+            cost = run.size_bytes if by_bytes else run.count
+            if not run.is_there or cost <= left:
+                taken.append(run)
+                left -= cost if run.is_there else 0
+                is_first = is_first and not run.is_there
+                continue
+            count = run.count * left // cost if by_bytes else left
+            count = max(count, int(is_first and by_bytes))
+            if count:
+                taken.append(replace(run, end=run.start + count))
+            break
+        return taken
 
 
 def shares(weights: Sequence[int], limit: int) -> list[int]:
@@ -372,14 +429,15 @@ def advance(
         rules: See ``Rules``.
         takes: Whether a queue is read.
         until: Where the stream is to end, by queue; others are not read. None: at what there is.
-        rows_max: Messages at most; divided among queues by what each has.
-        bytes_max: Bytes of the commit log, about; one message at least.
+        rows_max: Messages at most; divided among queues by how many offsets lie ahead in each.
+        bytes_max: Bytes of the commit log, about; one message at least. Divided by how many lie ahead, about: as if all
+            messages of a queue were as large as its next.
         archive: Beside the tier.
 
     Raises:
         DataError: The rules say to fail; or the positions are of another tier.
     """
-    ahead: dict[Key, tuple[Position, list[OffsetRun]]] = {}
+    ahead: dict[Key, _Ahead] = {}
     queues = {one.key: one for one in queues_of(states, archive)}
     gone = next((key for key in start if key not in queues and takes(key)), None)
     if gone is not None:
@@ -387,46 +445,29 @@ def advance(
     ends = until if until is not None else {key: latest(one) for key, one in queues.items()}
     for key, one in queues.items():
         if key in ends and takes(key):
-            base = base_of(one, start.get(key), rules)
-            ahead[key] = base, runs_of(one, base, ends[key])
-    weights = [_weight(runs, by_bytes=bytes_max is not None) for _, runs in ahead.values()]
-    limit = rows_max if bytes_max is None else bytes_max
-    parts = weights if limit is None else shares(weights, limit)
-    most = max(range(len(parts)), key=parts.__getitem__, default=-1)
+            ahead[key] = _Ahead(one, base_of(one, start.get(key), rules), ends[key])
+    by_bytes = bytes_max is not None
+    amounts = _amounts(list(ahead.values()), bytes_max if by_bytes else rows_max, by_bytes=by_bytes)
+    most = max(range(len(amounts)), key=lambda number: amounts[number] or 0, default=-1)
     found: Positions = {}
-    for number, (key, (base, runs)) in enumerate(ahead.items()):
-        amount = parts[number] if parts[number] < weights[number] else None
-        taken = _take(runs, amount, bytes_max is not None, least=number == most)
-        found[key] = _end(queues[key], base, taken, rules)
+    for number, (key, mine) in enumerate(ahead.items()):
+        taken = mine.take(amounts[number], by_bytes=by_bytes, least=number == most)
+        found[key] = _end(mine.queue, mine.base, taken, rules)
     same = all(start.get(key) is not None and _is_same(start[key], found[key]) for key in found)
     return start if same else {**{key: at.settled for key, at in start.items()}, **found}
 
 
-def _weight(runs: list[OffsetRun], *, by_bytes: bool) -> int:
-    return sum(run.size_bytes if by_bytes else run.count for run in runs if run.is_there)
-
-
-def _take(
-    runs: list[OffsetRun], amount: int | None, by_bytes: bool, *, least: bool
-) -> list[OffsetRun]:
-    """As much of some runs as an amount of messages or bytes allows; what is not there costs nothing."""
-    if amount is None:
-        return runs
-    taken: list[OffsetRun] = []
-    left, is_first = amount, least
-    for run in runs:
-        cost = run.size_bytes if by_bytes else run.count
-        if not run.is_there or cost <= left:
-            taken.append(run)
-            left -= cost if run.is_there else 0
-            is_first = is_first and not run.is_there
-            continue
-        count = run.count * left // cost if by_bytes else left
-        count = max(count, int(is_first and by_bytes))
-        if count:
-            taken.append(replace(run, end=run.start + count))
-        break
-    return taken
+def _amounts(ahead: list[_Ahead], limit: int | None, *, by_bytes: bool) -> list[int | None]:
+    """How much of each queue may be taken; None: all of it."""
+    if limit is None:
+        return [None] * len(ahead)
+    weights = [one.weight(by_bytes=by_bytes) for one in ahead]
+    total = sum(weights)
+    if not by_bytes and total <= limit:
+        return [None] * len(ahead)
+    if by_bytes and 0 < total < limit:  # a guess: more may lie there
+        return [weight * limit // total for weight in weights]
+    return list(shares(weights, limit))
 
 
 def _end(queue: QueueLives, base: Position, taken: list[OffsetRun], rules: Rules) -> Position:

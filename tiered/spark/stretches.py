@@ -34,6 +34,7 @@ from backends.wrapping import WrappingStore
 from tiered.archive.columns import Columns
 from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import Task, ends_dealt_with, overtaken_by, plan_archive
+from tiered.archive.saved_runs import stretches_of
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TablePiece, refuses_file
 from tiered.errors import DataError, InvalidError
@@ -62,6 +63,10 @@ _log = logging.getLogger(__name__)
 
 
 # -- what there is -----------------------------------------------------------------------------------
+
+
+_UNPACKED = 64
+"""Stretches of an archive that are unpacked at once."""
 
 
 class Key(NamedTuple):
@@ -136,6 +141,19 @@ class QueueLives:
         found = self.archive.overlapping(self.lane(number), start, end) if start < end else ()
         return [Kept(max(one.start, start), min(one.end, end), one) for one in found]
 
+    def kept_in_turn(self, number: int, start: int = 0, end: int = MAX) -> Iterator[Kept]:
+        """The same of the present history, one after another: of what nobody asks for nothing is unpacked."""
+        if self.archive is None or start >= end:
+            return
+        end = min(end, self.kept_end(number, len(self.lives[number]) - 1))
+        lane = self.lane(number)
+        low, high, *_ = stretches_of(self.archive.lanes, lane).columns()
+        first, behind = int(np.searchsorted(high, start, "right")), int(np.searchsorted(low, end))
+        for at in range(first, behind, _UNPACKED):
+            last = min(at + _UNPACKED, behind) - 1
+            for one in self.archive.overlapping(lane, int(low[at]), int(high[last])):
+                yield Kept(max(one.start, start), min(one.end, end), one)
+
 
 def queues_of(
     states: Mapping[Place, TierState], archive: ArchiveState | None = None
@@ -147,10 +165,11 @@ def queues_of(
             found[Key(place.cluster, place.broker, queue.topic, queue.queue_id)] = incarnations(
                 lives
             )
-    for lane, stretches in archive.lanes.items() if archive else ():
+    known = archive.lanes if archive else {}
+    for lane, stretches in known.items():
         mine = found.setdefault(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id), {})
         if lane.incarnation not in mine and len(stretches):
-            end = QueueOffset(max(one.end for one in stretches))
+            end = QueueOffset(int(stretches_of(known, lane).columns()[1].max()))
             # Log offsets are not known: 1 says that there was something before.
             life = QueueLife(lane.incarnation, end, end, LogOffset(1), ended="archived")
             mine[lane.incarnation] = [life]
@@ -430,14 +449,15 @@ class OffsetRun:
 
 
 def runs_of_life(
-    life: QueueLife, start: int, end: int, kept: Sequence[Kept] = ()
+    life: QueueLife, start: int, end: int, kept: Iterable[Kept] = ()
 ) -> Iterator[OffsetRun]:
     """Offsets ``[start, end)`` of one life: what an archive has of them, parts of the rest, and what is nowhere."""
-    for at, one in zip(range(len(kept) + 1), [*kept, None], strict=True):
-        low = kept[at - 1].end if at else start
-        yield from _runs_of_parts(life, low, end if one is None else one.start)
-        if one is not None:
-            yield OffsetRun(life.incarnation, one.start, one.end, one.size_bytes, True)
+    low = start
+    for one in kept:
+        yield from _runs_of_parts(life, low, one.start)
+        yield OffsetRun(life.incarnation, one.start, one.end, one.size_bytes, True)
+        low = one.end
+    yield from _runs_of_parts(life, low, end)
 
 
 def _runs_of_parts(life: QueueLife, start: int, end: int) -> Iterator[OffsetRun]:
