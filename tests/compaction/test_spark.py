@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import warnings
@@ -79,13 +80,17 @@ def _mail(rng: random.Random, *, keyless: bool) -> Mail:
     return Mail(keys, body=body, time_ms=1_600_000_000_000 + rng.randrange(1000))
 
 
+RUNS = itertools.count(1)
+"""Each run draws an id of its own: two with the same would be one that was cloned."""
+
+
 def compact(
     tier: KeyedTier, session: Any, plan: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, Any]:
     """A pass, by Spark if there is a session."""
     clock = options.pop("clock", None) or ManualClock()
     settings = CompactSettings(**{"passes": ALWAYS, "compression": None, **options})
-    at = Workplace(tier.store, tier.store, Here("c", "b"), clock, random.Random(1))
+    at = Workplace(tier.store, tier.store, Here("c", "b"), clock, random.Random(next(RUNS)))
     engine = session and SparkEngine(
         session, CompactOrder(tier.store.url, PREFIX, S3Options()), settings
     )
