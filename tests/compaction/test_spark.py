@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,8 +80,8 @@ def _mail(rng: random.Random, *, keyless: bool) -> Mail:
     return Mail(keys, body=body, time_ms=1_600_000_000_000 + rng.randrange(1000))
 
 
-RUNS = itertools.count(1)
-"""Each run draws an id of its own: two with the same would be one that was cloned."""
+RUNS: Counter[str] = Counter()
+"""Of each tier: a run draws an id that none before has, since two with the same would be one that was cloned."""
 
 
 def compact(
@@ -90,7 +90,9 @@ def compact(
     """A pass, by Spark if there is a session."""
     clock = options.pop("clock", None) or ManualClock()
     settings = CompactSettings(**{"passes": ALWAYS, "compression": None, **options})
-    at = Workplace(tier.store, tier.store, Here("c", "b"), clock, random.Random(next(RUNS)))
+    RUNS[tier.store.url] += 1
+    rng = random.Random(RUNS[tier.store.url])
+    at = Workplace(tier.store, tier.store, Here("c", "b"), clock, rng)
     engine = session and SparkEngine(
         session, CompactOrder(tier.store.url, PREFIX, S3Options()), settings
     )
