@@ -22,7 +22,7 @@ QUARANTINE = "quarantine-stored"
 OF_MERGING = ("merged-stored", "merge-known")
 OF_ARCHIVE = {
     *("archive-writing", "archive-written", "archive-rewriting", "archive-rewritten"),
-    *("archive-deleted", "archive-repaired", "shard-stored"),
+    *("archive-condemned", "archive-deleted", "archive-repaired", "shard-stored"),
 }
 OF_COMPACTION = {"compacted-stored", "compacted-named", "latest-written", "latest-named"}
 OF_OTHER_COMMANDS = OF_RECLAIM | OF_ARCHIVE | OF_COMPACTION
