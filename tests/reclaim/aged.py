@@ -29,14 +29,16 @@ class Tier:
     """A store with a clock of its own, writers, and gc."""
 
     def __init__(self, *, writer: str = "0badcafe") -> None:
-        self.clock = ManualClock()
+        self.clock, self.workplaces = ManualClock(), 0
         self.store = MemoryStore(now_ms=self.clock.now_ms)
         self.at = self.workplace(self.store)
         self.builder = TierBuilder(self.store, writer=writer)
         self.writers = 0
 
     def workplace(self, store: ObjectStore, clock: ManualClock | None = None) -> Workplace:
-        return Workplace(store, store, Here(), clock or self.clock, random.Random(5))
+        self.workplaces += 1  # each draws ids of its own: two with the same would be one that was cloned
+        rng = random.Random(self.workplaces)
+        return Workplace(store, store, Here(), clock or self.clock, rng)
 
     def restart(self) -> TierBuilder:
         self.writers += 1
