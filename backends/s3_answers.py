@@ -42,7 +42,7 @@ class Answer(NamedTuple):
         kind: Our error.
         reason: One word for metrics and health; empty: that of the class.
         what: Follows the server's name in a message; empty: "answered".
-        do: What to do about it.
+        do: What to do about it; empty: what is done about any store that cannot be reached.
     """
 
     kind: type[BackendError]
@@ -51,6 +51,7 @@ class Answer(NamedTuple):
     do: str
 
 
+_SILENT: Final = "did not answer"
 _PASSES: Final = "it is tried again; if it lasts, see to the server"
 _KEYS: Final = "check the access key and its secret, and that they are for this endpoint"
 _RENEW: Final = "renew the credentials"
@@ -212,7 +213,7 @@ def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool)
         return found
     if status >= _FIRST_SERVER_FAULT or status in {0, _REQUEST_TIMEOUT}:
         kind = UnknownOutcomeError if write else UnavailableError
-        return Answer(kind, FAILING, "", _PASSES)
+        return Answer(kind, FAILING, "", _PASSES) if status else Answer(kind, "", _SILENT, "")
     return _REST
 
 

@@ -251,9 +251,9 @@ def test_wrong_keys(minio: S3Server, basic: Path) -> None:
     for key, secret in ((minio.access_key, "wrong-secret"), ("nobody", "wrong-secret")):
         env = s3_environment(minio.endpoint_url, key, secret)
         ran = attach_to(basic, url, env=env)
-        refused(ran, 3, minio.endpoint_url, "credentials")
+        refused(ran, 3, minio.endpoint_url, "check the access key")
         assert "wrong-secret" not in ran.err
-        refused(program("ls", url, env=env), 3, "credentials")
+        refused(program("ls", url, env=env), 3, "check the access key")
     good = s3_environment(minio.endpoint_url, minio.access_key, minio.secret_key)
     assert attach_to(basic, url, env=good).code == 0
 

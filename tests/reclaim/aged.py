@@ -36,7 +36,9 @@ class Tier:
         self.writers = 0
 
     def workplace(self, store: ObjectStore, clock: ManualClock | None = None) -> Workplace:
-        self.workplaces += 1  # each draws ids of its own: two with the same would be one that was cloned
+        self.workplaces += (
+            1  # each draws ids of its own: two with the same would be one that was cloned
+        )
         rng = random.Random(self.workplaces)
         return Workplace(store, store, Here(), clock or self.clock, rng)
 
