@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import ObjectInfo
+from backends.memory import MemoryStore
 from tests.e2e.harness import here, unpack
 from tests.mount.harness import mounted
 from tiered.attach.decommission import Near, look
@@ -290,7 +291,7 @@ def test_that_the_broker_is_back_counts_also_after_all_that_told_reigns_was_lost
 
 def test_a_rebuilt_journal_that_takes_the_mark_away_says_so():
     state, notes = replace(TierState(), store={"cluster": "c", HANDOVER: {"key": "gone"}}), []
-    assert _with_handover([], "p/", state, notes).store == {"cluster": "c"}
+    assert _with_handover(MemoryStore(), [], "p/", state, notes).store == {"cluster": "c"}
     assert "does not count as gone any more" in notes[0]
 
 
