@@ -10,6 +10,7 @@ from tests.local import harness
 from tests.local.fakebroker import TOPIC, FakeBroker
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
+from tiered.local import liveview
 from tiered.local.pieces import LogPieces, Piece
 from tiered.local.rows import FileRow
 from tiered.model import MessageQueue
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tiered.format.block import Groups, RecordBlock
+    from tiered.local.catalog import Catalog
     from tiered.local.rocketmq import RocketMQStore
 
 QUEUE = MessageQueue(TOPIC, 0)
+OTHER = MessageQueue(TOPIC, 1)
 
 
 @pytest.fixture
@@ -97,6 +101,33 @@ def test_a_record_torn_in_the_middle_of_a_piece(
     harness.drain(follower, taken)
     assert torn.times == 0
     assert [taken.raw[QUEUE][offset] for offset in range(1, 6)] == written
+
+
+def test_a_queue_whose_directory_comes_between_the_readings_of_two(
+    broker: FakeBroker, store: RocketMQStore, monkeypatch: pytest.MonkeyPatch
+):
+    """Its record is not listed when its queue is looked at, and a much later one of another queue is by then."""
+    follower, taken = store.follow({}), harness.Taken()
+    broker.put(1)
+    harness.drain(follower, taken)
+    broker.append(1)
+    broker.now_ms += 5000
+    broker.append()
+    index_of, looked_at = liveview.match_states, [0]
+
+    def written_meanwhile(catalog: Catalog, block: RecordBlock, groups: Groups) -> Any:
+        looked_at[0] += 1
+        if looked_at[0] > 1:
+            return index_of(catalog, block, groups)
+        first = index_of(catalog, block, groups.some([groups.queues.index(OTHER)]))
+        broker.dispatch()
+        return first + index_of(catalog, block, groups.some([groups.queues.index(QUEUE)]))
+
+    monkeypatch.setattr(liveview, "match_states", written_meanwhile)
+    harness.drain(follower, taken)
+    assert looked_at[0]
+    assert taken.offsets(OTHER) == [0]
+    assert taken.offsets(QUEUE) == [0, 1]
 
 
 def test_an_entry_read_while_its_tag_code_is_written(broker: FakeBroker, store: RocketMQStore):

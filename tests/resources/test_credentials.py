@@ -65,7 +65,7 @@ def test_a_user_who_is_locked_out_for_a_while(
         running.level()
         running.until(lambda: not running.waits_for("permission"), "the end of the trouble")
     running.check_whole()
-    assert any("takes put requests again" in record.message for record in caplog.records)
+    assert any("requests again, after" in record.message for record in caplog.records)
     assert SECRET not in caplog.text
 
 

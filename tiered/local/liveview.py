@@ -305,6 +305,7 @@ class LiveView:
         last = max((found.last_listed()[0] for _, found in taken), default=-1)
         for number, (state, found) in enumerate(taken):
             if len(waiting[number]) and waiting[number][0] < last:
+                self.catalog.find(state.queue)  # its directory may have come meanwhile
                 taken[number] = state, match(state.index, piece.block, found.indices)
                 waiting[number] = _unlisted(piece.block, taken[number][1])
         last = max((found.last_listed()[0] for _, found in taken), default=-1)
