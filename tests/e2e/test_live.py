@@ -64,6 +64,7 @@ def test_everything_acknowledged_arrives(
     live.check_against_java(url, broker.store)
 
 
+@pytest.mark.slow
 def test_the_broker_crashes_and_starts_again(
     broker: oracle.Broker, url: str, tmp_path: Path, turn: int
 ) -> None:
@@ -105,6 +106,7 @@ def test_attach_crashes_and_starts_again(
     live.check_against_java(url, broker.store)
 
 
+@pytest.mark.slow
 def test_only_one_may_write(broker: oracle.Broker, url: str, tmp_path: Path, turn: int) -> None:
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
         producer = load(broker, tmp_path, turn, "one", seconds=3)

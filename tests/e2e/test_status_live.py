@@ -78,6 +78,7 @@ def test_the_running_brokers_newest_file_counts(tmp_path: Path):
         broker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.java
 @oracle.needs_java
 @pytest.mark.timeout(600)

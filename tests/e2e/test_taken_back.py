@@ -101,6 +101,7 @@ def test_a_topic_is_deleted_and_created_again_while_attach_runs(
     check(lasting_broker, url, told)
 
 
+@pytest.mark.slow
 def test_a_store_goes_on_from_a_backup(
     broker: oracle.Broker, url: str, topic: str, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def lose_tail(store: Path, size_bytes: int) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_power_failure_takes_a_tail_that_was_tiered_while_attach_runs(
     broker: oracle.Broker, url: str, topic: str, tmp_path: Path
 ) -> None:

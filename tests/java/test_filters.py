@@ -45,6 +45,7 @@ def test_the_kept_answers_are_what_rocketmq_says(scenario: ModuleType, kept: lis
     assert scenario.ask(scenario.question(), "filter") == kept
 
 
+@pytest.mark.slow
 def test_a_real_consumer_gets_what_the_answers_say(
     scenario: ModuleType, kept: list[dict[str, str]], tmp_path: Path
 ):

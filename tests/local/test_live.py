@@ -57,6 +57,7 @@ def taken_places(taken: harness.Taken) -> set[tuple[str, int, int]]:
     }
 
 
+@pytest.mark.slow
 def test_attached_before_the_first_message(broker: Broker):
     """Everything that is acknowledged arrives once and in order, files rolling meanwhile."""
     store = open_live(broker)
@@ -106,6 +107,7 @@ def test_goes_on_over_a_crash_and_a_clean_stop(broker: Broker):
     store.close()
 
 
+@pytest.mark.slow
 def test_given_up_messages_are_not_taken_while_the_broker_runs(broker: Broker):
     """Surprise 2 of the captured stores: a stale tail that comes to life again at the next crash."""
     broker.produce("load", 1150, queues=2, seed=81, size=100, body="binary", tags="a")

@@ -71,7 +71,9 @@ def consume(command: str, name_server: str, topic: str, *options: str) -> list[M
     return [{k: v for k, v in one.items() if k != "consumed"} for one in found]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[2:])]
+)
 def test_a_pull_consumer_gets_what_java_read_from_the_store(
     name: str, name_server: str, tmp_path: Path
 ):

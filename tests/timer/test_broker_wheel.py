@@ -38,6 +38,7 @@ def opened(folder: Path) -> LocalTarget:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.java
 @needs_java
 @pytest.mark.timeout(600)

@@ -90,7 +90,7 @@ def test_i11_what_was_given_up_is_erased(
     check_end(url, store, {"large"})
 
 
-@pytest.mark.parametrize("what", ["expire", "delete-topic"])
+@pytest.mark.parametrize("what", ["expire", pytest.param("delete-topic", marks=pytest.mark.slow)])
 def test_i11_a_topic_given_up(
     what: str, stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
 ) -> None:

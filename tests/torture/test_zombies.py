@@ -27,7 +27,12 @@ pytestmark = pytest.mark.timeout(120 + 20 * RUNS)
 
 
 @pytest.mark.parametrize(
-    "kind", ["folder", "ministack", pytest.param("minio", marks=pytest.mark.go)]
+    "kind",
+    [
+        "folder",
+        pytest.param("ministack", marks=pytest.mark.slow),
+        pytest.param("minio", marks=[pytest.mark.go, pytest.mark.slow]),
+    ],
 )
 def test_i6_i7_a_zombie_does_no_harm(
     kind: str,
