@@ -18,6 +18,9 @@ FLIP            a read gives one wrong bit                          wrong bytes
 CUT             a read breaks off                                   ShortReadError
 =============== =================================================== ==============================
 
+TWICE is what a network does that delivers a request again: a creation finds its own object there, and a compare-and-set
+its own version. ``stale`` names a part of keys of which listings may show what was there a few changes ago.
+
 A read that is lost is unavailable, since no read has an unknown outcome; FLIP and CUT pass by what
 is not a read of bytes. What lands late lands as a server would do it: unless its condition no longer
 holds, whatever that means to the writer who has long gone on.
@@ -30,6 +33,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -37,6 +41,7 @@ from typing import TYPE_CHECKING, TypeVar
 from backends.base import as_pieces
 from backends.errors import (
     BackendError,
+    ObjectNotFoundError,
     PermissionDeniedError,
     ShortReadError,
     StoreFullError,
@@ -48,7 +53,7 @@ from backends.wrapping import WrappingStore
 if TYPE_CHECKING:
     import builtins
     import random
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -58,6 +63,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 WRITES = frozenset({"put", "delete", "compare_and_set"})
 READS = frozenset({"get", "head", "list"})
+_STALE_MAX = 8
+"""A listing is at most so many changes behind."""
 
 
 class Fault(enum.Enum):
@@ -131,7 +138,12 @@ class _Late:
 
 
 class FaultyStore(WrappingStore):
-    """A store that fails by rule; see the module's table."""
+    """A store that fails by rule; see the module's table.
+
+    Attributes:
+        events: All requests, and what was done to them.
+        stale: What is in keys of which listings may be stale; empty: in none.
+    """
 
     def __init__(self, inner: ObjectStore, rng: random.Random, *rules: Rule) -> None:
         """Wrap a store.
@@ -147,6 +159,8 @@ class FaultyStore(WrappingStore):
         self._late = _Late()
         self._lock = threading.Lock()
         self.events: list[Event] = []
+        self.stale = ""
+        self._changes: deque[tuple[str, ObjectInfo | None]] = deque(maxlen=_STALE_MAX)
 
     def add(self, *rules: Rule) -> None:
         """Add rules behind the others."""
@@ -205,6 +219,8 @@ class FaultyStore(WrappingStore):
         """CUT ends a listing in its middle."""
         fault = self._fail_read("list", prefix)
         found = self._inner.list(prefix, start_after=start_after)
+        if self.stale and self._changes:
+            found = self._as_it_was(found, prefix, start_after)
         if fault is not Fault.CUT:
             yield from found
             return
@@ -221,7 +237,7 @@ class FaultyStore(WrappingStore):
             with self._lock:
                 self._late.writes.append(write)
             raise UnknownOutcomeError(f"request late (injected): {key!r}")
-        done = write()
+        done = self._noted(key, write)
         if fault is Fault.TWICE:
             done = write()
         if fault is Fault.LOST_ANSWER:
@@ -229,6 +245,35 @@ class FaultyStore(WrappingStore):
         if fault is Fault.CRASH_AFTER:
             raise SimulatedCrash(key)
         return done
+
+    def _noted(self, key: str, write: Callable[[], _T]) -> _T:
+        """Write, and remember what was changed, where listings may be stale."""
+        if not (self.stale and self.stale in key):
+            return write()
+        before = self._info(key)
+        done = write()
+        self._changes.append((key, before))
+        return done
+
+    def _info(self, key: str) -> ObjectInfo | None:
+        try:
+            return self._inner.head(key)
+        except ObjectNotFoundError:
+            return None
+
+    def _as_it_was(
+        self, found: Iterable[ObjectInfo], prefix: str, after: str
+    ) -> Iterator[ObjectInfo]:
+        """A listing without some of the last changes."""
+        with self._lock:
+            some = [*self._changes][self._rng.randint(0, len(self._changes)) :]
+        was = {key: info for key, info in reversed(some) if key.startswith(prefix) and key > after}
+        listed = {info.key: info for info in found}
+        for key, info in was.items():
+            listed.pop(key, None)
+            if info is not None:
+                listed[key] = info
+        yield from (listed[key] for key in sorted(listed, key=str.encode))
 
     def _fail_read(self, operation: str, key: str) -> Fault | None:
         fault = self._choose(operation, key)

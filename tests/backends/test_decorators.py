@@ -518,6 +518,26 @@ def test_late_writes_keep_their_bytes_and_conditions():
     assert (store.get("a"), store.get("b")) == (b"first", b"then")
 
 
+def test_a_listing_is_behind_for_the_keys_that_a_rule_names():
+    """Only a listing: whoever asks by name gets what is there."""
+    store = FaultyStore(MemoryStore(), random.Random(1))
+    store.stale = "old/"
+    for number in range(12):
+        store.put_if_absent(f"old/{number:02}", b"")
+        store.put_if_absent(f"new/{number:02}", b"")
+    store.delete("old/11")
+    found = [{info.key for info in store.list("")} for _ in range(50)]
+    everything = {f"{part}/{number:02}" for part in ("old", "new") for number in range(12)}
+    sizes = {len(keys & everything) for keys in found}
+    assert min(sizes) < 23, "what was just written may not be shown"
+    assert any("old/11" in keys for keys in found), "what was just deleted may be shown"
+    surely = {f"new/{number:02}" for number in range(12)} | {
+        f"old/{number:02}" for number in range(4)
+    }
+    assert all(surely <= keys for keys in found)
+    assert store.get("old/10") == b""
+
+
 def test_damage_to_reads():
     store = FaultyStore(
         MemoryStore(), random.Random(1), Rule(Fault.FLIP, READS), Rule(Fault.CUT, READS)

@@ -63,6 +63,10 @@ def require(holds: bool, what: str) -> None:
         raise ViolationError(what)
 
 
+def _unescaped(found: re.Match[str]) -> str:
+    return chr(int(found[1], 16))
+
+
 def merged_in(entry: bytes) -> list[Section]:
     """The sections that an entry puts in the place of others."""
     actions = json.loads(entry.partition(b"\n")[0])["actions"]
@@ -132,6 +136,8 @@ class History:
         self.asked: dict[QueueKey, set[int]] = {}
         self.indexed: set[str] = set()
         self._leased = (0, 0)
+        self._aside: Counter[tuple[str, int, int]] = Counter()
+        self._said_aside: Counter[tuple[str, int, int]] = Counter()
         self.may_expire: Callable[[str, int], bool] = lambda _topic, _newest_ms: True
 
     def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
@@ -140,6 +146,9 @@ class History:
         short = key.removeprefix(self._prefix)
         if short.startswith(_ROOTS) and short not in FOREIGN:
             self._bundle_landed(short, data)
+        elif short.startswith("quarantine/"):
+            _, topic, queue_id, number, _ = re.sub("~(..)", _unescaped, short).split("/")
+            self._aside[topic, int(queue_id), int(number)] += 1
         elif short.startswith("journal/") and not short.endswith(".checkpoint"):
             number = int(short.removeprefix("journal/"))
             if number <= self.number:
@@ -219,7 +228,7 @@ class History:
         require(queues == sorted(queues), f"{key} is not sorted: {queues}")
         require(not self.folds or key == key.lower(), f"I11: {key} has capital letters")
         self.met["escaped"] += "~" in key
-        kind, *folders = re.sub("~(..)", lambda found: chr(int(found[1], 16)), key).split("/")
+        kind, *folders = re.sub("~(..)", _unescaped, key).split("/")
         require(kind != "queue" or len(set(queues)) == 1, f"{key} has other queues: {queues}")
         require(
             kind != "topic" or {topic for topic, _ in queues} == {folders[0]}, f"{key}: {queues}"
@@ -289,6 +298,11 @@ class History:
 
     def _quarantine(self, action: dict[str, Any]) -> None:
         life = self._spoken_of(action)
+        queue = action["topic"], action["queue_id"], action["incarnation"]
+        self._said_aside[queue] += action["count"]
+        there = self._aside[queue]
+        what = f"I9: {self._said_aside[queue]} records of {queue} are called put aside, and {there} are"
+        require(self._said_aside[queue] <= there, what)
         if life is not None:
             life.quarantined += action["count"]
             self.met["quarantined"] += action["count"]

@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from backends.errors import BackendError
+from tiered.dispatch.group_commit import Uploader
+from tiered.errors import FencedError
 from tiered.index import indexer
-from tiered.journal.lease import NOTHING_KNOWN, LeaseState
+from tiered.journal.lease import NOTHING_KNOWN, Lease, LeaseState
 from tiered.log import takeback
-from tiered.upkeep import erase, expire, workplace
+from tiered.upkeep import erase, expire, gc, workplace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,10 +99,54 @@ def _index_of_what_is_gone() -> Patches:
     return [mock.patch.object(state, "cut", keeps)]
 
 
+# -- what befalls one kind of keys ------------------------------------------------------------------
+
+
+def _aside_in_name_only() -> Patches:
+    """A damaged record counts as put aside though its copy could not be stored."""
+    put = Uploader.put_quarantine
+
+    def hopeful(self: Uploader, commit: Any) -> int:
+        try:
+            return put(self, commit)
+        except BackendError:
+            return len(commit.quarantined)
+
+    return [mock.patch.object(Uploader, "put_quarantine", hopeful)]
+
+
+def _own_lease_taken_for_anothers() -> Patches:
+    """Who meets its own lease, since its write arrived twice, takes it for a stranger's."""
+    renew = Lease.renew
+
+    def once(self: Lease) -> None:
+        with mock.patch.object(Lease, "_version_of_ours", _refused):
+            renew(self)
+
+    return [mock.patch.object(Lease, "renew", once)]
+
+
+def _refused(_self: Lease) -> None:
+    raise FencedError("another writer has taken the lease")
+
+
+def _listing_believed() -> Patches:
+    """What a listing does not show counts as gone; nobody asks for it by its name."""
+
+    def unasked(_store: Any, prefix: str, missing: set[str]) -> Iterator[str]:
+        for key in sorted(missing):
+            yield f"{prefix}{key} is named by the journal and is gone"
+
+    return [mock.patch.object(gc, "_not_shown", unasked)]
+
+
 WIDE: dict[str, Callable[[], Patches]] = {
     "a queue ended where nobody has asked for it": _ended_elsewhere,
     "a broken lease forgets the journal's end": _broken_lease_forgets,
     "called erased, and named": _called_erased,
     "keys left out of the index": _keys_left_out,
     "an index of what was taken back": _index_of_what_is_gone,
+    "put aside in name only": _aside_in_name_only,
+    "the own lease taken for another's": _own_lease_taken_for_anothers,
+    "a listing believed": _listing_believed,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 from simulation.history import TOMBSTONES_MS, ViolationError, require
@@ -78,7 +79,11 @@ class Reclaimer(Owner):
         except (StoreUnavailableError, BackendError):
             pass
         except DataError as error:
-            if not (self.world.history.strays or self.has_rivals or self.world.flips):
+            world = self.world
+            gone = re.search(r"(\S+) is named by the journal and is gone", str(error))
+            if gone and gone[1] in world.memory._objects and not world.history.strays:
+                self._broken(f"calls gone what is there: {gone[1]}", error)
+            if not (world.history.strays or self.has_rivals or world.flips or world.faulty.stale):
                 self._broken(f"refuses to go on: {error}", error)
         except BaseException as error:  # noqa: BLE001 (a defect)
             self._broken(f"died of {error!r}", error)

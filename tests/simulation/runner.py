@@ -25,7 +25,7 @@ BRANCHES = {
     # what happens to writers and to the store
     "start": 1000, "kill": 300, "pause": 300, "late": 300, "outage": 50, "full": 10, "fenced": 100, "stray": 3,
     "number used and deleted": 2,
-    "switch": 200, "bundle of many": 200, "deadline": 3, "clone": 10, "collected": 100, "spoiled": 50,
+    "twice": 50, "switch": 200, "bundle of many": 200, "deadline": 3, "clone": 10, "collected": 100, "spoiled": 50,
     "level without a restart": 30, "escaped": 20, "reign behind sealed ends": 1,
     # what happens to the broker
     "topic deleted": 50, "tail lost": 100, "copy level": 3, "emptied and grown": 10, "hole": 500, "quarantined": 500,
@@ -74,6 +74,7 @@ def met(world: World) -> Counter[str]:
     found["stray"] = len(history.strays)
     found["turns"] = world.scheduler.steps
     found["wrong bit"] = sum(event.fault is Fault.FLIP for event in world.faulty.events)
+    found["twice"] = sum(event.fault is Fault.TWICE for event in world.faulty.events)
     found["requests"] = len(world.faulty.events)
     dispatchers = [process.attachment.dispatcher for process in world.processes]
     found["switch"] = sum(one.counters.switches for one in dispatchers if one)

@@ -79,6 +79,16 @@ KEEPS_EVERY = 2
 """Of so many seeds one has memory for bundles just written: its merges read nothing, so that little comes between."""
 _CALM = 0.7
 """How often nothing bad happens until something is tiered; else it may happen to the very first request."""
+WEATHER_EVERY = 4
+"""Of so many seeds one has a store that treats one kind of keys worse than others."""
+KINDS = (
+    "bundle/", "queue/", "topic/", "quarantine/", "index/", "ledger/", "shard/", ".checkpoint", "journal/", "/lease",
+)  # fmt: skip
+"""What is in the keys of each kind."""
+TWICE = KINDS
+"""Kinds of which a write may be carried out twice by the network, whose second answer is that it exists."""
+STALE = ("bundle/", "queue/", "topic/", "quarantine/", "index/", "ledger/", "shard/")
+"""Kinds of which a listing may be behind: only the journal's own has to be true, since that is what fences."""
 STUCK_S = 300.0
 """Virtual seconds in which the last writer must have brought the tier level."""
 
@@ -148,7 +158,8 @@ class World:
     """
 
     def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
+        self._seed, self.rng = seed, random.Random(seed)
+        rng = self.rng
         self.scheduler = Scheduler(rng)
         self.place = Place("c", "b")
         self.memory = MemoryStore(now_ms=SimClock(self.scheduler).now_ms)
@@ -189,8 +200,7 @@ class World:
         self._unhealthy = self._choose_rules()
         self._operations = self._choose_operations()
         self.is_calm = rng.random() < _CALM
-        self._traps = _Traps(lags=rng.random() < _LAGS)
-        self._is_ending = False
+        self._traps, self._is_ending = _Traps(lags=rng.random() < _LAGS), False
         self._since_s = self._outage_until_s = 0.0
         self._last: Process | None = None
         self._survivor: Process | None = None
@@ -256,7 +266,21 @@ class World:
                 rule = Rule(fault, operations, mine, times=None, probability=probability)
                 rules.append(rule)
         self.history.flips = self.flips
-        return rules
+        return [*self._of_one_kind(), *rules]
+
+    def _of_one_kind(self) -> list[Rule]:
+        """Writes of one kind fail while others succeed, those of another are carried out twice, a third is listed late."""
+        if self._seed % WEATHER_EVERY != WEATHER_EVERY - 1:
+            return []
+        rng = random.Random(self._seed + 5)
+        fault = rng.choice((Fault.UNAVAILABLE, Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.FULL))
+        part, often = rng.choice(KINDS), rng.choice((0.3, 0.7))
+        self.faulty.stale = rng.choice(("", *STALE))
+        puts = frozenset({"put", "compare_and_set"})
+        return [
+            Rule(fault, puts, part, times=None, probability=often),
+            Rule(Fault.TWICE, puts, rng.choice(TWICE), times=None, probability=often),
+        ]
 
     def _choose_sizes(self) -> dict[str, Any]:
         """How large bundles and segments are, and what is merged."""
