@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bundles import put_bundle
+from support.edges import finds, near_edges, planted, ranges_near_edges
 from support.journals import PREFIX
 from support.merging import noise, text
 
@@ -17,7 +18,15 @@ from backends.errors import ObjectNotFoundError, ShortReadError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.errors import DataError
-from tiered.format.bundle import build_packed_section, build_section
+from tiered.format import bundle
+from tiered.format.bundle import (
+    BLOCK_BYTES,
+    PACKED_BLOCK_BYTES,
+    SectionBlocks,
+    build_packed_section,
+    build_section,
+)
+from tiered.log import sections
 from tiered.log.bundles import SectionRow
 from tiered.log.parts import Bundle
 from tiered.log.sections import (
@@ -68,11 +77,8 @@ class Sections:
         self.memory.put_if_absent(PREFIX + KEY, bytes(data))
 
 
-@settings(deadline=None, max_examples=80)
-@given(st.sampled_from(SIZES), st.sampled_from((1, 300, 20_000)), st.booleans(), st.data())
-def test_i3_any_ranges_are_the_bytes_that_were_written(
-    size: int, count: int, packed: bool, draw: st.DataObject
-):
+def any_ranges_are_right(size: int, count: int, packed: bool, draw: st.DataObject) -> None:
+    """Whatever is asked of a section; reading it whole would not show where its blocks end."""
     made = Sections(size, count, packed=packed)
     part = made.part
     assert [bytes(one) for one in read_part(made.memory, PREFIX, part)] == [
@@ -83,11 +89,75 @@ def test_i3_any_ranges_are_the_bytes_that_were_written(
     for _ in range(draw.draw(st.integers(1, 4))):
         of_items = draw.draw(st.booleans())
         most = len(made.items if of_items else made.records)
-        low = draw.draw(st.integers(0, most))
-        high = draw.draw(st.integers(low, most))
+        block = part.section.block_bytes if not of_items else BLOCK_BYTES
+        low, high = draw.draw(ranges_near_edges(most, block))
         wants.append((part.index if of_items else part.log).part_of(low, high))
         expected.append(made.wanted(of_items, low, high))
     assert [bytes(one) for one in read_ranges(made.memory, PREFIX, wants)] == expected
+
+
+ANY_SECTION = {
+    "size": st.sampled_from(SIZES) | near_edges(0, 10 * PACKED_BLOCK_BYTES, BLOCK_BYTES),
+    "count": st.sampled_from((1, 300, 3276, 3277, 16_383, 16_384, 16_385, 20_000)),
+    "packed": st.booleans(),
+    "draw": st.data(),
+}
+"""Of 20 bytes each 16,384 items end where five blocks do."""
+
+
+@settings(deadline=None, max_examples=80)
+@given(**ANY_SECTION)
+def test_i3_any_ranges_are_the_bytes_that_were_written(
+    size: int, count: int, packed: bool, draw: st.DataObject
+):
+    any_ranges_are_right(size, count, packed, draw)
+
+
+def _items_end_early(want: Any) -> tuple[int, int]:
+    place = want.place
+    low = place.items_at + want.start // BLOCK_BYTES * BLOCK_BYTES
+    return low, min(
+        place.items_at + -(-(want.end - 1) // BLOCK_BYTES) * BLOCK_BYTES, place.table_at
+    )
+
+
+def _packed_records_end_early(blocks: Any, start: int, end: int) -> tuple[int, int]:
+    block = blocks.place.block_bytes
+    stop = -(-(end - 1) // block)
+    return int(blocks.starts[start // block]), int(blocks.starts[stop])
+
+
+def _plain_records_begin_late(want: Any, known: Any) -> tuple[int, int]:
+    place = want.place
+    if want.of_items or known is not None:
+        return STORED(want, known)
+    block = place.block_bytes
+    low = (want.start + 1) // block * block
+    return low, min(-(-want.end // block) * block, place.records_bytes)
+
+
+STORED = sections._stored
+DEFECTS = {
+    "items end a block too early": (sections, "_item_blocks", _items_end_early),
+    "packed records end a block too early": (
+        SectionBlocks,
+        "records_range",
+        _packed_records_end_early,
+    ),
+    "plain records begin a block too late": (sections, "_stored", _plain_records_begin_late),
+    "a full block counts twice": (
+        bundle,
+        "_blocks",
+        lambda size, block=BLOCK_BYTES: size // block + 1,
+    ),
+}
+"""Each is wrong for one place in 65,536 only: that of an edge, or one beside it."""
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_reader_that_is_wrong_at_an_edge_is_found(name: str):
+    with planted(*DEFECTS[name]):
+        assert finds(any_ranges_are_right, **ANY_SECTION)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from simulation.contents import hole
-from support.synthetic import SyntheticStore, _Queue
+from simulation.contents import hole, is_hole
+from support.synthetic import SyntheticStore, _Queue, make_record
 
 from tiered.model import MessageQueue
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 QueueKey = tuple[str, int]
 _NOWHERE = _Queue(0)
 """Where the log's lost records belong: no queue lists them."""
+EDGE_BYTES = 65_536
+"""Of a block; two of them are a block of what is compressed."""
+_AT_AN_EDGE = 0.3
 _KEYED, _KEYS, _TOMBSTONES = 0.9, 20, 0.4
 _TAGS = ("a", "a", "red", "Grün", "\N{PILE OF POO}", "", None)
 
@@ -81,6 +84,7 @@ class Broker(SyntheticStore):
         falls: How often a record is stored with a time before that of the one before it.
         rot: How often a record is damaged, so that nobody can read it.
         resting: Queues that get nothing for a while.
+        edges: Decides which records end at a block's edge, one byte before it or one behind; None: none does on purpose.
         keys: Messages have keys, most of them, and some no body; None: none has a key.
     """
 
@@ -99,6 +103,7 @@ class Broker(SyntheticStore):
         self.falls = rng.choice((0.0, 0.0, 0.1))
         self.rot = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self.resting: set[QueueKey] = set()
+        self.edges: random.Random | None = None
         self.keys: random.Random | None = None
         self.branches: dict[QueueKey, list[Branch]] = {}
         self._lost: dict[MessageQueue, _Queue] = {}
@@ -175,19 +180,32 @@ class Broker(SyntheticStore):
             branches.append(Branch(first, first))
         is_alike = len(self.sizes) == 1
         tags, falls = "a" if is_alike else rng.choice(_TAGS), rng.random() < self.falls
+        later_ms = -rng.choice((1, 500, 20_000)) if falls else 0
+        properties = _properties(tags, rng, is_keyed=is_alike or rng.random() < 0.5, key=key)
+        if self.edges and body and self.edges.random() < _AT_AN_EDGE:
+            body = self._up_to_an_edge(name, properties, self.edges)
         offset = self.append(
             name.topic,
             name.queue_id,
             body,
             first=first,
-            later_ms=-rng.choice((1, 500, 20_000)) if falls else 0,
+            later_ms=later_ms,
             tags=tags,
-            properties=_properties(tags, rng, is_keyed=is_alike or rng.random() < 0.5, key=key),
+            properties=properties,
             is_damaged=rng.random() < self.rot,
         )
         row = self._queues[name]
         self._present(name).records.append(row.records[-1] or hole(row.tags[-1]))
         assert offset + 1 == self._present(name).end
+
+    def _up_to_an_edge(self, name: MessageQueue, properties: bytes, edges: random.Random) -> bytes:
+        """A body whose record ends where a block of 64 KiB does that begins with it, or with the queue; or beside that."""
+        had = [raw for raw in self._present(name).records if not is_hole(raw)]
+        begun = edges.choice((0, sum(map(len, had)))) % EDGE_BYTES
+        bare = len(make_record(name, 0, 0, b"", 0, properties=properties))
+        size = EDGE_BYTES * edges.choice((1, 1, 2)) - begun + edges.choice((-1, 0, 0, 1)) - bare
+        self.count("record at an edge")
+        return (edges.randbytes(size // 4 + 1) * 4)[:size] if size > 0 else b"x"
 
     def forget_some(self) -> None:
         """Retention: the oldest of a queue go, perhaps all."""

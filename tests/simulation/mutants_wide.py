@@ -9,6 +9,7 @@ from unittest import mock
 from backends.errors import BackendError
 from tiered.dispatch.group_commit import Uploader
 from tiered.errors import FencedError
+from tiered.format import bundle
 from tiered.index import indexer
 from tiered.journal.lease import NOTHING_KNOWN, Lease, LeaseState
 from tiered.log import takeback
@@ -140,6 +141,14 @@ def _listing_believed() -> Patches:
     return [mock.patch.object(gc, "_not_shown", unasked)]
 
 
+# -- what ends at an edge ---------------------------------------------------------------------------
+
+
+def _full_block_counts_twice() -> Patches:
+    """What ends exactly where a block does is taken to have another block, an empty one."""
+    return [mock.patch.object(bundle, "_blocks", lambda size, block=1 << 16: size // block + 1)]
+
+
 WIDE: dict[str, Callable[[], Patches]] = {
     "a queue ended where nobody has asked for it": _ended_elsewhere,
     "a broken lease forgets the journal's end": _broken_lease_forgets,
@@ -149,4 +158,5 @@ WIDE: dict[str, Callable[[], Patches]] = {
     "put aside in name only": _aside_in_name_only,
     "the own lease taken for another's": _own_lease_taken_for_anothers,
     "a listing believed": _listing_believed,
+    "a full block counts twice": _full_block_counts_twice,
 }

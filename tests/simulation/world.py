@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from simulation.broker import Broker
+from simulation.broker import EDGE_BYTES, Broker
 from simulation.bystander import Bystander, Inline
 from simulation.checker import check_end, check_level, check_now
 from simulation.contents import bundle, claims_of, is_hole, table_bytes, tag_code
@@ -79,6 +79,8 @@ KEEPS_EVERY = 2
 """Of so many seeds one has memory for bundles just written: its merges read nothing, so that little comes between."""
 _CALM = 0.7
 """How often nothing bad happens until something is tiered; else it may happen to the very first request."""
+EDGES_EVERY = 8
+"""Of so many seeds one has records, sections and segments that end at edges of blocks, or one byte beside them."""
 WEATHER_EVERY = 4
 """Of so many seeds one has a store that treats one kind of keys worse than others."""
 KINDS = (
@@ -181,8 +183,7 @@ class World:
         self.reclaimers: list[Reclaimer] = []
         self.bystanders: list[Bystander] = []
         self.plans: list[Any] = []
-        self.never = threading.Event()
-        self.has_collected_probes = False
+        self.never, self.has_collected_probes = threading.Event(), False
         self.late: list[tuple[Owner, Callable[[], object]]] = []
         self.met: dict[str, int] = {}
         self.has_lease = rng.random() < 0.6
@@ -197,6 +198,7 @@ class World:
         if self.spite or self._famine:
             self.segment_bytes_max = 1500  # gaps behind more than one segment
         self.dispatch = self._choose_sizes()
+        self._have_edges(seed)
         self._unhealthy = self._choose_rules()
         self._operations = self._choose_operations()
         self.is_calm = rng.random() < _CALM
@@ -293,6 +295,16 @@ class World:
             "own_bytes": rng.choice((1000, 4000, 12_000)),
             "compression": Compression() if self.packs else None,
         }
+
+    def _have_edges(self, seed: int) -> None:
+        """In some seeds: records as large as blocks, bundles and segments for them; a segment may end where a block does."""
+        if seed % EDGES_EVERY != EDGES_EVERY // 2:
+            return
+        self.broker.edges = random.Random(seed + 6)
+        self.segment_bytes_max = self.dispatch["segment_bytes_max"] = 2 * EDGE_BYTES
+        for name in ("bundle_bytes", "merged_bytes_max", "own_bytes"):
+            self.dispatch[name] *= 50
+        self.dispatch |= {"buffer_bytes_max": 600_000, "window_bytes": 150_000}
 
     def _give_keys(self, seed: int) -> random.Random | None:
         """Where somebody compacts: chance of its own, for that and for keys."""
