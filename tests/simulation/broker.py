@@ -30,6 +30,8 @@ _NOWHERE = _Queue(0)
 EDGE_BYTES = 65_536
 """Of a block; two of them are a block of what is compressed."""
 _AT_AN_EDGE = 0.3
+_TURNS = 0.1
+"""How often a clock is set back, or right again, from one message to the next."""
 _KEYED, _KEYS, _TOMBSTONES = 0.9, 20, 0.4
 _TAGS = ("a", "a", "red", "Grün", "\N{PILE OF POO}", "", None)
 
@@ -82,6 +84,7 @@ class Broker(SyntheticStore):
         bustle: How often a queue that retention has emptied grows while somebody looks at it.
         sizes: What bodies have; if all have one, all records have.
         falls: How often a record is stored with a time before that of the one before it.
+        setbacks: Decides when the broker's clock is set back, by more than a time to live, and when it is right again.
         rot: How often a record is damaged, so that nobody can read it.
         resting: Queues that get nothing for a while.
         edges: Decides which records end at a block's edge, one byte before it or one behind; None: none does on purpose.
@@ -103,6 +106,8 @@ class Broker(SyntheticStore):
         self.falls = rng.choice((0.0, 0.0, 0.1))
         self.rot = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self.resting: set[QueueKey] = set()
+        self.setbacks: random.Random | None = None
+        self._back_ms = 0
         self.edges: random.Random | None = None
         self.keys: random.Random | None = None
         self.branches: dict[QueueKey, list[Branch]] = {}
@@ -180,7 +185,7 @@ class Broker(SyntheticStore):
             branches.append(Branch(first, first))
         is_alike = len(self.sizes) == 1
         tags, falls = "a" if is_alike else rng.choice(_TAGS), rng.random() < self.falls
-        later_ms = -rng.choice((1, 500, 20_000)) if falls else 0
+        later_ms = (-rng.choice((1, 500, 20_000)) if falls else 0) - self._set_back_ms()
         properties = _properties(tags, rng, is_keyed=is_alike or rng.random() < 0.5, key=key)
         if self.edges and body and self.edges.random() < _AT_AN_EDGE:
             body = self._up_to_an_edge(name, properties, self.edges)
@@ -197,6 +202,13 @@ class Broker(SyntheticStore):
         row = self._queues[name]
         self._present(name).records.append(row.records[-1] or hole(row.tags[-1]))
         assert offset + 1 == self._present(name).end
+
+    def _set_back_ms(self) -> int:
+        """By how much the clock is wrong: for some messages in a row, so that later parts, or the rest of one, are older."""
+        if self.setbacks and self.setbacks.random() < _TURNS:
+            self._back_ms = 0 if self._back_ms else self.setbacks.choice((9_000, 15_000, 40_000))
+            self.count("clock set back")
+        return self._back_ms
 
     def _up_to_an_edge(self, name: MessageQueue, properties: bytes, edges: random.Random) -> bytes:
         """A body whose record ends where a block of 64 KiB does that begins with it, or with the queue; or beside that."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from simulation.contents import (
@@ -16,10 +18,12 @@ from simulation.contents import (
     tag_code,
 )
 from simulation.history import require
-from simulation.reclaimer import reclaim_all
+from simulation.reclaimer import TTL_S, reclaim_all
+from simulation.scheduler import START_MS
 
 from tiered.errors import TieredStoreError
 from tiered.index.lookup import IndexReader, Wish
+from tiered.log.expiry import plan_expiry
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap
 from tiered.log.verify import verify_tier
@@ -70,6 +74,7 @@ def check_end(world: World) -> None:
         if world.is_thorough:
             _check_lives(world, reader, queue)
         check_level(world, queue)
+    _check_expiry(world, reader.state)
     local = world.broker if world.is_thorough else None
     if world.persons:
         _check_keys(world, reader.state)
@@ -81,6 +86,39 @@ def check_end(world: World) -> None:
         check_now(world)
     refused = report.recorded.refused_parts
     require(refused == world.history.refused, f"replay has refused {refused} parts")
+
+
+def _check_expiry(world: World, state: TierState) -> None:
+    """What would expire now, and soon, is what is too old by the newest message of each segment, no more and no less."""
+    ttl_ms, now_ms = round(TTL_S * 1000), round(START_MS + world.scheduler.now_s * 1000)
+    for later_ms in (1000, ttl_ms // 2, ttl_ms):
+        at_ms = now_ms + later_ms
+        steps, _ = plan_expiry(state, at_ms, lambda _topic: ttl_ms, objects_max=10**6)
+        planned = {((one.queue.topic, one.queue.queue_id), one.life): one.min_to for one in steps}
+        for queue, lives in world.history.queues.items():
+            for number, life in enumerate(lives):
+                going = [*takewhile(partial(_is_too_old, life, at_ms - ttl_ms), life.segments)]
+                if any(one.newest_ms != one.said_ms and not one.times for one in life.segments):
+                    continue  # of what was compacted away only the writer knows how old it was
+                world.count("ruled by an earlier part", sum(map(_falls, life.segments)))
+                kept = life.segments[len(going) :]
+                low = kept[0].queue_base if kept else life.commit
+                end = max(low, life.min) if going else life.min
+                told = planned.get((queue, number), life.min)
+                require(
+                    told == end, f"I11: {queue} would expire up to {told}, and is old up to {end}"
+                )
+
+
+def _is_too_old(life: Life, before_ms: int, segment: Segment) -> bool:
+    return (segment.sealed or life.ended) and segment.said_ms < before_ms
+
+
+def _falls(segment: Segment) -> bool:
+    """Whether an earlier part has the newest message, by more than a time to live."""
+    return (
+        max(row.claims.high for row in segment.rows) - segment.rows[-1].claims.high > TTL_S * 1000
+    )
 
 
 def _check_keys(world: World, state: TierState) -> None:

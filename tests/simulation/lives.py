@@ -161,6 +161,12 @@ class Segment:
         without = self.created_ms if self.had_ms is None else min(self.created_ms, self.had_ms)
         return max(self.times, default=without)
 
+    @property
+    def said_ms(self) -> int:
+        """The same by what its parts say, of which one that was cut may have had a newer message; checked as they land."""
+        newest = max(row.claims.high for row in self.rows)
+        return newest if newest >= 0 else self.created_ms
+
 
 @dataclass
 class Life:

@@ -12,7 +12,7 @@ from tiered.errors import FencedError
 from tiered.format import bundle
 from tiered.index import indexer
 from tiered.journal.lease import NOTHING_KNOWN, Lease, LeaseState
-from tiered.log import takeback
+from tiered.log import expiry, takeback
 from tiered.upkeep import erase, expire, gc, workplace
 
 if TYPE_CHECKING:
@@ -149,6 +149,19 @@ def _full_block_counts_twice() -> Patches:
     return [mock.patch.object(bundle, "_blocks", lambda size, block=1 << 16: size // block + 1)]
 
 
+# -- whose age rules --------------------------------------------------------------------------------
+
+
+def _as_old_as_its_last_part() -> Patches:
+    """A segment is as old as the newest message of its last part: later parts are taken to be newer."""
+    return [mock.patch.object(expiry, "newest_ms", lambda one: one.parts[-1].store_max_ms)]
+
+
+def _as_old_as_when_it_began() -> Patches:
+    """A segment is as old as the entry that named its first part."""
+    return [mock.patch.object(expiry, "newest_ms", lambda one: one.created_ms)]
+
+
 WIDE: dict[str, Callable[[], Patches]] = {
     "a queue ended where nobody has asked for it": _ended_elsewhere,
     "a broken lease forgets the journal's end": _broken_lease_forgets,
@@ -158,5 +171,7 @@ WIDE: dict[str, Callable[[], Patches]] = {
     "put aside in name only": _aside_in_name_only,
     "the own lease taken for another's": _own_lease_taken_for_anothers,
     "a listing believed": _listing_believed,
+    "a segment is as old as its last part": _as_old_as_its_last_part,
+    "a segment is as old as when it was begun": _as_old_as_when_it_began,
     "a full block counts twice": _full_block_counts_twice,
 }

@@ -81,6 +81,8 @@ _CALM = 0.7
 """How often nothing bad happens until something is tiered; else it may happen to the very first request."""
 EDGES_EVERY = 8
 """Of so many seeds one has records, sections and segments that end at edges of blocks, or one byte beside them."""
+SETBACKS_EVERY = 5
+"""Of so many seeds one has a broker whose clock is set back now and then, so that store times fall."""
 WEATHER_EVERY = 4
 """Of so many seeds one has a store that treats one kind of keys worse than others."""
 KINDS = (
@@ -198,7 +200,7 @@ class World:
         if self.spite or self._famine:
             self.segment_bytes_max = 1500  # gaps behind more than one segment
         self.dispatch = self._choose_sizes()
-        self._have_edges(seed)
+        self._have_extremes(seed)
         self._unhealthy = self._choose_rules()
         self._operations = self._choose_operations()
         self.is_calm = rng.random() < _CALM
@@ -296,8 +298,13 @@ class World:
             "compression": Compression() if self.packs else None,
         }
 
-    def _have_edges(self, seed: int) -> None:
-        """In some seeds: records as large as blocks, bundles and segments for them; a segment may end where a block does."""
+    def _have_extremes(self, seed: int) -> None:
+        """In some seeds a clock that is set back; in some records as large as blocks, and bundles and segments for them.
+
+        So a segment may end where a block does.
+        """
+        if seed % SETBACKS_EVERY == SETBACKS_EVERY // 2:
+            self.broker.setbacks = random.Random(seed + 7)
         if seed % EDGES_EVERY != EDGES_EVERY // 2:
             return
         self.broker.edges = random.Random(seed + 6)
