@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,10 +26,14 @@ from tests.archive.jobs import archive, check, workshop
 from tests.archive.large_log import as_long_as_real
 from tests.archive.made import loaded
 from tests.archive.test_plan import archived, plan, state, tier
+from tiered.archive import saved_runs
+from tiered.archive.columns import schema, topic_schema
 from tiered.archive.job import log_writer
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveLane
 from tiered.archive.saved_runs import BLOCK, MAGIC, Saved, SavedRun, encoded, stretches_of
+from tiered.archive.selection import Selection
+from tiered.archive.tables import plan_files
 from tiered.errors import DataError
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import Entry, encode_entry
@@ -38,7 +43,7 @@ from tiered.log.parts import Segment, Segments
 from tiered.log.state import TierMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 MACHINE = ArchiveMachine()
@@ -81,13 +86,13 @@ def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(
     every[400] = replace(every[400], end=every[400].end - 1, bad=1)
     read = loaded(ArchiveState({**known.lanes, changed: tuple(every)}))
     looked: list[int] = []
-    plain = SavedRun.row
+    plain = SavedRun.some
 
-    def row(self: SavedRun, number: int) -> Archived:
-        looked.append(number)
-        return plain(self, number)
+    def some(self: SavedRun, first: int, last: int) -> Iterator[Archived]:
+        looked.extend(range(first, last))
+        return plain(self, first, last)
 
-    monkeypatch.setattr(SavedRun, "row", row)
+    monkeypatch.setattr(SavedRun, "some", some)
     there = TierMachine().load(TierMachine().dump(tier(3, 1000)))
     made: list[Segment] = []
     of_row = Segments._segment
@@ -238,7 +243,7 @@ def test_a_run_has_these_bytes() -> None:
             [19, 29, -1],
             [0, 3, 0],
         ]
-        assert [run.row(0), run.row(1)] == [one, two]
+        assert list(run.some(0, 2)) == [one, two]
         assert Saved.of([run]).lanes == {lane(0): (one, two)}
 
 
@@ -273,8 +278,9 @@ def test_a_stretch_that_is_not_what_the_columns_say_is_damage() -> None:
     line = json.dumps(archived(1).document()).encode()
     for lines in ([line], [b"{}"], [b""]):
         run = SavedRun(encoded([(lane(0), 1)], columns_of((100, 201)), lines))
-        with pytest.raises(DataError, match=r"two things|no sense"):
-            run.row(0)
+        for read in (run.some, run.files):
+            with pytest.raises(DataError, match=r"two things|no sense"):
+                next(iter(read(0, 1)))
 
 
 # -- checkpoints of shards -------------------------------------------------------------------------
@@ -439,3 +445,28 @@ def test_a_run_leaves_few_entries_and_who_plans_next_reads_none(
     assert log.since_checkpoint == 0
     assert log.state == log_writer(at).state
     assert archive(at).entries == 0
+
+
+def test_a_frame_of_many_files_parses_each_block_once_and_makes_no_stretches() -> None:
+    """Of a million files it made each stretch four times, checked one by one: 23 CPU s."""
+    known = loaded(state(10, range(5000)))
+    with (
+        mock.patch.object(Archived, "of_many", side_effect=Archived.of_many) as many,
+        mock.patch.object(saved_runs.json, "loads", side_effect=json.loads) as parsed,
+    ):
+        found = plan_files(known, Selection())
+        assert len(found.files) == len(found.keys()) == 5000
+        assert topic_schema(known, "t") == schema()
+    assert many.call_count == 0
+    blocks = 10 * 5000 // saved_runs.BLOCK
+    assert parsed.call_count <= blocks + 2 * 10
+    assert sum(len(file.pieces) for file in found.files) == 50_000
+
+
+def test_stretches_are_parsed_and_checked_a_block_at_a_time() -> None:
+    known = loaded(state(3, range(1000)))
+    with mock.patch.object(Archived, "of_many", side_effect=Archived.of_many) as many:
+        assert [tuple(found) for found in known.lanes.values()] == [
+            tuple(map(archived, range(1000)))
+        ] * 3
+    assert many.call_count <= 3 * 1000 // 256 + 2 * 3

@@ -17,6 +17,7 @@ from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
 from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout
 from tiered.archive.body_blocks import decode_bodies
 from tiered.archive.body_formats import body_fields, open_decoder
+from tiered.archive.saved_runs import stretches_of
 from tiered.errors import DataError
 from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
@@ -109,8 +110,8 @@ def _with_inner_ids(kind: Any, ids: Iterator[int]) -> Any:  # noqa: ANN401 (pyar
 def topic_schema(state: ArchiveState, topic: str) -> pa.Schema:
     """The columns that files of a topic may have: all that any of them has. A file that lacks one has null there."""
     bodies = state.bodies.get(topic, ())
-    stretches = (one for lane, found in state.lanes.items() if lane.topic == topic for one in found)
-    has_records = any(one.has_records for one in stretches)
+    lanes = (lane for lane in state.lanes if lane.topic == topic)
+    has_records = any(stretches_of(state.lanes, lane).has_records for lane in lanes)
     return schema(BodyLayout(bodies[-1] if bodies else None, len(bodies), has_records))
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiered.log.wellformed import check_ints, check_texts
@@ -27,6 +29,8 @@ _RARE = ("misfits", "columns", "has_records")
 _SUMS = ("body_crc_sum", "body_bytes")
 _MEMBERS = ("left_out", "unfit")
 """Fields of ``Archived`` that its JSON has only when they say something: most archives have none of them."""
+_FEW = ("misfits", "columns")
+_NUMBERS_OF = itemgetter(*_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -146,17 +150,22 @@ class ParquetFile:
         """As JSON: the fields in order."""
         return list(astuple(self))
 
-    @classmethod
-    def of(cls, row: list[Any]) -> ParquetFile:
-        """Undo ``row``.
 
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        key, *numbers = row
-        check_texts((key,), "a file of an archive")
-        check_ints(numbers, "a file of an archive")
-        return cls(key, *numbers)
+_FILE_FIELDS = len(fields(ParquetFile))
+
+
+def check_file_rows(rows: Sequence[list[Any]]) -> None:
+    """Check many rows of files at once.
+
+    Raises:
+        ValueError: One has another form; ``TypeError`` means the same.
+    """
+    columns = list(zip(*rows, strict=True))
+    if rows and len(columns) != _FILE_FIELDS:
+        raise ValueError("a file of an archive has other fields")
+    check_texts(chain.from_iterable(columns[:1]), "a file of an archive")
+    for column in columns[1:]:
+        check_ints(column, "a file of an archive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,19 +286,47 @@ class Archived:
         Raises:
             ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
         """
-        numbers = {name: document[name] for name in _NUMBERS}
-        numbers |= {name: document.get(name, 0) for name in ("misfits", "columns")}
-        check_ints(numbers.values(), "what is archived")
-        sources = tuple((key, version) for key, version in document["sources"])
-        check_texts((text for pair in sources for text in pair), "a source")
+        return cls.of_many((document,))[0]
+
+    @classmethod
+    def of_many(cls, documents: Sequence[Mapping[str, Any]]) -> list[Archived]:
+        """The same of many. A check has its price for each call, not for each value, so all are checked at once.
+
+        Raises:
+            ValueError: One has another form; ``LookupError`` and ``TypeError`` mean the same.
+        """
+        numbers = list(map(_NUMBERS_OF, documents))
+        check_ints(chain.from_iterable(numbers), "what is archived")
+        check_ints([one.get(name, 0) for one in documents for name in _FEW], "what is archived")
+        check_file_rows([row for one in documents for row in one["files"]])
+        sources = [tuple((key, version) for key, version in one["sources"]) for one in documents]
+        check_texts((text for pairs in sources for pair in pairs for text in pair), "a source")
+        return [cls._checked(*one) for one in zip(documents, numbers, sources, strict=True)]
+
+    @classmethod
+    def _checked(
+        cls,
+        document: Mapping[str, Any],
+        numbers: tuple[int, ...],
+        sources: tuple[tuple[str, str], ...],
+    ) -> Archived:
+        start, end, holes, bad, source_bytes, schema = numbers
+        said = document.get
         return cls(
-            **numbers,
-            files=tuple(ParquetFile.of(row) for row in document["files"]),
-            side=SideFile.of(document["side"]) if document["side"] else None,
-            sources=sources,
-            has_records=document.get("has_records", False) is True,
-            left_out=_counts_of(document.get("left_out")),
-            unfit=_counts_of(document.get("unfit")),
+            start,
+            end,
+            holes,
+            bad,
+            source_bytes,
+            tuple(ParquetFile(*row) for row in document["files"]),
+            SideFile.of(document["side"]) if document["side"] else None,
+            sources,
+            schema,
+            said("misfits", 0),
+            said("columns", 0),
+            said("has_records", False) is True,
+            _counts_of(said("left_out")),
+            _counts_of(said("unfit")),
         )
 
 

@@ -17,15 +17,16 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, Generic, TypeVar, cast, overload
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 import zstandard
 
-from tiered.archive.model import LOG, Archived, ArchiveLane
+from tiered.archive.model import LOG, Archived, ArchiveLane, check_file_rows
 from tiered.errors import DataError
 from tiered.journal.checkpoint import digest_of
 from tiered.journal.entry import json_text, require_sparse
@@ -127,23 +128,55 @@ class SavedRun:
         if ((begins[1:] < end[there][:-1]) & (lane[1:] == lane[:-1])).any():
             raise ValueError("stretches of a run overlap")
 
-    def row(self, number: int) -> Archived:
-        """A stretch.
+    def some(self, first: int, last: int) -> Iterator[Archived]:
+        """Stretches ``[first, last)``: a block of them is parsed and checked at once.
 
         Raises:
-            DataError: It is not what the columns say.
+            DataError: They are not what the columns say.
         """
-        low, high = self._blocks[number // BLOCK]
-        try:
-            line = _lines(self.data[low:high])[number % BLOCK]
-            found = Archived.of(json.loads(line))
-        except (LookupError, TypeError, ValueError) as error:
-            raise DataError(
-                f"a checkpoint of the archive's log makes no sense: {error!r:.200}", where=LOG
-            ) from error
-        if tuple(self.columns[:, number].tolist()) != _columns_of(found):
-            raise DataError("a checkpoint of the archive's log says two things", where=LOG)
-        return found
+        for at, documents in self._documents(first, last):
+            with _no_nonsense():
+                found = Archived.of_many(documents)
+                said = np.array([*map(_columns_of, found)], np.int64).T
+                _require_same(said, self.columns[:, at : at + len(found)])
+            yield from found
+
+    def files(self, first: int, last: int) -> Iterator[list[Any]]:
+        """Rows of the files of stretches ``[first, last)``, as ``ParquetFile.row`` gives them. Nothing else is checked.
+
+        Raises:
+            DataError: They are not what files and columns are.
+        """
+        for at, documents in self._documents(first, last):
+            with _no_nonsense():
+                rows = [row for one in documents for row in one["files"]]
+                check_file_rows(rows)
+                ends = [(one["start"], one["end"]) for one in documents]
+                check_ints(chain.from_iterable(ends), "what is archived")
+                said = np.array(ends, np.int64).T
+                _require_same(said, self.columns[:2, at : at + len(documents)])
+            yield from rows
+
+    def _documents(self, first: int, last: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Stretches ``[first, last)`` as JSON, a block at a time, with the number of its first. Not checked yet."""
+        while first < last:
+            behind = min(last, (first // BLOCK + 1) * BLOCK)
+            texts = self._block(first // BLOCK)[first % BLOCK :][: behind - first]
+            with _no_nonsense():
+                found = json.loads(b"[%b]" % b",".join(texts))
+                if len(found) != behind - first:
+                    raise ValueError("a line of a run is no stretch")
+            yield first, found
+            first = behind
+
+    def may_say(self, first: int, last: int, word: bytes) -> bool:
+        """Whether a word may be in the texts of stretches ``[first, last)``; nothing is parsed for it."""
+        blocks = range(first // BLOCK, -(-last // BLOCK))
+        return any(any(word in text for text in self._block(number)) for number in blocks)
+
+    def _block(self, number: int) -> list[bytes]:
+        low, high = self._blocks[number]
+        return _lines(self.data[low:high])
 
     def lines(self, rows: npt.NDArray[np.int64]) -> Iterator[bytes]:
         """The texts of some, in the order in which they are asked for."""
@@ -151,8 +184,7 @@ class SavedRun:
         for number in rows.tolist():
             if number // BLOCK != at:
                 at = number // BLOCK
-                low, high = self._blocks[at]
-                lines = _lines(self.data[low:high])
+                lines = self._block(at)
             yield lines[number % BLOCK]
 
     @classmethod
@@ -198,6 +230,21 @@ def _columns_of(one: Archived) -> tuple[int, ...]:
     low = min((file.store_min_ms for file in one.files), default=-1)
     high = max((file.store_max_ms for file in one.files), default=-1)
     return one.start, one.end, low, high, one.bad
+
+
+def _require_same(said: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> None:
+    if not np.array_equal(said, columns):
+        raise DataError("a checkpoint of the archive's log says two things", where=LOG)
+
+
+@contextmanager
+def _no_nonsense() -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"a checkpoint of the archive's log makes no sense: {error!r:.200}", where=LOG
+        ) from error
 
 
 def _numbers(packed: Iterable[bytes], count: int) -> npt.NDArray[np.int64]:
@@ -248,7 +295,7 @@ class Slice:
 
     def rows(self) -> Iterator[Archived]:
         """The stretches, unpacked."""
-        return map(self.run.row, range(self.first, self.last))
+        return self.run.some(self.first, self.last)
 
 
 # -- stretches of a lane ---------------------------------------------------------------------------
@@ -325,6 +372,28 @@ class Stretches(Sequence[Archived]):
         if len(found) == 1:
             return found[0]
         return np.concatenate(found, axis=1) if found else np.zeros((len(COLUMNS), 0), np.int64)
+
+    def files(self) -> Iterator[list[Any]]:
+        """Rows of their files, as ``ParquetFile.row`` gives them: no value is made of what a run has.
+
+        Raises:
+            DataError: They are not what files and columns are.
+        """
+        for chunk in self._chunks:
+            if isinstance(chunk, Slice):
+                yield from chunk.run.files(chunk.first, chunk.last)
+            else:
+                yield from (file.row() for one in chunk for file in one.files)
+
+    @property
+    def has_records(self) -> bool:
+        """The files of some have the stored bytes of each record."""
+        word = b'"has_records"'  # which most archives never say, so that nothing has to be parsed
+        return any(
+            any(one.has_records for one in _rows(chunk))
+            for chunk in self._chunks
+            if not isinstance(chunk, Slice) or chunk.run.may_say(chunk.first, chunk.last, word)
+        )
 
     def changes(self, base: Stretches) -> Rows:
         """What a run says that makes these of others, which come from runs alone."""

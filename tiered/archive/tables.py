@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backends.base import ByteRange
 from tiered.archive.checked_ranges import ObjectFile
@@ -13,6 +13,7 @@ from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
 from tiered.archive.parquet import can_hold
+from tiered.archive.saved_runs import stretches_of
 from tiered.archive.selection import shown
 from tiered.errors import InvalidError
 from tiered.journal.replay import JournalReader
@@ -73,8 +74,7 @@ _KEYS = ("keys.list.element", "uniq_key")
 _BLOOMED = {"uniq_key": "uniq_key", "msg_key": "msg_key"}
 
 
-@dataclass(frozen=True, slots=True)
-class TablePiece:
+class TablePiece(NamedTuple):
     """Rows of a file that count: one lane's, between two offsets.
 
     Attributes:
@@ -117,6 +117,8 @@ class Pruning:
     Attributes:
         files: Files that have to be read.
         files_left: Files that are left out, by what: a column of the log.
+        keys_left: Their keys.
+        foreign: Keys of files, of any, that have rows of other queues than those that are wanted.
         groups: Row groups of ``files`` that have to be read; None when no footer was looked at.
         groups_left: Row groups of ``files`` that are left out, by ``statistics of <column>`` or ``bloom filter of …``.
         rows: In the row groups (or files) that have to be read.
@@ -125,10 +127,16 @@ class Pruning:
 
     files: list[Chosen] = field(default_factory=list)
     files_left: Counter[str] = field(default_factory=Counter)
+    keys_left: set[str] = field(default_factory=set)
+    foreign: set[str] = field(default_factory=set)
     groups: int | None = None
     groups_left: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     rows_all: int = 0
+
+    def keys(self) -> set[str]:
+        """Of all files of the archive."""
+        return self.keys_left.union(file.key for file in self.files)
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -152,29 +160,51 @@ def plan_files(state: ArchiveState, wanted: Selection) -> Pruning:
     known = {shown(lane.topic) for lane in state.lanes}
     do = f"topics are {', '.join(sorted(known)[:8])}" if known else "it has none at all"
     wanted.require_topics(known, "archive", do)
+    return choose_files(state, wanted)
+
+
+def choose_files(state: ArchiveState, wanted: Selection) -> Pruning:
+    """The same, where an archive need not have the topics. One pass over rows, since logs name a million files."""
     found, chosen, reasons = Pruning(), dict[str, Chosen](), dict[str, str]()
-    for lane, stretches in sorted(state.lanes.items()):
+    is_cut = not wanted.bounds.keys().isdisjoint(_OF_FILES)
+    for lane in sorted(state.lanes):
         refused = wanted.refuses(lane)
-        for file in (file for one in stretches for file in one.files):
-            found.rows_all += file.rows
-            reason = refused or refuses_file(wanted, file)
+        for row in stretches_of(state.lanes, lane).files():
+            key, low, high, rows, size, _, first_ms, last_ms, _, _ = row
+            found.rows_all += rows
+            if refused:
+                found.foreign.add(key)
+            reason = refused or (
+                refuses_rows(wanted, low, high, first_ms, last_ms) if is_cut else ""
+            )
             if reason:
-                reasons.setdefault(file.key, reason)
+                reasons.setdefault(key, reason)
                 continue
-            one = chosen.setdefault(file.key, Chosen(file.key, file.size_bytes, []))
-            one.pieces.append(TablePiece(lane, file.low, file.high, file.rows))
-            found.rows += file.rows
+            found.rows += rows
+            piece = TablePiece(lane, low, high, rows)
+            if (one := chosen.get(key)) is None:
+                chosen[key] = Chosen(key, size, [piece])
+            else:
+                one.pieces.append(piece)
     found.files = list(chosen.values())
-    found.files_left.update(reason for key, reason in reasons.items() if key not in chosen)
+    found.keys_left = reasons.keys() - chosen.keys()
+    found.files_left.update(reasons[key] for key in found.keys_left)
     return found
+
+
+_OF_FILES = ("queue_offset", "store_ts")
 
 
 def refuses_file(wanted: Selection, file: ParquetFile) -> str:
     """By what the log says that nothing of a file is wanted; empty when something may be."""
-    if not wanted.meets("queue_offset", file.low, file.high - 1):
+    return refuses_rows(wanted, file.low, file.high, file.store_min_ms, file.store_max_ms)
+
+
+def refuses_rows(wanted: Selection, low: int, high: int, first_ms: int, last_ms: int) -> str:
+    """The same of rows: queue offsets ``[low, high)``, with the smallest and the greatest store time."""
+    if not wanted.meets("queue_offset", low, high - 1):
         return "queue_offset"
-    times = file.store_min_ms * 1000, file.store_max_ms * 1000 + 999
-    return "" if wanted.meets("store_ts", *times) else "store_ts"
+    return "" if wanted.meets("store_ts", first_ms * 1000, last_ms * 1000 + 999) else "store_ts"
 
 
 def choose_groups(

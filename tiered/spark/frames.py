@@ -52,6 +52,7 @@ from tiered.archive.spark import full_advice
 from tiered.archive.stale import stale_rows
 from tiered.archive.tables import (
     Chosen,
+    choose_files,
     explain,
     files_by_topic,
     open_parquet,
@@ -82,6 +83,7 @@ from tiered.spark.stretches import packed, pins_of, plan_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     import pyarrow as pa
 
@@ -142,10 +144,11 @@ def archive(
         try:
             state = read_archive(store)
             warn_of_stale(state, wanted)
-            native = _Native(spark, store, state, scheme=scheme, is_proved=is_proved)
-            files = plan_files(state, wanted).files
-            found = native.frame(files, _columns(state, wanted))
-            return _where(found, wanted, only_wanted=_only_wanted(state, files, wanted))
+            plan = plan_files(state, wanted)
+            native = _Native(spark, store, state, plan.keys(), scheme=scheme, is_proved=is_proved)
+            found = native.frame(plan.files, _columns(state, wanted))
+            only_wanted = plan.foreign.isdisjoint(file.key for file in plan.files)
+            return _where(found, wanted, only_wanted=only_wanted)
         finally:
             store.close()
 
@@ -238,12 +241,12 @@ def messages(
     with backend_errors():
         store = open_beside(named)
         try:
-            native = _Native(spark, store, state, scheme=scheme, is_proved=is_proved)
-            files = list(plan.files.values())
-            archived = native.frame(files, archive_schema(), plan.cuts)
+            every = choose_files(state, wanted)
+            native = _Native(spark, store, state, every.keys(), scheme=scheme, is_proved=is_proved)
+            archived = native.frame(list(plan.files.values()), archive_schema(), plan.cuts)
         finally:
             store.close()
-    archived = _where(archived, wanted, only_wanted=_only_wanted(state, files, wanted))
+    archived = _where(archived, wanted, only_wanted=every.foreign.isdisjoint(plan.files))
     archived = archived if columns is None else archived.select(*columns)
     if not plan.stretches:
         return archived
@@ -322,16 +325,11 @@ def warn_of_stale(state: ArchiveState, wanted: Selection) -> None:
         warnings.warn(one.said(), stacklevel=3)
 
 
-def _only_wanted(state: ArchiveState, files: Sequence[Chosen], wanted: Selection) -> bool:
-    """Whether files hold no rows of other queues: then nobody has to look at the columns that tell queues apart."""
-    chosen = {file.key for file in files}
-    others = (lane for lane in state.lanes if wanted.refuses(lane))
-    rest = (file.key for lane in others for one in state.lanes[lane] for file in one.files)
-    return chosen.isdisjoint(rest)
-
-
 def _where(frame: Any, wanted: Selection, *, only_wanted: bool) -> Any:  # noqa: ANN401
-    """Exactly the rows that are wanted; Spark hands what it can of that down to the files."""
+    """Exactly the rows that are wanted; Spark hands what it can of that down to the files.
+
+    Where files hold no rows of other queues, nobody has to look at the columns that tell queues apart.
+    """
     from pyspark.sql import functions  # noqa: PLC0415 (heavy)
 
     sure = _OF_LANES if only_wanted else frozenset()
@@ -369,6 +367,7 @@ class _Native:
         spark: A session.
         store: The archive's.
         state: What its log says.
+        there: Keys of all files that it names.
         scheme: By which Hadoop reaches S3.
         is_proved: Files are read whole before.
     """
@@ -376,6 +375,7 @@ class _Native:
     spark: Any
     store: ObjectStore
     state: ArchiveState
+    there: AbstractSet[str]
     scheme: str = "s3a"
     is_proved: bool = False
 
@@ -417,14 +417,14 @@ class _Native:
         it is held against the log: files that the log does not name (of a run that was killed, or merged and not yet
         cleaned) keep their folder from being named in the second try.
         """
-        wanted, there = set(keys), {file.key for file in _every(self.state)}
+        wanted, there = set(keys), self.there
         whole = reader.option("recursiveFileLookup", "true")  # paths tell nothing that rows do not
         for _ in range(2 if len(keys) > _PATHS_MAX else 0):
             frame = whole.parquet(*map(self._uri, covering(there, keys)))
             found = {self._key(uri) for uri in frame.inputFiles()}
             if found == wanted:
                 return frame
-            there |= found
+            there = there | found
         return reader.parquet(*map(self._uri, keys))
 
     def _uri(self, key: str) -> str:
@@ -867,7 +867,8 @@ def make_views(
         for topic, table in (_exact(topics) if is_exact else table_names(topics)).items()
         if wants_all or is_named(table, question or "")
     }
-    native = _Native(session, archive, state, is_proved=True)
+    there = {file.key for files in topics.values() for file in files}
+    native = _Native(session, archive, state, there, is_proved=True)
     for topic, table in tables.items():
         if local_root(archive) is None:
             named = {**source_options(options), "path": url, "topic": topic}
