@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import hashlib
-import ssl
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +22,14 @@ from botocore.credentials import Credentials, ReadOnlyCredentials
 from backends.base import ObjectInfo, StoredVersion, Version
 from backends.errors import ConfigurationError
 from backends.s3_answers import ELEMENTS, FOREIGN
+from backends.s3_listing import Lister
 from backends.s3_settings import Credential, Profile
 from backends.s3_wire import (
-    EXPIRED,
-    NO_TLS,
-    OTHER_NAME,
-    UNKNOWN,
     Condition,
     S3Failure,
     no_credentials,
     read_ca_bundle,
+    tls_refusal,
     untrusted,
 )
 
@@ -50,8 +47,6 @@ _NOT_SENT = (
     exceptions.ConnectTimeoutError,
     exceptions.ProxyConnectionError,
 )
-_REASONS = {9: EXPIRED, 10: EXPIRED, 18: UNKNOWN, 19: UNKNOWN, 20: UNKNOWN, 21: UNKNOWN}
-_REASONS |= {62: OTHER_NAME, 64: OTHER_NAME}  # numbers of OpenSSL's verification errors
 
 
 class _Given(Credentials):  # type: ignore[misc]  # (botocore ships no types)
@@ -115,6 +110,7 @@ class BotoWire:
     def __init__(self, settings: S3Settings) -> None:
         """Make a client; nothing is sent."""
         self._bucket = settings.bucket
+        self._lister = Lister(settings)
         self._extra: dict[str, str] = {}
         if settings.sse_kms_key_id is not None:
             self._extra = {
@@ -179,20 +175,7 @@ class BotoWire:
             return ObjectInfo(key, answer["ContentLength"], modified_ms, version)
 
     def list(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
-        with _failures():
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=folder, StartAfter=start_after
-            )
-            for page in pages:  # the last one may lack "Contents"
-                yield [
-                    ObjectInfo(
-                        found["Key"],
-                        found["Size"],
-                        round(found["LastModified"].timestamp() * 1000),
-                        Version(found["ETag"]),
-                    )
-                    for found in page.get("Contents", [])
-                ]
+        return self._lister.pages(folder, start_after)
 
     def delete(self, key: str) -> None:
         with _failures():
@@ -257,6 +240,7 @@ class BotoWire:
 
     def close(self) -> None:
         self._client.close()
+        self._lister.close()
 
 
 def _config(settings: S3Settings) -> Config:
@@ -282,7 +266,7 @@ def _failures() -> Iterator[None]:
     except exceptions.ClientError as error:
         raise _answered(error) from error
     except exceptions.SSLError as error:
-        raise untrusted(_reason(error)) from error
+        raise untrusted(tls_refusal(error)) from error
     except _NOT_SENT as error:
         raise S3Failure(0, sent=False, detail=type(error).__name__) from error
     except (exceptions.BotoCoreError, OSError) as error:
@@ -305,18 +289,3 @@ def _answered(error: exceptions.ClientError) -> S3Failure:
         and status < _FIRST_SERVER_FAULT
     )
     return S3Failure(status, FOREIGN if is_foreign else "")
-
-
-def _reason(error: BaseException) -> str:
-    """Why TLS failed: OpenSSL's own error lies somewhere below."""
-    below: BaseException | None = error
-    while below is not None:
-        for one in (below, *(arg for arg in below.args if isinstance(arg, BaseException))):
-            if (
-                type(one).__name__ == "CertificateError"
-            ):  # of urllib3, which compares the names itself
-                return OTHER_NAME
-            if isinstance(one, ssl.SSLCertVerificationError):
-                return _REASONS.get(one.verify_code, one.verify_message)
-        below = below.__cause__ or below.__context__
-    return NO_TLS if "WRONG_VERSION_NUMBER" in str(error) else type(error).__name__

@@ -10,14 +10,11 @@ first asked for; most stores see one or two.
 
 ``get_ranges`` of obstore is not used: it panics when a range reaches behind the end.
 
-obstore cannot list keys with an empty segment, ``.``, ``..`` or a control character, and takes a slash at either end away. A
-page on which somebody has put such a key is asked for again through ``backends.s3_control``, which gives keys as they are.
+Listings are not asked for through obstore: ``backends.s3_listing`` says why.
 """
 
 from __future__ import annotations
 
-import importlib
-import itertools
 import os
 import re
 from contextlib import contextmanager
@@ -29,7 +26,7 @@ from obstore import exceptions
 from obstore.store import S3Store as Client
 
 from backends.base import ObjectInfo, Version
-from backends.s3_answers import FOREIGN, elements_of
+from backends.s3_listing import Lister
 from backends.s3_wire import (
     EXPIRED,
     NO_CREDENTIALS,
@@ -38,7 +35,7 @@ from backends.s3_wire import (
     UNKNOWN,
     Condition,
     S3Failure,
-    S3Wire,
+    answered,
     no_credentials,
     read_ca_bundle,
     untrusted,
@@ -54,7 +51,6 @@ if TYPE_CHECKING:
     from backends.s3_settings import S3Settings
 
 _CONNECT_TIMEOUT_S = 5.0
-_PAGE_KEYS = 1000
 _SMALL_BYTES = 4 * 1024 * 1024
 """Writes of so much have the deadline of a request of no bytes."""
 _PIECE_BYTES = 1024 * 1024
@@ -64,9 +60,6 @@ _UNDER_WAY_BYTES = 32 * 1024 * 1024
 # lines of their own, so that no key can be mistaken for a status.
 _STATUS = re.compile(r"^\s+status: (\d{3}),$", re.MULTILINE)
 _BODY = re.compile(r'^\s+body: Some\(\n\s+"(.*)",$', re.MULTILINE)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_CODE = re.compile(r"<Code>([\w.]+)</Code>")
-_FIRST_SERVER_FAULT = 500
 _KIND = re.compile(r"HttpError \{\n\s+kind: (\w+),$", re.MULTILINE)
 # A connection that took too long is of kind Timeout; that it never came about stands only here.
 _NO_CONNECTION = re.compile(r"^\s+source: [\w:]+Error\(\n\s+Connect,$", re.MULTILINE)
@@ -106,10 +99,6 @@ def is_cut_off() -> bool:
     return bool(_USED_BY - {os.getpid()})
 
 
-class _OddKeysError(Exception):
-    """A page of a listing has keys that obstore cannot give as they are."""
-
-
 class ObstoreWire:
     """An ``S3Wire`` over obstore."""
 
@@ -117,7 +106,7 @@ class ObstoreWire:
         """Make a client; nothing is sent."""
         _USED_BY.add(os.getpid())
         self._settings = settings
-        self._careful: S3Wire | None = None
+        self._lister = Lister(settings)
         self._ca_bundle = None
         if settings.ca_bundle is not None and not settings.is_plain_http:
             self._ca_bundle = read_ca_bundle(settings.ca_bundle)
@@ -189,53 +178,7 @@ class ObstoreWire:
             return _info(obstore.head(self._client, key))
 
     def list(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
-        after = start_after
-        while True:
-            try:
-                for page in self._pages(folder, after):
-                    if page:
-                        after = page[-1].key
-                        yield page
-            except _OddKeysError:
-                # (A page may be empty and not the last: a server has looked at what it does not show.)
-                page = next(filter(None, self._slow_wire().list(folder, after)), [])
-                if not page:
-                    return
-                after = page[-1].key
-                yield page
-            else:
-                return
-
-    def _pages(self, folder: str, after: str) -> Iterator[Sequence[ObjectInfo]]:
-        """What obstore gives of what lies behind ``after``.
-
-        Raises:
-            _OddKeysError: The next page has a key that it cannot give, or has given as another one.
-            S3Failure: As of any request.
-        """
-        with _failures():
-            pages = obstore.list(
-                self._client,
-                folder.rstrip("/") or None,
-                offset=_plain_key(after) or None,
-                chunk_size=_PAGE_KEYS,
-            )
-            try:
-                for page in pages:
-                    found = [_info(meta) for meta in page]
-                    if any(one.key >= two.key for one, two in itertools.pairwise(found)):
-                        raise _OddKeysError  # a key lost its first or last slash, and its place
-                    yield [info for info in found if info.key > after]
-            except exceptions.InvalidPathError as error:
-                raise _OddKeysError from error
-            finally:
-                del pages  # it has the client, and an error's traceback would have it (``close``)
-
-    def _slow_wire(self) -> S3Wire:
-        if self._careful is None:
-            module = importlib.import_module("backends.s3_control")
-            self._careful = cast("S3Wire", module.BotoWire(self._settings))
-        return self._careful
+        return self._lister.pages(folder, start_after)
 
     def delete(self, key: str) -> None:
         with _failures():
@@ -244,8 +187,7 @@ class ObstoreWire:
     def close(self) -> None:
         """Idle connections are closed with the client, which an error's traceback might hold on to."""
         del self._client, self._clients
-        if self._careful is not None:
-            self._careful.close()
+        self._lister.close()
 
 
 def _config(settings: S3Settings) -> S3Config:
@@ -264,17 +206,6 @@ def _config(settings: S3Settings) -> S3Config:
         config["server_side_encryption"] = "aws:kms"
         config["sse_kms_key_id"] = settings.sse_kms_key_id
     return config
-
-
-def _plain_key(key: str) -> str:
-    """The longest beginning of ``key`` that obstore takes as a path; it sorts no later."""
-    segments = key.split("/")
-    for count, segment in enumerate(segments):
-        plain = _CONTROL.split(segment, maxsplit=1)[0]
-        if segment in {"", ".", ".."} or plain != segment:
-            rest = [] if plain in {"", ".", ".."} else [plain]
-            return "/".join([*segments[:count], *rest])
-    return key
 
 
 def _info(meta: ObjectMeta) -> ObjectInfo:
@@ -302,7 +233,8 @@ def failure_of(error: BaseException) -> S3Failure:
     text = str(error)
     status = _STATUS.search(text)
     if status is not None:
-        return _answered(int(status[1]), text)
+        found = _BODY.search(text)
+        return answered(int(status[1]), found[1].replace('\\"', '"') if found else "")
     if isinstance(error, exceptions.UnauthenticatedError) and _SOURCE in text:
         cause = _RAISED.search(text)
         return no_credentials(cause[1] if cause else "an error")
@@ -322,13 +254,3 @@ def failure_of(error: BaseException) -> S3Failure:
     detail = connecting[1] if connecting else kind_name.lower()
     sent = kind_name != "Connect" and _NO_CONNECTION.search(text) is None
     return S3Failure(0, sent=sent, detail=detail)
-
-
-def _answered(status: int, text: str) -> S3Failure:
-    """What an answer says; one with a body that is none of S3's came from somebody else (an answer to HEAD has no body)."""
-    found = _BODY.search(text)
-    body = found[1].replace('\\"', '"') if found else ""
-    code = _CODE.search(body)
-    if code is None and body.strip():
-        return S3Failure(status, FOREIGN if status < _FIRST_SERVER_FAULT else "")
-    return S3Failure(status, code[1] if code else "", facts=elements_of(body))

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -18,7 +20,14 @@ from backends.errors import (
     UntrustedError,
 )
 from backends.local_files import read_regular
-from backends.s3_answers import NO_SUCH_BUCKET, Answer, answer_for, particulars
+from backends.s3_answers import (
+    FOREIGN,
+    NO_SUCH_BUCKET,
+    Answer,
+    answer_for,
+    elements_of,
+    particulars,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +69,23 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
     def __str__(self) -> str:
         answer = f"{self.status} {self.code}".strip() if self.status else ""
         return ": ".join(filter(None, [answer, self.detail])) or "no answer"
+
+
+_CODE = re.compile(r"<Code>([\w.]+)</Code>")
+_FIRST_SERVER_FAULT = 500
+
+
+def answered(status: int, body: str) -> S3Failure:
+    """The failure that an answer tells of; one with a body that is none of S3's came from somebody else.
+
+    Args:
+        status: Of HTTP.
+        body: Of the answer; one to HEAD has none.
+    """
+    code = _CODE.search(body)
+    if code is None and body.strip():
+        return S3Failure(status, FOREIGN if status < _FIRST_SERVER_FAULT else "")
+    return S3Failure(status, code[1] if code else "", facts=elements_of(body))
 
 
 NO_CREDENTIALS = "NoCredentials"
@@ -208,6 +234,8 @@ _WORDS = {
     EXPIRED: "its certificate is not valid at this time; renew it, or set the clock",
     NO_TLS: "it does not speak TLS; if messages may go unencrypted, say http:// in the endpoint",
 }
+_REASONS = {9: EXPIRED, 10: EXPIRED, 18: UNKNOWN, 19: UNKNOWN, 20: UNKNOWN, 21: UNKNOWN}
+_REASONS |= {62: OTHER_NAME, 64: OTHER_NAME}  # numbers of OpenSSL's verification errors
 _MARK = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -236,3 +264,18 @@ def read_ca_bundle(path: str) -> bytes:
     if _MARK not in data:
         raise ConfigurationError(f"the CA bundle has no certificate in PEM form ({path})")
     return data
+
+
+def tls_refusal(error: BaseException) -> str:
+    """Why TLS failed: OpenSSL's own error lies somewhere below."""
+    below: BaseException | None = error
+    while below is not None:
+        for one in (below, *(arg for arg in below.args if isinstance(arg, BaseException))):
+            if (
+                type(one).__name__ == "CertificateError"
+            ):  # of urllib3, which compares the names itself
+                return OTHER_NAME
+            if isinstance(one, ssl.SSLCertVerificationError):
+                return _REASONS.get(one.verify_code, one.verify_message)
+        below = below.__cause__ or below.__context__
+    return NO_TLS if "WRONG_VERSION_NUMBER" in str(error) else type(error).__name__
