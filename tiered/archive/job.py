@@ -35,6 +35,7 @@ from tiered.archive.bodies import PLAIN, BodyColumns, BodyLayout, columns_text, 
 from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
 from tiered.archive.damage import open_log
+from tiered.archive.divided import divide, find_lost
 from tiered.archive.engine import first_failure
 from tiered.archive.machine import (
     ArchiveMachine,
@@ -147,6 +148,18 @@ class Result:
     remade: Remade | None = None
     stale: list[Stale] = field(default_factory=list)
     harmed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def damaged(self) -> list[Task]:
+        """What is not archived, since the tier is damaged there."""
+        failed = [one for one, error in self.failed if isinstance(error, DataError)]
+        tasks = (one for one in failed if isinstance(one, Task))
+        return sorted(tasks, key=lambda task: (task.lane, task.start))
+
+    @property
+    def damaged_messages(self) -> int:
+        """How many queue offsets these are."""
+        return sum(one.end - one.start for one in self.damaged)
 
     def count(self, done: Done) -> None:
         """More stretches are part of the archive; the tasks of a pack share files with each other, and with no others."""
@@ -261,7 +274,7 @@ class Watch:
         if isinstance(work, Work):
             self.segments += len(work.tasks)
             self.size_bytes += work.size_bytes
-        if isinstance(outcome, tuple):
+        if isinstance(work, Work) and isinstance(outcome, tuple):
             self.rows += sum(archived.rows for archived in outcome)
         return done
 
@@ -676,12 +689,32 @@ class _Run:
             while self._forget(plan):
                 plan = self._planned_again()
             works = self._works(self._laid_out(plan))
-            is_moved, alone = self._do(works)
-            if alone:
-                is_moved |= self._do(alone)[0]
+            is_moved = self._do_alone_too(works)
+            if sound := self._divided():
+                is_moved |= self._do_alone_too(plan_works(sound, self._small_bytes))
             if self._is_full or not is_moved:
                 break
             plan = self._planned_again()
+
+    def _do_alone_too(self, works: Sequence[Work]) -> bool:
+        """Have work done; of what fails together each is tried alone. Whether some has to be planned again."""
+        is_moved, alone = self._do(works)
+        return (self._do(alone)[0] if alone else False) or is_moved
+
+    def _divided(self) -> list[Task]:
+        """What is sound of tasks whose source is damaged, to be done now; what is not takes their place among the failed."""
+        result = self._result
+        sound: list[Task] = []
+        if not result.damaged:
+            return sound
+        with self._engine(find_lost, result.damaged) as outcomes:
+            for task, lost in outcomes:
+                if isinstance(lost, Exception) or not lost:
+                    continue  # it failed for another reason, which stands
+                some, waiting = divide(task, lost)
+                sound += some
+                result.failed = [one for one in result.failed if one[0] is not task] + list(waiting)
+        return sorted(sound, key=lambda task: (task.lane, task.start))
 
     def _planned_again(self) -> Plan:
         """What there is to do now; others take the place of what waits, within the limits."""

@@ -78,6 +78,8 @@ class Task:
         tails: How many ends that were taken back the archive has dealt with, once the plan's are.
         layout: Which columns the files get beside those that every file has.
         epoch: Of the archive; see ``tiered.archive.moves.Fence``.
+        is_divided: Something beside it is damaged (``tiered.archive.divided``), and will be put right: which version its
+            objects are now proves nothing later.
     """
 
     lane: ArchiveLane
@@ -87,6 +89,7 @@ class Task:
     tails: int = 0
     layout: BodyLayout = PLAIN
     epoch: int = 0
+    is_divided: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -237,7 +240,7 @@ def _tasks(
         for one in known:
             left = without(left, one.start, one.end)
         rest = [
-            Task(lane, *ends, _holding(segment.parts, *ends), tails, epoch=archive.fence.epoch)
+            Task(lane, *ends, holding(segment.parts, *ends), tails, epoch=archive.fence.epoch)
             for ends in left
         ]
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
@@ -276,7 +279,8 @@ def _is_whole(
     return found
 
 
-def _holding(parts: Parts, low: int, high: int) -> Parts:
+def holding(parts: Parts, low: int, high: int) -> Parts:
+    """Those of a segment's parts that hold queue offsets ``[low, high)``."""
     starts = parts.column("queue_offset")
     wanted = (starts < high) & (starts + parts.column("count") > low)
     first, behind = int(wanted.argmax()), int(wanted.sum())  # a run: parts do not overlap

@@ -192,8 +192,10 @@ class _Bundles(WrappingStore):
         return data
 
     def sources(self, task: Task) -> tuple[tuple[str, str], ...]:
-        """Key and version of each object of a task, as it is now."""
+        """Key and version of each object of a task, as it is now; no version where that is about to be repaired."""
         keys = dict.fromkeys(bundle.key for bundle in task.parts.bundles)
+        if task.is_divided:
+            return tuple((key, "") for key in keys)
         for key in keys:
             if key not in self._versions:
                 self._versions[key] = str(self.head(self._prefix + key).version or "")

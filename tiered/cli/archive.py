@@ -43,7 +43,7 @@ from tiered.cli.values import (
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tiered.archive.body_formats import BodyWishes
     from tiered.archive.engine import Engine, T, V, Workbench
@@ -799,6 +799,13 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
             f"tiered: {counted(len(result.harmed), 'file')} of the archive lost or cut, the first {key}: {what};"
             " `tiered archive --repair` makes them again from the tier"
         )
+    if result.damaged_messages:
+        call.say(
+            f"tiered: {counted(result.damaged_messages, 'message')} in"
+            f" {counted(len(result.damaged), 'stretch', 'stretches')} not archived, since the tier is damaged there"
+            f" ({_stretches(result.damaged)}); the rest is archived, and once `tiered verify URL --deep --repair` has"
+            " mended the tier, the same command archives these"
+        )
     if plan.outside:
         call.say(
             f"tiered: {counted(plan.outside, 'segment lies', 'segments lie')} outside of --from and --until"
@@ -806,6 +813,13 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
     later = plan.postponed + result.not_begun
     if later:
         call.say(f"tiered: {counted(later, 'segment is', 'segments are')} left to the next run")
+
+
+def _stretches(damaged: Sequence[Task]) -> str:
+    """Where some tasks lie, as people read it."""
+    shown = [f"{one.lane} [{one.start}, {one.end})" for one in damaged[:_SHOWN]]
+    more = f" and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else ""
+    return f"{', '.join(shown)}{more}"
 
 
 def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, Any]:
@@ -832,6 +846,7 @@ def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, A
         "postponed": result.plan.postponed + result.not_begun,
         "open": _open_rows(result.plan),
         "harmed": [{"key": key, "what": what} for key, what in result.harmed.items()],
+        "damaged_messages": result.damaged_messages,
         "failed": [
             {"lane": str(task.lane), "start": task.start, "end": task.end, "why": str(error)}
             for task, error in result.failed

@@ -1,0 +1,87 @@
+"""A task whose source is damaged, divided: what is sound is archived, and what lies in damaged blocks waits for a repair.
+
+Each sound stretch becomes a task of its own, with its own entry in the log, so the damaged ones in between stay what they
+are: queue offsets of a sealed segment that are not archived. They are named, the next run tries them again, and nothing
+takes them for archived (``tiered.archive.evidence``). So a repair of the tier brings them in; going on loses nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from backends.errors import ObjectNotFoundError
+from tiered.archive.plan import holding
+from tiered.errors import DataError
+from tiered.log.parts import Gap
+from tiered.log.ranges import Ranges, without
+from tiered.log.reader import QueueReader
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    from tiered.archive.engine import Workbench
+    from tiered.archive.plan import Task
+
+DO: Final = (
+    "the rest is archived; `tiered verify URL --deep --store STORE --repair` mends what the broker or another object still"
+    " has, and the same archive command brings it in then"
+)
+"""What to do about messages in damaged blocks."""
+
+
+def find_lost(bench: Workbench, task: Task) -> tuple[tuple[int, int, str], ...]:
+    """Queue offsets of a task that cannot be read, each stretch with what is damaged; empty: all can.
+
+    Memory: a section, where it is damaged.
+
+    Raises:
+        BackendError: The tier could not be read.
+    """
+    reader = QueueReader.of_life(bench.tier, bench.prefix, task.lane.queue, task.life)
+    lost: list[tuple[int, int, str]] = []
+    at = QueueOffset(task.start)
+    while at < task.end:
+        try:
+            found = reader.read(at)
+            assert found is not None
+            assert not isinstance(found, Gap)  # a task has parts alone
+            at = found.end_offset
+        except DataError:
+            salvaged = reader.salvage(at)
+            assert salvaged is not None
+            why = f"{salvaged.error.what}, of {salvaged.error.where}"
+            lost += [(*ends, why) for ends in salvaged.lost]
+            at = salvaged.end
+        except ObjectNotFoundError as error:
+            end = next(part.queue_end for part in task.parts if part.queue_end > at)
+            end = QueueOffset(min(end, task.end))
+            lost.append((at, end, f"an object that the tier names is gone: {error}"))
+            at = end
+    return tuple(lost)
+
+
+def divide(
+    task: Task, lost: tuple[tuple[int, int, str], ...]
+) -> tuple[list[Task], list[tuple[Task, DataError]]]:
+    """What of a task is sound, in order; and what is lost, with why. Neighbours of one cause are one."""
+    left: Ranges = ((task.start, task.end),)
+    waiting: list[tuple[int, int, str]] = []
+    for start, end, why in lost:
+        left = without(left, start, end)
+        goes_on = bool(waiting) and waiting[-1][1:] == (start, why)
+        waiting.append((waiting.pop()[0] if goes_on else start, end, why))
+    sound = [_part(task, start, end) for start, end in left]
+    return sound, [
+        (_part(task, start, end), _told(task, start, end, why)) for start, end, why in waiting
+    ]
+
+
+def _part(task: Task, start: int, end: int) -> Task:
+    parts = holding(task.parts, start, end)
+    return replace(task, start=start, end=end, parts=parts, is_divided=True)
+
+
+def _told(task: Task, start: int, end: int, why: str) -> DataError:
+    return DataError(
+        f"messages [{start}, {end}) are damaged in the tier: {why}", where=str(task.lane), do=DO
+    )
