@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MIB = 1024 * 1024
 _RESULTS = (
     *("is_complete", "records", "log_end", "filled_offsets", "topics", "groups"),
-    "consumer_offsets",
+    *("consumer_offsets", "damaged_messages", "damaged"),
 )
 """What a dry run does not know."""
 DRAIN_S = 10.0
@@ -76,6 +76,10 @@ class RestoreOptions:
         "NAME",
         str,
         default_text="that of the broker's own name",
+    )
+    accept_damage: bool = flag(
+        "restore what is sound where the tier is damaged: what lies in damaged blocks becomes queue offsets without a"
+        " message, each named, for ever"
     )
     dry_run: bool = flag(
         "say what would be done, what it costs and how long it takes; one sample is read"
@@ -120,6 +124,7 @@ def run(call: Call, options: RestoreOptions) -> int:
             call.clock,
             memory_bytes=options.memory_bytes,
             stop=stopping.is_set,
+            accepts_damage=options.accept_damage,
         )
         goes_on = restore.check()
         if options.dry_run:
@@ -145,7 +150,9 @@ def run(call: Call, options: RestoreOptions) -> int:
             "seconds": round(call.clock.monotonic_s() - began_s, 3),
         }
     told(call, output, document, result_lines(options, document))
-    return DONE if result.is_complete else stopper.exit_code or NEEDS_A_PERSON
+    if not result.is_complete:
+        return stopper.exit_code or NEEDS_A_PERSON
+    return NEEDS_A_PERSON if result.lost else DONE
 
 
 def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
@@ -184,7 +191,8 @@ def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
 
 def sampled_seconds(call: Call, tier: Tier, plan: RestorePlan) -> float:
     """About how long it would take, by reading the beginnings of the largest queues side by side."""
-    from tiered.api.reading import Span, read_for
+    from tiered.api.reading import Span
+    from tiered.api.sound import read_sound
 
     largest = sorted(plan.spans, key=lambda span: span.start - span.stop)[:SAMPLE_QUEUES]
     each = plan.messages * SAMPLE_BYTES // max(plan.record_bytes, 1) // len(largest) + 1
@@ -196,7 +204,9 @@ def sampled_seconds(call: Call, tier: Tier, plan: RestorePlan) -> float:
     with tier.group() as group:
         tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
         for span in spans:
-            for batch in read_for(tier, span, group, _MIB):
+            for batch in read_sound(
+                tier, span, group, _MIB, []
+            ):  # what is damaged the restore itself tells
                 read_bytes += memoryview(batch.records.data).nbytes
     seconds = call.clock.monotonic_s() - began_s
     return round(seconds * plan.record_bytes / max(read_bytes, 1), 1)
@@ -238,6 +248,11 @@ def done(result: Restored) -> dict[str, Any]:
         "topics": result.topics,
         "groups": result.groups,
         "consumer_offsets": result.offsets,
+        "damaged_messages": sum(one.end - one.start for one in result.lost),
+        "damaged": [
+            {**one.queue._asdict(), "start": one.start, "end": one.end, "why": one.what}
+            for one in result.lost
+        ],
     }
 
 
@@ -278,6 +293,11 @@ def result_lines(options: RestoreOptions, document: dict[str, Any]) -> list[str]
             *found,
             f"tiered: it was stopped; the same command goes on where it ended, in {document['made_in']}",
         ]
+    found.extend(
+        f"tiered: {one['topic']}/{one['queue_id']} [{one['start']}, {one['end']}) is damaged in the tier, and has no"
+        f" messages here: {one['why']}"
+        for one in document["damaged"]
+    )
     if document["filled_offsets"]:
         filled = counted(document["filled_offsets"], "queue offset has", "queue offsets have")
         found.append(f"tiered: {filled} no message, as in the tier; clients pass over them")

@@ -18,7 +18,14 @@ After a crash, or when it was stopped: the same command goes on from ``restore.j
 began. What has come into the tier since, queues included, is left out, so that the store is what the tier was at one
 moment. Where the tier is not that any more it refuses: what was left has expired in part, the broker took messages back or
 a queue began anew, or there are holes now that the log was not begun for (``RestoredLog``), as compaction makes them. It
-refuses another selection. And it does not take its own note's word for what lies there: it goes on only where every byte of
+refuses another selection.
+
+Damage of the tier ends it with an error that names every damaged stretch of what is left, and what is restored stays as it
+is: once the tier is mended the same command goes on. Where damage is accepted (``accepts_damage``), what lies in damaged blocks
+becomes queue offsets without a message, as where the tier has a gap; they are named. They stay so when it is gone on with
+after a repair, and a restore that was begun without is not gone on with, since its log has no place for holes.
+
+And it does not take its own note's word for what lies there: it goes on only where every byte of
 the log is one that it put (``restore.json`` has checksums of them, and what was put had been checked when it was read), the
 tables are those that it wrote, and nothing else is there. Else somebody works in that directory, perhaps a broker that has
 given messages its word, and nothing of it is touched. Lists are made of the log, and made anew.
@@ -43,8 +50,9 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from tiered.api.reading import Span, plan_span, read_for
+from tiered.api.sound import Lost, find_lost, read_sound, told
 from tiered.api.stores import backend_errors
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.format.fastjson import loads
 from tiered.format.items import ITEM_BYTES
 from tiered.format.record import decode_record
@@ -92,7 +100,7 @@ if TYPE_CHECKING:
 
 Longs = npt.NDArray[np.int64]
 STATE_FILE: Final = "restore.json"
-STATE_FORMAT: Final = 2
+STATE_FORMAT: Final = 3
 _LOG, _LISTS, _WHOLE = "log", "lists", "whole"
 """How far it is: the log is made; it is whole, and its lists and tables are; all is."""
 SUFFIX: Final = ".restoring"
@@ -391,6 +399,7 @@ class Restored:
         filled: Queue offsets without a message between others, as where the tier has a gap.
         topics, groups: In the tables, without the topics that every broker makes for itself.
         offsets: Queues of which a group's offset is in the table.
+        lost: What lies in damaged blocks of the tier, in all runs together.
     """
 
     is_complete: bool
@@ -401,6 +410,7 @@ class Restored:
     topics: int = 0
     groups: int = 0
     offsets: int = 0
+    lost: tuple[Lost, ...] = ()
 
 
 class Restore:
@@ -420,6 +430,7 @@ class Restore:
         *,
         memory_bytes: int,
         stop: Callable[[], bool] = lambda: False,
+        accepts_damage: bool = False,
     ) -> None:
         """Write nothing yet.
 
@@ -431,6 +442,7 @@ class Restore:
             clock: Time.
             memory_bytes: See the module.
             stop: Asked between two pieces; True ends it in order.
+            accepts_damage: What lies in damaged blocks becomes holes; else it is an error.
         """
         self.done_bytes = 0
         self._tier = tier
@@ -440,9 +452,11 @@ class Restore:
         self._options = options
         self._clock = clock
         self._stop = stop
+        self._accepts_damage = accepts_damage
+        self._lost: list[Lost] = []
         share = memory_bytes // max(2 * len(plan.spans), 1)
         self._batch_bytes = min(max(share, BATCH_BYTES_MIN), BATCH_BYTES_MAX)
-        self._has_holes = plan.has_holes
+        self._has_holes = plan.has_holes or accepts_damage
         self._batch_topics: set[str] = set()
         self._tables: dict[str, int] = {}
         self._records = 0
@@ -465,7 +479,8 @@ class Restore:
             InvalidError: The directory has something else in it, a record does not fit a file, or the tier is not any more
                 what it was when the restore was begun.
             StoreUnavailableError: The tier does not answer, or the disk refuses it.
-            DataError: Bytes of the tier are damaged. What is in the log stays; the restore may go on when they are mended.
+            DataError: Bytes of the tier are damaged, and that is not accepted. All of them are named. What is in the log
+                stays; the restore may go on when they are mended.
         """
         self._require_free()
         known = self._load()
@@ -475,6 +490,7 @@ class Restore:
             self._plan = self._begun(known)
         self._has_holes = bool(known["has_holes"])
         self._batch_topics.update(known["batch_topics"])
+        self._lost = [Lost(MessageQueue(*row[:2]), *row[2:]) for row in known["lost"]]
         is_whole = known["phase"] != _LOG
         log = RestoredLog.open(
             self._root,
@@ -486,7 +502,8 @@ class Restore:
         try:
             self._put_mark, self._rows = log.mark, known["next"]
             is_whole = is_whole or self._fill_log(log)
-            result = Restored(is_whole, self._records, self.done_bytes, log.end)
+            lost = tuple(sorted(self._lost))
+            result = Restored(is_whole, self._records, self.done_bytes, log.end, lost=lost)
             if not is_whole:
                 return result
             with Disk(str(self._root)):
@@ -508,12 +525,34 @@ class Restore:
         with self._tier.group() as group:
             spans = self._plan.spans
             self._tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
-            sources = [
-                _Source(span, read_for(self._tier, span, group, self._batch_bytes))
-                for span in spans
-            ]
-            with ThreadPoolExecutor(1, "tiered-restore-save") as saver:
-                return self._put_all(log, sources, saver)
+            sources = [_Source(span, self._batches(span, group)) for span in spans]
+            try:
+                with ThreadPoolExecutor(1, "tiered-restore-save") as saver:
+                    return self._put_all(log, sources, saver)
+            except DataError as error:
+                self._tell_damage(sources, error)
+                raise
+
+    def _batches(self, span: Span, group: str) -> Iterator[TierBatch]:
+        if self._accepts_damage:
+            return read_sound(self._tier, span, group, self._batch_bytes, self._lost)
+        return read_for(self._tier, span, group, self._batch_bytes)
+
+    def _tell_damage(self, sources: Sequence[_Source], first: DataError) -> None:
+        """Name all that is damaged of what is left, by reading it.
+
+        Raises:
+            DataError: Something is.
+        """
+        spans = zip(self._plan.spans, sources, strict=True)
+        left = [replace(span, start=source.next) for span, source in spans]
+        if lost := find_lost(self._tier, left, self._batch_bytes):
+            raise DataError(
+                f"the tier has {told(lost)}",
+                where=self._tier.store.url,
+                do="`tiered verify URL --deep --store STORE --repair` mends what it can, and the same command goes on then;"
+                f" or delete {self._root} and restore what is sound with --accept-damage",
+            ) from first
 
     def _put_all(self, log: RestoredLog, sources: Sequence[_Source], saver: Executor) -> bool:
         """Put what the sources have; whether that was all. The disk is waited for beside it, one note at a time."""
@@ -564,6 +603,7 @@ class Restore:
             "place": [tier.place.cluster, tier.place.broker],
             "file_bytes": self._options.commitlog_file_bytes,
             "wish": self._plan.wish,
+            "accepts_damage": self._accepts_damage,
         }
 
     def _begun(self, known: Mapping[str, Any]) -> RestorePlan:
@@ -674,7 +714,7 @@ class Restore:
             InvalidError: There is something in the directory.
             StoreUnavailableError: The disk refuses it.
         """
-        self._has_holes = self._plan.has_holes
+        self._has_holes = self._plan.has_holes or self._accepts_damage
         self._rows = [
             [*span.cursor.queue, int(span.start), int(span.stop), *span.cursor.history]
             for span in self._plan.spans
@@ -692,9 +732,16 @@ class Restore:
             "next": self._rows,
             "begins": [[*queue, offset] for queue, offset in self._plan.begins],
             "has_holes": self._has_holes,
+            "lost": self._lost_before(phase),
             "batch_topics": sorted(self._batch_topics),
             "tables": self._tables,
         }
+
+    def _lost_before(self, phase: str) -> list[list[Any]]:
+        """What is lost of what is in the log, or before it; what lies behind will be met again when it is gone on with."""
+        put = {MessageQueue(*row[:2]): row[2] for row in self._rows}
+        rows = (one for one in self._lost if phase != _LOG or one.end <= put[one.queue])
+        return [[*one.queue, *one[1:]] for one in rows]
 
     def _note(self, phase: str) -> dict[str, Any]:
         """Write down how far it is.
