@@ -29,7 +29,7 @@ from tiered.cli.values import (
     parse_size,
     share,
 )
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,7 +146,26 @@ def run(call: Call, options: CompactOptions) -> int:
             applied = compactor.apply(plan)
     document = {**plan, "applied": applied}
     show_result(call, document, rows="steps", columns=_COLUMNS, lines=_lines)
+    _require_sound(plan, at.store.url)
     return ending_code(options, document, has_work=bool(plan["steps"]))
+
+
+def _require_sound(plan: Plan, url: str) -> None:
+    """End with damage that a plan met, when all else is done.
+
+    Raises:
+        DataError: There was some.
+    """
+    rows = plan["damaged"]
+    if not rows:
+        return
+    count = sum(row["end"] - row["start"] for row in rows)
+    queues = sorted({f"{row['topic']}/{row['queue_id']}" for row in rows})
+    raise DataError(
+        f"{counted(count, 'message')} of {', '.join(queues)} cannot be read; from their segments on nothing is compacted",
+        where=url,
+        do="`tiered verify URL --deep --store STORE --repair` mends what it can; compact again then",
+    )
 
 
 def _latest(call: Call, options: CompactOptions, url: str) -> int:
@@ -342,6 +361,11 @@ def _lines(document: Document) -> Iterator[str]:
         yield (
             f"look out  {row['topic']}: {format_count(row['keys'])} of {counted(row['of_keys'], 'key')} looked at"
             " went to several queues; each queue keeps its own newest message (--across-queues: one of them does)"
+        )
+    for row in document["damaged"]:
+        yield (
+            f"damaged   {row['topic']}/{row['queue_id']} [{row['start']}, {row['end']}): {row['why']}; from queue offset"
+            f" {row['segment']} on this queue stays as it is"
         )
     for row in document["left"]:
         yield f"stays     {row['topic']}/{row['queue_id']}: {row['due']} ({row['dirty_ratio']:.0%} is new)"

@@ -15,8 +15,12 @@ well when the reign has changed, since a gc under a newer one may have deleted w
 Memory: the offset map and as much of columns that are looked at again, one bundle (64 MiB) and the two parts that were read
 last, one bit a message planned.
 
-Retries and errors: reads and uploads are tried again by the store. What is damaged ends the run, before that queue is
-touched. After a crash: what was uploaded and not named is an orphan, which ``gc`` removes; plan again.
+Damage: of a queue in which something is damaged the pass ends before the segment with the damage, and the rest stays as it
+is: nobody knows which values lie there, and a tombstone must not go before them. Where that was compacted before, the whole
+queue is left alone. What is damaged is named (``damaged``), and the next pass goes on once it is repaired.
+
+Retries and errors: reads and uploads are tried again by the store. Damage between plan and apply ends the run, before that
+queue is touched. After a crash: what was uploaded and not named is an orphan, which ``gc`` removes; plan again.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import Packer
 from tiered.dispatch.settings import Compression
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import Entry
 from tiered.keys import guest_sequences, maker_of
 from tiered.log.bundles import bundle_row, encode_numbers
@@ -56,6 +60,7 @@ from tiered.log.flat_file import ITEM
 from tiered.log.merge import LAST_LEVEL, MergeOutput, MergeRun, fingerprint
 from tiered.log.parts import Parts, Pass
 from tiered.log.reader import TierReader
+from tiered.log.salvage import salvage
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
 from tiered.upkeep.compact_sections import (
@@ -327,6 +332,7 @@ class Compactor:
         self.engine = engine or LocalEngine(at, settings, tell)
         self._judged: dict[tuple[MessageQueue, int], Judged] = {}
         self._spread: dict[str, tuple[int, int]] = {}
+        self._damaged: list[dict[str, Any]] = []
 
     # -- planning ---------------------------------------------------------------------------------
 
@@ -335,13 +341,14 @@ class Compactor:
 
         Raises:
             InvalidError: There is no such topic, or one cannot be compacted.
-            DataError: Something is damaged.
+            DataError: The journal is damaged, or contradicts itself. Of messages the plan says what is (``damaged``).
             BackendError: The store could not be read.
         """
         reader = TierReader(self._at.store, self._at.prefix)
         reader.refresh()
         now_ms, state = self._at.clock.now_ms(), reader.state
         steps, left = [], []
+        self._damaged = []
         for topic in sorted(set(topics)):
             queues = sorted(queue for queue in state.queues if queue.topic == topic)
             if not queues:
@@ -355,12 +362,13 @@ class Compactor:
             if due and self._settings.across_queues:  # what is newest of a key may be in any
                 due = [queue for queue in queues if planned[queue].end > planned[queue].start]
             looks = [self._look(state, queue, planned[queue], now_ms) for queue in due]
-            found = self._judge(state, looks)
+            found = self._judge_sound(state, looks, now_ms)
             steps += [self._step(judged, now_ms) for judged in found]
+            done = {judged.look.queue for judged in found}
             left += [
                 _row(queue, state.queues[queue][-1], len(state.queues[queue]) - 1, planned[queue])
                 for queue in queues
-                if queue not in due
+                if queue not in done
             ]
         return self._document(reader, now_ms, list(topics), steps, left)
 
@@ -377,6 +385,52 @@ class Compactor:
         parts = Parts.joined(segment.parts for segment in able)
         gone_to = tombstones_gone(life.passes, self._settings.retention, now_ms)
         return Look(queue, len(lives) - 1, life, planned, able, parts, gone_to)
+
+    def _judge_sound(self, state: TierState, looks: list[Look], now_ms: int) -> list[Judged]:
+        """As ``_judge``, of each queue as far as nothing is damaged; what is is noted."""
+        try:
+            return self._judge(state, looks)
+        except DataError:
+            sound = [self._before_damage(state, look, now_ms) for look in looks]
+            if not any(row["topic"] == looks[0].queue.topic for row in self._damaged):
+                raise  # it is something else
+        return self._judge(state, [look for look in sound if look is not None])
+
+    def _before_damage(self, state: TierState, look: Look, now_ms: int) -> Look | None:
+        """A look that ends before the first segment in which something is damaged; None: a pass would find nothing to do."""
+        found = [
+            self._lost(look.queue, part, segment)
+            for segment in look.segments
+            for part in segment.parts
+        ]
+        rows = [row for some in found for row in some]
+        if not rows:
+            return look
+        self._damaged += rows
+        planned = self._pass(look.life, now_ms, min(row["segment"] for row in rows))
+        has_work = planned.end > planned.dirty_from
+        is_due = has_work if self._settings.across_queues else planned.is_due
+        return self._look(state, look.queue, planned, now_ms) if is_due else None
+
+    def _lost(self, queue: MessageQueue, part: Part, segment: Segment) -> list[dict[str, Any]]:
+        """What of a part is damaged; empty: nothing."""
+        at = self._at
+        try:
+            part_records(at.store, at.prefix, queue, part)
+        except DataError:
+            ends = {"start": part.queue_offset, "end": part.queue_end}
+            found = salvage(at.store, at.prefix, queue, part, **ends)
+            return [
+                {
+                    **queue._asdict(),
+                    "segment": int(segment.base_queue_offset),
+                    "start": int(start),
+                    "end": int(end),
+                    "why": f"{found.error.what} ({found.error.where})",
+                }
+                for start, end in found.lost
+            ]
+        return []
 
     def _judge(self, state: TierState, looks: list[Look]) -> list[Judged]:
         """Look at queues of one topic, and remember what was found."""
@@ -457,6 +511,7 @@ class Compactor:
             ],
             "steps": steps,
             "left": left,
+            "damaged": self._damaged,
         }
 
     # -- applying ---------------------------------------------------------------------------------

@@ -136,6 +136,11 @@ class CompactionThread:
         counters.keys += plan["keys"]
         counters.map_use = max(counters.map_use, use)
         counters.dirty_ratio = max(counters.dirty_ratio, ratio)
+        for row in plan["damaged"]:
+            _LOG.warning(
+                "%(topic)s/%(queue_id)d [%(start)d, %(end)d) is damaged; from %(segment)d on nothing is compacted: %(why)s",
+                row,
+            )
         for row in plan["spread"]:
             _LOG.warning("%(topic)s: %(keys)d of %(of_keys)d keys went to several queues", row)
         if steps:
