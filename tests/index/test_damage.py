@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.broken import COUNT as MESSAGES
+from support.broken import TOPIC, build, keys_of
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail, places
 
@@ -14,12 +17,14 @@ from backends.errors import UnavailableError, UnknownOutcomeError
 from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from backends.wrapping import MeteredStore
+from tests.e2e.harness import here
 from tiered.errors import DataError
 from tiered.format.index_object import ITEM
 from tiered.index.indexer import IndexBuilder, Indexer, WorkFile
 from tiered.index.lookup import IndexReader, Wish
 from tiered.log.indexed import index_action, indexed_to
-from tiered.model import MessageQueue
+from tiered.log.reader import TierReader
+from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,3 +193,48 @@ def test_an_upload_that_failed_is_made_again_under_another_key(tier: KeyedTier):
     assert made.count == 1
     assert len(list(tier.store.list(PREFIX + "index/"))) == 4
     builder.reset()
+
+
+def test_what_lies_between_damaged_blocks_is_found_and_what_is_lost_is_counted() -> None:
+    """Large messages between two runs of small ones: who looks for the end of the damage by leaps passes over them."""
+    made = KeyedTier()
+    small = [Mail(keys=("a",), body=b"s" * 1400)] * 100
+    large = [Mail(keys=("a",), body=b"l" * 100_000)] * 3
+    part = made.post(A, [*small, *large, *small])
+    key, at = PREFIX + part.bundle.key, part.section.start
+    data = bytearray(made.store.get(key))
+    damaged = [range(2), range(7, 9)]
+    for block in (block for some in damaged for block in some):
+        data[at + (block << 16) + 9] ^= 1
+    made.store.delete(key)
+    made.store.put_if_absent(key, bytes(data))
+    reader = TierReader(made.store, PREFIX)
+    reader.refresh()
+    sound = set()
+    for offset in range(len(small) * 2 + len(large)):
+        with contextlib.suppress(DataError):
+            reader.queue(A).read(QueueOffset(offset), bytes_max=1, count_max=1)
+            sound.add(offset)
+    assert {100, 101, 102} & sound
+    wish = Wish(topic="orders", key="a", count=1000)
+    found = IndexReader(made.store, PREFIX).lookup(made.journal.state, wish)
+    assert {hit.queue_offset for hit in found.hits} == sound
+    assert found.lost == len(small) * 2 + len(large) - len(sound)
+    assert found.damaged
+    made.builder.reset()
+
+
+def test_the_command_gives_the_rest_and_names_and_counts_all_damage(tmp_path: Path) -> None:
+    tier = build(tmp_path)
+    tier.flip(0, 1)
+    tier.flip(1, MESSAGES // 2 + 1)
+    words = ("query", tier.url, TOPIC, "--key", keys_of(1))
+    ran = here(*words, "--json")
+    assert ran.code == 5
+    found = {(row["queue_id"], row["queue_offset"]) for row in ran.document["messages"]}
+    assert found == {(0, MESSAGES // 2 + 1), (1, 1)}
+    assert ran.document["damaged_messages"] >= 2
+    assert ran.error.count("fail their checksum") == 2
+    here("verify", tier.url, "--deep", "--store", tier.store, "--repair").good()
+    document = here(*words, "--json").good().document
+    assert (len(document["messages"]), document["damaged_messages"]) == (4, 0)

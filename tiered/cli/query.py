@@ -11,7 +11,7 @@ from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import argument, flag, option, required
 from tiered.cli.values import Moment, counted, parse_size, whole
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _SCAN_BYTES = 256 << 20
+_SHOWN = 64
+"""Damaged places that an error names; it is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +89,27 @@ def run(call: Call, options: QueryOptions) -> int:
             f" {'was' if found.unscanned == 1 else 'were'} not looked at;"
             " raise --scan, or make the index with `tiered rebuild URL --index`"
         )
-    if found.damaged:
-        raise found.damaged[0]
+    _require_sound(found, tier.store.url)
     return NEEDS_A_PERSON if found.unscanned else DONE
+
+
+def _require_sound(found: Lookup, url: str) -> None:
+    """End with what could not be read, when all that was found is printed.
+
+    Raises:
+        DataError: There was something.
+    """
+    if not found.damaged:
+        return
+    places = list(dict.fromkeys(f"{one.what} ({one.where})" for one in found.damaged))
+    more = f" and {len(places) - _SHOWN} places more" if len(places) > _SHOWN else ""
+    which = counted(found.lost, "message") if found.lost else "the way to messages"
+    raise DataError(
+        f"{which} that may have the key cannot be read: {', '.join(places[:_SHOWN])}{more}",
+        where=url,
+        do="what else there is was printed; `tiered verify URL --deep --store STORE --repair` mends what it can, and"
+        " `tiered rebuild URL --index` the key index",
+    )
 
 
 def _say_nothing(call: Call, options: QueryOptions) -> None:
@@ -131,8 +151,8 @@ def _print(
     out = call.stdout
     if is_document:
         complete = b"true" if found is None or found.is_complete else b"false"
-        head = b'{"format": 1, "is_complete": %b, "unscanned_messages": %d, "messages": ['
-        out.write(head % (complete, found.unscanned if found else 0))
+        head = b'{"format": 1, "is_complete": %b, "unscanned_messages": %d, "damaged_messages": %d, "messages": ['
+        out.write(head % ((complete, found.unscanned, found.lost) if found else (complete, 0, 0)))
         out.write(b"\n" * bool(lines) + b",\n".join(lines) + b"\n" * bool(lines) + b"]}\n")
     else:
         out.writelines(line + b"\n" for line in lines)

@@ -89,12 +89,14 @@ class Lookup:
         hits: Newest first; of equal store times the greater queue offset first.
         unscanned: Messages that are not indexed yet and were not looked at, for the limit; 0: nothing is missing.
         damaged: What could not be read; messages there may be missing.
+        lost: How many messages these are; of a damaged index object nobody knows.
         objects_read: Index objects of which items were read.
     """
 
     hits: list[Hit] = field(default_factory=list)
     unscanned: int = 0
     damaged: list[DataError] = field(default_factory=list)
+    lost: int = 0
     objects_read: int = 0
 
     @property
@@ -312,8 +314,6 @@ def _holds(stored: Record, offset: int) -> bool:
 # -- search ------------------------------------------------------------------------------------------
 
 
-_SMALLER: Final = 16
-"""Near damage each read is so much smaller than the last."""
 RUN_ITEMS: Final = 2048
 """Items read at once of a key that has more (64 KiB)."""
 Spread = Callable[
@@ -447,18 +447,20 @@ class Search:
         return False
 
     @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Note what is damaged, and go on."""
+    def _noting(self, count: Callable[[], int] = lambda: 0) -> Iterator[None]:
+        """Note what is damaged, and how many messages cannot be looked at for that; and go on."""
         try:
             yield
         except DataError as error:
             self._found.damaged.append(error)
+            self._found.lost += count()
         except ObjectNotFoundError as error:
             if not self._gone_is_damage:
                 raise
             do = "`tiered verify` shows what is missing; an index: `tiered rebuild --index`"
             damage = DataError(f"an object that the journal names is gone: {error}", do=do)
             self._found.damaged.append(damage)
+            self._found.lost += count()
 
     def _places(
         self, index: IndexObject, item: np.void, lives: dict[int, list[IndexedLife]]
@@ -478,7 +480,7 @@ class Search:
 
     def _fetch(self, candidate: Candidate) -> Hit | None:
         found: list[Hit | None] = []
-        with self._noting():
+        with self._noting(lambda: 1):
             view = self._views[candidate.queue, candidate.life]
             found.append(view.fetch(candidate, self._wish.key))
         return found[0] if found else None
@@ -502,7 +504,7 @@ class Search:
     def scan(self, view: IndexedLife, start: int, end: int) -> None:
         """Look at every message in ``[start, end)``, as far as the limit goes."""
         at, size_bytes = start, self._read_bytes
-        with self._noting():
+        with self._noting(lambda: end - at):
             while at < end:
                 if self._scan_left <= 0:
                     self._found.unscanned += end - at
@@ -510,20 +512,24 @@ class Search:
                 count = min(end - at, size_bytes // RECORD_BYTES_MIN + 1)
                 try:
                     batch = view.reader.read(QueueOffset(at), bytes_max=size_bytes, count_max=count)
-                except DataError as error:
-                    # Somewhere in there: what lies before it is found with ever smaller reads.
-                    self._scan_left -= size_bytes
-                    if size_bytes > 1:
-                        size_bytes = max(size_bytes // _SMALLER, 1)
-                        continue
-                    self._found.damaged.append(error)
-                    at, size_bytes = _behind_damage(view.reader, at, end), self._read_bytes
+                except DataError:
+                    at = self._scan_damaged(view, at, end)
                     continue
                 if batch is None or isinstance(batch, Gap):
                     return
                 self._look_at(view, batch)
                 at = batch.records.end_offset
-                size_bytes = min(size_bytes * _SMALLER, self._read_bytes)
+
+    def _scan_damaged(self, view: IndexedLife, start: int, end: int) -> int:
+        """Look at what is sound of the rest of a part; where that ends. What is lost is counted, and the damage named."""
+        found = view.reader.salvage(QueueOffset(start), count_max=end - start)
+        assert found is not None  # a part holds it
+        if found.lost:
+            self._found.lost += sum(high - low for low, high in found.lost)
+            self._found.damaged.append(found.error)
+        if found.batch is not None:
+            self._look_at(view, found.batch)
+        return int(found.end)
 
     def _look_at(self, view: IndexedLife, batch: TierBatch) -> None:
         data = batch.records.data
@@ -533,32 +539,10 @@ class Search:
             places = keys.positions[mine].tolist(), keys.queue_offsets[mine].tolist()
             for position, offset in zip(*places, strict=True):
                 stored = decode_record(data, position, check_crc=False)
-                hit = view.hit(stored, batch.log_offset + position, offset, self._wish.key)
-                if hit:
-                    self._keep(hit)
-
-
-def _behind_damage(reader: QueueReader, start: int, end: int) -> int:
-    """The first queue offset behind a damaged message at which one can be read; ``end``: none.
-
-    By bisection: a block that is damaged has many messages, each of which would cost a request.
-    """
-    low, step = start, 1
-    while low + step < end and _is_damaged(reader, low + step):
-        low, step = low + step, step * 2
-    high = min(low + step, end)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _is_damaged(reader, middle) else (low, middle)
-    return high
-
-
-def _is_damaged(reader: QueueReader, offset: int) -> bool:
-    try:
-        reader.read(QueueOffset(offset), bytes_max=1, count_max=1)
-    except DataError:
-        return True
-    return False
+                with self._noting(lambda: 1):
+                    hit = view.hit(stored, batch.log_offset + position, offset, self._wish.key)
+                    if hit:
+                        self._keep(hit)
 
 
 @dataclass(frozen=True, slots=True)
