@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -293,6 +294,29 @@ def test_what_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
     rows = list(read_stretch(tier.store, stretch, ALL, on_bad="skip"))
     assert "2 messages cannot be unpacked and are left out, the first at offset 1" in caplog.text
     assert [body for some in rows for body in some.column("body").to_pylist()] == [b"a", b"b"]
+
+
+def test_damage_is_named_whole_and_a_condition_reads_what_lies_beside_it() -> None:
+    tier = Broker()
+    part = tier.add([b"x" * 1000] * 400)
+    key, at = tier.prefix + part.bundle.key, part.section.start
+    data = bytearray(tier.store.get(key))
+    for block in (1, 4):
+        data[at + (block << 16) + 500] ^= 1
+    tier.store.delete(key)
+    tier.store.put_if_absent(key, bytes(data))
+    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    with pytest.raises(DataError, match="are damaged") as told:
+        list(read_stretch(tier.store, stretch, ALL))
+    (low, end), (again, last) = [
+        map(int, one) for one in re.findall(r"\[(\d+), (\d+)\) ?", told.value.what)[:2]
+    ]
+    assert 0 < low < end < again < last < 400
+    for first, behind in ((0, low), (end, again), (last, 400)):
+        wanted = ALL.within("queue_offset", first, behind - 1)
+        (some,) = plan_tier({PLACE: tier.journal.state}, wanted).stretches
+        rows = sum(one.num_rows for one in read_stretch(tier.store, some, wanted))
+        assert rows == behind - first
 
 
 def test_columns_that_nobody_asked_for_are_not_made() -> None:

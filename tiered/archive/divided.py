@@ -38,16 +38,21 @@ def find_lost(bench: Workbench, task: Task) -> tuple[tuple[int, int, str], ...]:
         BackendError: The tier could not be read.
     """
     reader = QueueReader.of_life(bench.tier, bench.prefix, task.lane.queue, task.life)
+    return lost_of(reader, task, task.start)
+
+
+def lost_of(reader: QueueReader, task: Task, start: int) -> tuple[tuple[int, int, str], ...]:
+    """As ``find_lost``, from a queue offset on, by a reader that is there already."""
     lost: list[tuple[int, int, str]] = []
-    at = QueueOffset(task.start)
+    at = QueueOffset(start)
     while at < task.end:
         try:
-            found = reader.read(at)
+            found = reader.read(at, count_max=task.end - at)
             assert found is not None
             assert not isinstance(found, Gap)  # a task has parts alone
             at = found.end_offset
         except DataError:
-            salvaged = reader.salvage(at)
+            salvaged = reader.salvage(at, count_max=task.end - at)
             assert salvaged is not None
             why = f"{salvaged.error.what}, of {salvaged.error.where}"
             lost += [(*ends, why) for ends in salvaged.lost]

@@ -32,6 +32,7 @@ from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from backends.wrapping import WrappingStore
 from tiered.archive.columns import Columns
+from tiered.archive.divided import lost_of
 from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import Task, ends_dealt_with, overtaken_by, plan_archive
 from tiered.archive.saved_runs import stretches_of
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived
     from tiered.archive.selection import Selection
+    from tiered.log.decode import TierBatch
     from tiered.log.parts import Part, Segment, TierState
 
 SKIP = "skip"
@@ -737,7 +739,7 @@ def read_stretch(
     needed = None if names is None else {*names, *wanted.columns}
     columns, at = Columns(task.lane, names=needed), QueueOffset(task.start)
     while at < task.end:
-        batch = reader.read(at, count_max=task.end - at)
+        batch = _read(reader, task, at)
         if batch is None or isinstance(batch, Gap) or batch.base_offset != at:
             raise DataError(f"{task.lane} cannot be read at offset {at}", where=stretch.prefix)
         rows, aside = columns.make(batch)
@@ -755,3 +757,25 @@ def read_stretch(
             )
         yield from (wanted.rows_of(some) for some in rows)
         at = batch.end_offset
+
+
+def _read(reader: QueueReader, task: Task, at: QueueOffset) -> TierBatch | Gap | None:
+    """What comes next of a stretch; of damage all of the stretch is named, so that a query can be put to the rest."""
+    try:
+        return reader.read(at, count_max=task.end - at)
+    except DataError as error:
+        lost = lost_of(reader, task, at)
+        if not lost:
+            raise
+        places = ", ".join(f"[{start}, {end})" for start, end, _ in lost[:_SHOWN])
+        more = f" and {len(lost) - _SHOWN} stretches more" if len(lost) > _SHOWN else ""
+        raise DataError(
+            f"messages {places}{more} of {task.lane} are damaged: {error.what}",
+            where=error.where,
+            do="`tiered verify URL --deep --store STORE --repair` mends what it can; until then a condition on queue_offset"
+            " reads what lies before or behind them",
+        ) from error
+
+
+_SHOWN = 64
+"""Damaged stretches that an error names."""
