@@ -21,12 +21,13 @@ from botocore.credentials import Credentials, ReadOnlyCredentials
 
 from backends.base import ObjectInfo, StoredVersion, Version
 from backends.errors import ConfigurationError
-from backends.s3_answers import ELEMENTS, FOREIGN
+from backends.s3_answers import CUT, ELEMENTS, FOREIGN
 from backends.s3_listing import Lister
 from backends.s3_settings import Credential, Profile
 from backends.s3_wire import (
     Condition,
     S3Failure,
+    etag_of,
     no_credentials,
     read_ca_bundle,
     tls_refusal,
@@ -41,12 +42,20 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 5.0
 _CONNECTIONS_MAX = 64
+_OK = 200
 _FIRST_SERVER_FAULT = 500
 _NOT_SENT = (
     exceptions.EndpointConnectionError,
     exceptions.ConnectTimeoutError,
     exceptions.ProxyConnectionError,
 )
+_DOCUMENTS = {
+    "GetBucketVersioning": b"VersioningConfiguration",
+    "GetBucketLifecycleConfiguration": b"LifecycleConfiguration",
+    "GetObjectLockConfiguration": b"ObjectLockConfiguration",
+    "ListObjectVersions": b"ListVersionsResult",
+}
+"""Answers in which botocore takes what is missing for what is not set, or not there."""
 
 
 class _Given(Credentials):  # type: ignore[misc]  # (botocore ships no types)
@@ -135,6 +144,8 @@ class BotoWire:
                 request.headers[name] = value
 
         self._client.meta.events.register("before-sign.s3", add_headers)
+        for operation in _DOCUMENTS:
+            self._client.meta.events.register(f"after-call.s3.{operation}", _see_document)
 
     def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
         etag = condition.etag
@@ -151,13 +162,13 @@ class BotoWire:
                 **when,
                 **self._extra,
             )
-            return str(answer["ETag"])
+            return etag_of(answer.get("ETag"))
 
     def get(self, key: str) -> tuple[bytes, str]:
         with _failures():
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
             with closing(answer["Body"]) as body:
-                return bytes(body.read()), str(answer["ETag"])
+                return bytes(body.read()), etag_of(answer.get("ETag"))
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         with _failures():
@@ -170,8 +181,8 @@ class BotoWire:
     def head(self, key: str) -> ObjectInfo:
         with _failures():
             answer = self._client.head_object(Bucket=self._bucket, Key=key)
+            version = Version(etag_of(answer.get("ETag")))
             modified_ms = round(answer["LastModified"].timestamp() * 1000)
-            version = Version(answer["ETag"])
             return ObjectInfo(key, answer["ContentLength"], modified_ms, version)
 
     def list(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
@@ -221,6 +232,7 @@ class BotoWire:
                 Bucket=self._bucket, Prefix=folder
             )
             for page in pages:
+                _see_whole(page)
                 yield [
                     StoredVersion(
                         found["Key"],
@@ -257,6 +269,29 @@ def _config(settings: S3Settings) -> Config:
             "payload_signing_enabled": True,
         },
     )
+
+
+def _see_document(http_response: Any, model: Any, **_: object) -> None:  # noqa: ANN401 (boto3 ships no types)
+    """Refuse an answer of success that is not the document asked for, as an empty one or a proxy's page.
+
+    Raises:
+        S3Failure: It is none.
+    """
+    status = http_response.status_code
+    if status == _OK and _DOCUMENTS[model.name] not in http_response.content:
+        raise S3Failure(status, FOREIGN, detail="it is no answer to the question")
+
+
+def _see_whole(page: dict[str, Any]) -> None:
+    """Refuse a page of versions that goes on and does not say where, or says neither: botocore takes it for the last.
+
+    Raises:
+        S3Failure: It is such a page.
+    """
+    if page.get("IsTruncated") is None:
+        raise S3Failure(_OK, FOREIGN, detail="it does not say whether it goes on")
+    if page["IsTruncated"] and not page.get("NextKeyMarker"):
+        raise S3Failure(_OK, CUT, detail="it goes on, and does not say where")
 
 
 @contextmanager

@@ -98,9 +98,9 @@ class SignedGet:
             connection.sock.settimeout(_left_s(until_s))
             connection.response_class = _answer_until(until_s)
             connection.request("GET", target, headers=dict(headers))
-            answer = connection.getresponse()
-            body = _body_of(answer)
-            is_over = answer.isclosed() and not answer.will_close
+            with connection.getresponse() as answer:
+                body = _body_of(answer)
+                is_over = answer.isclosed() and not answer.will_close
         except ssl.SSLError as error:
             raise untrusted(tls_refusal(error)) from error
         except (OSError, http.client.HTTPException) as error:

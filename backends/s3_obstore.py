@@ -36,6 +36,7 @@ from backends.s3_wire import (
     Condition,
     S3Failure,
     answered,
+    etag_of,
     no_credentials,
     read_ca_bundle,
     untrusted,
@@ -155,7 +156,7 @@ class ObstoreWire:
                 mode=mode,  # type: ignore[arg-type]  # (a TypedDict of obstore that is not there at run time)
                 use_multipart=False,
             )
-            return result["e_tag"] or ""
+            return etag_of(result["e_tag"])
 
     def get(self, key: str) -> tuple[bytes, str]:
         with _failures():
@@ -163,7 +164,7 @@ class ObstoreWire:
             client = self._client_for(result.meta["size"])
             if client is not self._client:  # what has come of it is little, and is let go
                 result = obstore.get(client, key)
-            etag = result.meta["e_tag"] or ""
+            etag = etag_of(result.meta["e_tag"])
             return bytes(result.bytes()), etag
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
@@ -209,12 +210,11 @@ def _config(settings: S3Settings) -> S3Config:
 
 
 def _info(meta: ObjectMeta) -> ObjectInfo:
-    etag = meta["e_tag"]
     return ObjectInfo(
         key=meta["path"],
         size_bytes=meta["size"],
         modified_ms=round(meta["last_modified"].timestamp() * 1000),
-        version=None if etag is None else Version(etag),
+        version=Version(etag_of(meta["e_tag"])),
     )
 
 

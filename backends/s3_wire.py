@@ -88,6 +88,17 @@ def answered(status: int, body: str) -> S3Failure:
     return S3Failure(status, code[1] if code else "", facts=elements_of(body))
 
 
+def etag_of(told: str | None) -> str:
+    """The ETag of an answer of success, which each server of S3 gives: without it the answer is somebody else's.
+
+    Raises:
+        S3Failure: There is none.
+    """
+    if not told:
+        raise S3Failure(200, FOREIGN, detail="it has no ETag")
+    return told
+
+
 NO_CREDENTIALS = "NoCredentials"
 """Code of a failure of our own: where keys come from gives none, so nothing was sent."""
 

@@ -22,11 +22,14 @@ from backends.errors import (
     BackendError,
     ObjectNotFoundError,
     PermissionDeniedError,
+    UnavailableError,
     UnknownOutcomeError,
 )
 from backends.registry import open_store
+from backends.s3 import read_object_lock, read_rules
 from backends.s3_answers import rows
 from backends.s3_settings import S3Options
+from backends.s3_versions import open_versions
 from tests.e2e.harness import here
 from tiered.api.stores import PatientStore, RefusedForNowError
 from tiered.clock import ManualClock
@@ -249,3 +252,52 @@ def test_the_command_line_and_doctor_tell_it(server: Server):
     checked = here("doctor", "s3://bucket/p", "--json").document["checks"]
     assert any("NTP" in check["advice"] for check in checked)
     assert any(check["name"] == "clock" and check["status"] == "fail" for check in checked)
+
+
+@pytest.mark.parametrize("body", [HTML, b""])
+def test_success_that_is_somebody_elses_is_no_object_and_nothing_stored(
+    server: Server, store: ObjectStore, body: bytes
+):
+    """As of a login page: what it says is no damaged object, and what was sent is not known to be stored."""
+    server.says = Said(200, body, "text/html")
+    for read in (lambda: store.get("k"), lambda: store.head("k"), lambda: [*store.list("")]):
+        assert met(read).reason == SETTINGS
+    for write in (
+        lambda: store.put_if_absent("k", b"x"),
+        lambda: store.compare_and_set("k", b"x", None),
+    ):
+        assert isinstance(met(write), UnknownOutcomeError)
+
+
+VERSIONS = b"<ListVersionsResult><IsTruncated>%s</IsTruncated>%s</ListVersionsResult>"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        HTML,
+        b"<ListVersionsResult></ListVersionsResult>",
+        VERSIONS % (b"true", b""),
+        VERSIONS % (b"true", b"<NextKeyMarker>k</NextKeyMarker>"),
+        VERSIONS[:40],
+    ],
+)
+def test_versions_that_are_not_all_told_are_not_taken_for_all(server: Server, body: bytes):
+    """Else an erasing run would say that nothing is left."""
+    versions = open_versions("s3://bucket/p", S3Options())
+    assert versions is not None
+    server.says = Said(200, body)
+    assert isinstance(met(lambda: [*versions.of_deleted("")]), UnavailableError)
+    versions.close()
+
+
+@pytest.mark.parametrize("body", [b"", HTML])
+def test_a_bucket_of_which_nothing_is_said_is_not_without_versions(server: Server, body: bytes):
+    server.says = Said(200, body)
+    versions = open_versions("s3://bucket/p", S3Options())
+    assert versions is not None
+    assert met(versions.status).reason in {SETTINGS, FAILING}
+    versions.close()
+    assert met(lambda: read_rules("bucket/p", S3Options())).reason in {SETTINGS, FAILING}
+    assert met(lambda: read_object_lock("bucket/p", S3Options())).reason in {SETTINGS, FAILING}

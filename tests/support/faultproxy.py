@@ -7,6 +7,7 @@ all requests, chosen by a seed.
 kind   what happens
 ====== ==========================================================================================
 status answered here with ``status`` and ``code``; the server sees nothing
+said   answered here with ``status`` and ``body``; the server sees nothing
 reset  the connection is reset once the request is read; the server sees nothing
 half   the connection is reset in the middle of the request's body; the server sees nothing
 lost   the server carries it out; its answer is dropped and the connection reset
@@ -50,6 +51,7 @@ class Rule:
     times: int = 1
     status: int = 503
     code: str = "SlowDown"
+    body: bytes = b""
     seconds: float = 0.0
 
 
@@ -143,6 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif rule and kind == "status":
             text = f"<Error><Code>{rule.code}</Code></Error>".encode()
             self._send(rule.status, {}, text, len(text))
+        elif rule and kind == "said":
+            self._send(rule.status, {}, rule.body, len(rule.body))
         else:
             if rule and kind == "held":
                 self.owner.stopping.wait(rule.seconds)
