@@ -19,6 +19,7 @@ from simulation.contents import (
 )
 from simulation.history import require
 from simulation.reclaimer import TTL_S, reclaim_all
+from simulation.repairing import repair_one
 from simulation.scheduler import START_MS
 
 from tiered.errors import TieredStoreError
@@ -83,6 +84,9 @@ def check_end(world: World) -> None:
     require(not real, f"verify finds {real}")
     if world.is_thorough and "spoiled" not in world.met and not world.history.strays:
         reclaim_all(world)
+        check_now(world)
+    if world.is_repaired:
+        repair_one(world, random.Random(world.scheduler.steps))
         check_now(world)
     refused = report.recorded.refused_parts
     require(refused == world.history.refused, f"replay has refused {refused} parts")

@@ -13,7 +13,7 @@ from tiered.format import bundle
 from tiered.index import indexer
 from tiered.journal.lease import NOTHING_KNOWN, Lease, LeaseState
 from tiered.log import expiry, takeback
-from tiered.upkeep import erase, expire, gc, workplace
+from tiered.upkeep import erase, expire, gc, repair, workplace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,6 +149,19 @@ def _full_block_counts_twice() -> Patches:
     return [mock.patch.object(bundle, "_blocks", lambda size, block=1 << 16: size // block + 1)]
 
 
+# -- what a person repairs --------------------------------------------------------------------------
+
+
+def _repaired_without_tags() -> Patches:
+    """The items of a part that is repaired from the broker have no tag codes."""
+    real = repair.encode_items
+
+    def untagged(offsets: Any, sizes: Any, tags: Any) -> Any:
+        return real(offsets, sizes, tags * 0)
+
+    return [mock.patch.object(repair, "encode_items", untagged)]
+
+
 # -- whose age rules --------------------------------------------------------------------------------
 
 
@@ -171,6 +184,7 @@ WIDE: dict[str, Callable[[], Patches]] = {
     "put aside in name only": _aside_in_name_only,
     "the own lease taken for another's": _own_lease_taken_for_anothers,
     "a listing believed": _listing_believed,
+    "repaired without tags": _repaired_without_tags,
     "a segment is as old as its last part": _as_old_as_its_last_part,
     "a segment is as old as when it was begun": _as_old_as_when_it_began,
     "a full block counts twice": _full_block_counts_twice,

@@ -138,7 +138,8 @@ class Reclaimer(Owner):
 
 def reclaim_all(world: World) -> None:
     """A last gc, when everybody is gone and everything is old: nothing hinders it, and nothing needed goes."""
-    clock = ManualClock(round(START_MS + (world.scheduler.now_s + 3600) * 1000))
+    world.scheduler.now_s += 3600
+    clock = ManualClock(round(START_MS + world.scheduler.now_s * 1000))
     world.memory._now_ms = clock.now_ms  # the ledger is dated by the store
     at = Workplace(world.ledger, world.ledger, world.place, clock, random.Random(1))
     for _ in range(2):
@@ -147,3 +148,5 @@ def reclaim_all(world: World) -> None:
         )
         require(not plan["refusals"], f"I11: the last gc refuses: {plan['refusals']}")
         apply_gc(at, plan)
+    if world.scheduler.failure is not None:
+        raise world.scheduler.failure

@@ -81,6 +81,8 @@ _CALM = 0.7
 """How often nothing bad happens until something is tiered; else it may happen to the very first request."""
 EDGES_EVERY = 8
 """Of so many seeds one has records, sections and segments that end at edges of blocks, or one byte beside them."""
+REPAIRS_EVERY = 3
+"""Of so many seeds one ends with a wrong bit in a part, which a person has repaired."""
 SETBACKS_EVERY = 5
 """Of so many seeds one has a broker whose clock is set back now and then, so that store times fall."""
 WEATHER_EVERY = 4
@@ -213,6 +215,11 @@ class World:
         self.scheduler.operate = self._operate
         for name in rng.choice(((), FOREIGN)):
             self.memory.put_if_absent(self.place.prefix + name, b"somebody else's")
+
+    @property
+    def is_repaired(self) -> bool:
+        """It ends with a wrong bit, which a person has repaired."""
+        return self._seed % REPAIRS_EVERY == 1
 
     def run(self) -> None:
         """From the first message to the last check.
