@@ -19,7 +19,7 @@ from simulation.contents import (
 )
 from simulation.history import require
 from simulation.reclaimer import TTL_S, reclaim_all
-from simulation.repairing import repair_one
+from simulation.repairing import rebuild_all, repair_one
 from simulation.scheduler import START_MS
 
 from tiered.errors import TieredStoreError
@@ -90,6 +90,9 @@ def check_end(world: World) -> None:
         check_now(world)
     refused = report.recorded.refused_parts
     require(refused == world.history.refused, f"replay has refused {refused} parts")
+    is_sound = "spoiled" not in world.met and not world.history.strays
+    if world.is_thorough and is_sound and not world.is_repaired:
+        rebuild_all(world)
 
 
 def _check_expiry(world: World, state: TierState) -> None:

@@ -13,7 +13,7 @@ from tiered.format import bundle
 from tiered.index import indexer
 from tiered.journal.lease import NOTHING_KNOWN, Lease, LeaseState
 from tiered.log import expiry, takeback
-from tiered.upkeep import erase, expire, gc, repair, workplace
+from tiered.upkeep import erase, expire, gc, rebuild, repair, workplace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,6 +162,17 @@ def _repaired_without_tags() -> Patches:
     return [mock.patch.object(repair, "encode_items", untagged)]
 
 
+def _rebuilt_without_one() -> Patches:
+    """A rebuild overlooks a bundle."""
+    real = rebuild._tables
+
+    def fewer(*arguments: Any) -> Any:
+        tabled, refused = real(*arguments)
+        return tabled[:-1], refused
+
+    return [mock.patch.object(rebuild, "_tables", fewer)]
+
+
 # -- whose age rules --------------------------------------------------------------------------------
 
 
@@ -185,6 +196,7 @@ WIDE: dict[str, Callable[[], Patches]] = {
     "the own lease taken for another's": _own_lease_taken_for_anothers,
     "a listing believed": _listing_believed,
     "repaired without tags": _repaired_without_tags,
+    "rebuilt without a bundle": _rebuilt_without_one,
     "a segment is as old as its last part": _as_old_as_its_last_part,
     "a segment is as old as when it was begun": _as_old_as_when_it_began,
     "a full block counts twice": _full_block_counts_twice,

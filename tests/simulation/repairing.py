@@ -1,4 +1,4 @@
-"""At the end of some worlds a bit of a named section is wrong, and a person has it repaired from the tier and the broker.
+"""At the end of some worlds a bit of a section is wrong, and a person repairs it; of others the journal is lost, and rebuilt.
 
 The real ``verify --deep`` has to find it, and the real repair has to bring back what the broker still has; its bundle and
 its entry are held against history as everybody's are.
@@ -6,24 +6,33 @@ its entry are held against history as everybody's are.
 
 from __future__ import annotations
 
+import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import TYPE_CHECKING
 
+from simulation.contents import is_hole
 from simulation.history import require
 from simulation.scheduler import START_MS
 
 from backends.testing.faulty import FaultyStore
 from tiered.clock import ManualClock
-from tiered.keys import LEASE
+from tiered.keys import JOURNAL, LEASE
+from tiered.log.reader import TierReader
+from tiered.log.state import Gap
 from tiered.log.verify import verify_tier
+from tiered.model import MessageQueue, QueueOffset
+from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.repair import Repairer
+from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
-    import random
-
     from simulation.broker import QueueKey
     from simulation.lives import Life, Row
     from simulation.world import World
+
+    from tiered.log.reader import QueueReader
 
 _AN_HOUR_S = 3600.0
 
@@ -70,3 +79,38 @@ def _is_there(world: World, queue: QueueKey, life: Life, row: Row) -> bool:
     now = world.broker.present(queue)
     is_present = now is not None and now.min <= row.start and not life.ended
     return bool(is_present and now and now.has(row.start, row.records))
+
+
+def rebuild_all(world: World) -> None:
+    """The journal is lost, behind a last gc, and rebuilt: a queue's present life has all that whole sections hold."""
+    prefix, store = world.place.prefix, FaultyStore(world.memory, random.Random(1))
+    for info in list(store.list(prefix + JOURNAL)):
+        store.delete(info.key)
+    world.memory.delete(prefix + LEASE)
+    with ThreadPoolExecutor(1) as pool:
+        plan = plan_rebuild(store, prefix, pool)
+    clock = ManualClock(round(START_MS + world.scheduler.now_s * 1000))
+    at = Workplace(store, store, world.place, clock, random.Random(world.scheduler.steps))
+    apply_rebuild(at, plan, accept_gaps=True)
+    world.count("rebuilt")
+    reader = TierReader(store, prefix)
+    reader.refresh()
+    for queue, lives in sorted(world.history.queues.items()):
+        if lives[-1].rows:
+            _has_all(queue, reader.lives(MessageQueue(*queue))[-1], lives[-1])
+
+
+def _has_all(queue: QueueKey, reader: QueueReader, life: Life) -> None:
+    """Whether a rebuilt life has every message of the one that was."""
+    there: dict[int, bytes] = {}
+    for found in reader.batches(QueueOffset(life.min)):
+        if not isinstance(found, Gap):
+            records, data = found.records, memoryview(found.records.data)
+            for at, size, number in zip(records.positions, records.sizes, count(), strict=False):
+                there[records.base_offset + number] = bytes(data[at : at + size])
+    for row in life.rows:
+        if row.end - row.start < row.section.count:
+            continue  # of a section whose rest was taken back only the journal knew how much still counts
+        for offset, raw in enumerate(row.records, row.start):
+            what = f"{queue} {offset} is not, in the rebuilt journal, what it was"
+            require(is_hole(raw) or there.get(offset) == raw, what)

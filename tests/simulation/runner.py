@@ -29,7 +29,7 @@ BRANCHES = {
     "level without a restart": 30, "escaped": 20, "reign behind sealed ends": 1,
     # what happens to the broker
     "topic deleted": 50, "tail lost": 100, "copy level": 3, "emptied and grown": 10, "hole": 500, "quarantined": 500,
-    "record at an edge": 50, "repaired": 30,
+    "record at an edge": 50, "repaired": 30, "rebuilt": 20,
     "clock set back": 50, "ruled by an earlier part": 5, "damaged end lost": 10, "lag grown": 5,
     # what became of it
     "gap": 50, "gap in the middle": 30, "gap at the beginning": 10, "taken back": 20, "part divided": 10,
