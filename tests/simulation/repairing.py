@@ -1,4 +1,4 @@
-"""At the end of some worlds a bit of a section is wrong, and a person repairs it; of others the journal is lost, and rebuilt.
+"""How some worlds end: a bit of a section is wrong, and a person repairs it; or the journal is lost, and rebuilt.
 
 The real ``verify --deep`` has to find it, and the real repair has to bring back what the broker still has; its bundle and
 its entry are held against history as everybody's are.
