@@ -75,10 +75,11 @@ def repair_one(world: World, rng: random.Random) -> None:
 
 
 def _is_there(world: World, queue: QueueKey, life: Life, row: Row) -> bool:
-    """Whether the broker's present queue has this part, all of it."""
+    """Whether the broker's present queue has this part, all of it, and its mark proves that: a hole at its end has none."""
     now = world.broker.present(queue)
     is_present = now is not None and now.min <= row.start and not life.ended
-    return bool(is_present and now and now.has(row.start, row.records))
+    is_proven = bool(row.claims.mark) and not is_hole(row.records[-1])
+    return bool(is_present and is_proven and now and now.has(row.start, row.records))
 
 
 def rebuild_all(world: World) -> None:
