@@ -368,7 +368,8 @@ class _Chosen:
         newer = behind[0].part if behind else None
         if newer is None or self._read is None:
             return
-        if part.queue_offset < newer.queue_offset < part.queue_end:
+        is_cut = newer.queue_offset < part.queue_end or newer.log_offset < part.log_end
+        if part.queue_offset < newer.queue_offset and is_cut:
             head = cut_head(part, newer.queue_offset, newer.log_offset, self._read)
             if head is not None:
                 yield one._replace(part=head)
@@ -464,20 +465,25 @@ def _mark_at(part: Part, at: int, read: Read) -> tuple[int, int, int]:
 
 
 def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Part | None:
-    """A part's items before ``end``, by reference; None unless exactly their records end at ``log_end``."""
-    count = end - part.queue_offset
+    """A part's items before ``end``, by reference, as far as their records end at ``log_end``; None when none does there.
+
+    Where records before ``end`` lie behind ``log_end``, these were taken back, and a gap was recorded in their place.
+    """
+    count = min(end, part.queue_end) - part.queue_offset
     try:
         found = np.frombuffer(memoryview(read(part.index.part_of(0, count * ITEM_BYTES))), ITEM)
     except (DataError, BackendError):
         return None
-    sizes, ends = found["size"], found["log_offset"] + found["size"]
-    real = sizes > 0
-    if int(ends[real].max(initial=part.log_offset)) != log_end:
+    real = found["size"] > 0
+    ends = np.where(real, found["log_offset"] + found["size"], part.log_offset)
+    if (ends > log_end).any():
+        count = int((ends > log_end).argmax())
+    if int(ends[:count].max(initial=part.log_offset)) != log_end:
         return None
-    holes = count - int(np.count_nonzero(real))
+    holes = count - int(np.count_nonzero(real[:count]))
     log_bytes = log_end - part.log_offset
     head = Head(part.queue_offset, part.log_offset, log_bytes, holes, 0, part.holes)
-    return head_of(part, end, head)
+    return head_of(part, QueueOffset(part.queue_offset + count), head)
 
 
 def _fits(
