@@ -69,7 +69,7 @@ def check(broker: oracle.Broker, url: str, told: live.Told) -> None:
     harness.check_sound(url, broker.store)
 
 
-@pytest.mark.parametrize("again", [60, 200, 400])
+@pytest.mark.parametrize("again", [60, pytest.param(200, marks=pytest.mark.slow), 400])
 def test_a_topic_is_deleted_and_created_again_while_attach_does_not_run(
     lasting_broker: oracle.Broker, url: str, topic: str, again: int
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_topic_is_deleted_and_created_again_while_attach_does_not_run(
     check(lasting_broker, url, told)
 
 
-@pytest.mark.parametrize("again", [60, 400])
+@pytest.mark.parametrize("again", [60, pytest.param(400, marks=pytest.mark.slow)])
 def test_a_topic_is_deleted_and_created_again_while_attach_runs(
     lasting_broker: oracle.Broker, url: str, topic: str, tmp_path: Path, again: int
 ) -> None:

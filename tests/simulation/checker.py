@@ -17,11 +17,12 @@ from simulation.contents import (
     store_ms,
     tag_code,
 )
-from simulation.history import require
+from simulation.history import ViolationError, require
 from simulation.reclaimer import TTL_S, reclaim_all
 from simulation.repairing import rebuild_all, repair_one
 from simulation.scheduler import START_MS
 
+from backends.errors import BackendError
 from tiered.errors import TieredStoreError
 from tiered.index.lookup import IndexReader, Wish
 from tiered.log.expiry import plan_expiry
@@ -92,7 +93,10 @@ def check_end(world: World) -> None:
     require(refused == world.history.refused, f"replay has refused {refused} parts")
     is_sound = "spoiled" not in world.met and not world.history.strays
     if world.is_thorough and is_sound and not world.is_repaired:
-        rebuild_all(world)
+        try:
+            rebuild_all(world)
+        except (TieredStoreError, BackendError) as error:
+            raise ViolationError(f"a lost journal can not be rebuilt: {error}") from error
 
 
 def _check_expiry(world: World, state: TierState) -> None:

@@ -100,6 +100,7 @@ def send(broker: oracle.Broker, rows: Sequence[dict[str, str]]) -> None:
     producer.close()
 
 
+@pytest.mark.slow
 def test_a_mark_takes_back_what_is_due_with_it_whichever_came_first(broker: oracle.Broker):
     broker.produce("orders", 1, queues=4)
     due = str(CLOCK.now_ms() // 1000 * 1000 + 8_500)
