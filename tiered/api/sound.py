@@ -1,7 +1,7 @@
 """Goes through a queue of which something is damaged: what is sound comes out, and what is lost is named, all of it.
 
-For who has been told to go on, and for who wants to know the extent of the damage before he gives up. Damage costs the
-messages of its block (``tiered.log.salvage``). Memory: a batch, and the section in which the damage lies.
+For callers that were told to go on past damage, and for those that want to know its extent before they give up. Damage costs
+the messages of its block (``tiered.log.salvage``). Memory: a batch, and the section in which the damage lies.
 """
 
 from __future__ import annotations

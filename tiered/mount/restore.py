@@ -22,8 +22,9 @@ refuses another selection.
 
 Damage of the tier ends it with an error that names every damaged stretch of what is left, and what is restored stays as it
 is: once the tier is mended the same command goes on. Where damage is accepted (``accepts_damage``), what lies in damaged
-blocks becomes queue offsets without a message, as where the tier has a gap; they are named. They stay so when it is gone on
-with after a repair. A restore that was begun without is not gone on with: its log has no place for holes.
+blocks becomes queue offsets without a message, as where the tier has a gap; they are named. They stay so when the
+restore is resumed after a repair. One that was begun without accepting damage cannot be resumed with it: its log has no
+place for holes.
 
 And it does not take its own note's word for what lies there: it goes on only where every byte of
 the log is one that it put (``restore.json`` has checksums of them, and what was put had been checked when it was read), the
