@@ -207,13 +207,13 @@ class _Until(io.RawIOBase):
 def _answer_until(until_s: float) -> type[http.client.HTTPResponse]:
     """Answers that have to be whole at a moment."""
 
-    class Answer(http.client.HTTPResponse):
+    class Timely(http.client.HTTPResponse):
         def __init__(self, sock: socket.socket, *args: object, **more: object) -> None:
             super().__init__(sock, *args, **more)  # type: ignore[arg-type]
             self.fp.close()
             self.fp = io.BufferedReader(_Until(sock, until_s))
 
-    return Answer
+    return Timely
 
 
 def _left_s(until_s: float) -> float:

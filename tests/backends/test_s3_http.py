@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import socket
 import threading
-from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from support.servers import serving
 
 from backends.errors import ConfigurationError
 from backends.s3_http import SignedGet
@@ -49,20 +49,9 @@ class Server:
                 self.wfile.write(b"yes")
                 self.close_connection = owner.closes  # not said to the client
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.address = f"127.0.0.1:{self._server.server_port}"
-
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.address = f"127.0.0.1:{self.http.server_port}"
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +64,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
-    with made.serving():
+    with serving(made.http):
         yield made
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from support.servers import S3Server
+from support.servers import S3Server, serving
 
 from backends.errors import (
     ARCHIVED,
@@ -72,20 +70,9 @@ class Server:
 
             do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _any  # noqa: N815 (so the base class calls them)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
 
 
 @pytest.fixture
@@ -94,7 +81,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     made = Server()
     use_server(S3Server("ruled", made.url, "key", "secret-key"), monkeypatch)
-    with made.serving():
+    with serving(made.http):
         yield made
 
 

@@ -83,7 +83,7 @@ def _is_there(world: World, queue: QueueKey, life: Life, row: Row) -> bool:
 
 
 def rebuild_all(world: World) -> None:
-    """The journal is lost, behind a last gc, and rebuilt: a queue's present life has all that whole sections hold."""
+    """The journal is lost, behind a last gc, and rebuilt: a queue's present life has all its messages."""
     prefix, store = world.place.prefix, FaultyStore(world.memory, random.Random(1))
     for info in list(store.list(prefix + JOURNAL)):
         store.delete(info.key)

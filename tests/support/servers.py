@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from botocore.config import Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from http.server import HTTPServer
     from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,3 +201,16 @@ def run_localstack(folder: Path) -> Iterator[S3Server]:
         yield S3Server("localstack", endpoint, "test", "test", is_atomic=False)
     finally:
         subprocess.run([*command, "down"], check=True, env=env)
+
+
+@contextmanager
+def serving(server: HTTPServer) -> Iterator[None]:
+    """Let a server of this process answer, until the block ends."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -467,7 +467,7 @@ def _mark_at(part: Part, at: int, read: Read) -> tuple[int, int, int]:
 def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Part | None:
     """A part's items before ``end``, by reference, as far as their records end at ``log_end``; None when none does there.
 
-    Where records before ``end`` lie behind ``log_end``, these were taken back, and a gap was recorded in their place.
+    Records before ``end`` that lie behind ``log_end`` were truncated, and a gap was recorded in their place.
     """
     count = min(end, part.queue_end) - part.queue_offset
     try:
