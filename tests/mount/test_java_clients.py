@@ -108,7 +108,7 @@ def at(name_server: str) -> tuple[str, ...]:
     return "--listen", "127.0.0.1:0", "--namesrv", name_server, "--refresh", "1"
 
 
-ALL = ("--group", "g", "--max", "1200", "--seconds", "100")
+ALL = ("--group", "g", "--max", "1200", "--seconds", "200")  # ends with the last message
 
 
 def test_a_client_of_4_9_gets_each_message(name_server: str, tmp_path: Path):
@@ -156,7 +156,7 @@ def test_a_client_of_4_9_gets_what_java_read_from_the_store(
             if len(topic) > 127:  # of records of version 2, which clients before 5.1 cannot read
                 continue
             wanted = expected(name, topic)
-            words = ("--namesrv", name_server, "--topic", topic, "--assign", "--seconds", "60")
+            words = ("--namesrv", name_server, "--topic", topic, "--assign", "--seconds", "200")
             found = consume("4.9", tmp_path, "lite-pull", *words, "--max", str(len(wanted)))
             assert plain(found) == wanted, topic
 

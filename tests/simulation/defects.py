@@ -11,7 +11,7 @@ from simulation.mutants import MUTANTS, defect
 from simulation.runner import one_processor, run_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 SEEDS = 300
 """So many are run by the tests."""
@@ -21,9 +21,9 @@ PAGE = Path(__file__).parents[2] / "docs/durability.md"
 _TABLE = re.compile(r"(?<=when last counted \|\n\|---\|---\|\n)(?:\|.*\|\n)*")
 
 
-def first_found(name: str, seeds: int = MORE_SEEDS) -> int | None:
-    """The first seed that finds a defect; None: none of so many."""
-    for seed in range(seeds):
+def first_found(name: str, seeds: Iterable[int] = range(MORE_SEEDS)) -> int | None:
+    """The first of these seeds that finds a defect; None: not one of them does."""
+    for seed in seeds:
         try:
             with defect(name):
                 run_seed(seed)
