@@ -132,17 +132,17 @@ def stored(part: Part, *batches: RecordBatch) -> StoredSection:
 
 def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
     clock = ManualClock()
-    feed = KeyFeed(clock, bytes_max=1000)
     batch = batch_of(QUEUE, 0, [Mail(keys=("k",)), None, Mail(unique="u")])
+    size = int(batch.sizes.sum())
+    feed = KeyFeed(clock, bytes_max=3 * size)
     a, b, c, d = (made_part(0, 100, key=key) for key in "abcd")
     feed.offer([stored(a, batch, replace(batch, base_offset=batch.end_offset))])
-    assert feed.memory_bytes > 0
+    assert feed.memory_bytes == 2 * size
     feed.offer([stored(b, batch)])
     feed.offer([stored(c, batch)])
     assert (feed.refused, feed.take(c)) == (1, None)
     keys = feed.take(a)
     assert keys is not None
-    size = int(batch.sizes.sum())
     places = sorted(at for one in keys for at in one.positions.tolist())
     assert places == [
         base + at for base in (100, 100 + size) for at in (0, int(batch.positions[2]))

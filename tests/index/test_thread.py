@@ -18,6 +18,7 @@ from tiered.attach import index as index_module
 from tiered.attach.index import IndexThread
 from tiered.attach.settings import IndexSettings
 from tiered.clock import SystemClock
+from tiered.index.extract import extract_all
 from tiered.index.indexer import Indexer
 from tiered.index.lookup import IndexReader, Wish
 from tiered.log.indexed import indexed_to
@@ -25,13 +26,15 @@ from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import pytest
 
     from backends.base import ObjectStore
     from tiered.dispatch.dispatcher import TieredDispatcher
+    from tiered.index.extract import Keys
+    from tiered.local.face import RecordBatch
     from tiered.log.state import TierState
 
 EACH = 60
@@ -54,7 +57,7 @@ def indexing(
     )
     if fed:
         dispatcher.uploader.on_stored = thread.stored
-    body = threading.Thread(target=thread.run)
+    body = threading.Thread(target=thread.run, name="index")
     body.start()
     try:
         yield thread
@@ -103,6 +106,23 @@ def test_keys_come_from_what_is_in_memory_and_nothing_is_read_again():
         assert (thread.waits, thread.failures, thread.refused, thread.damaged) == (0, 0, 0, 0)
         assert thread.items == 2 * 3 * EACH
     check(meter)
+
+
+def test_keys_are_extracted_by_the_thread_of_the_index_alone(monkeypatch: pytest.MonkeyPatch):
+    """Upload threads hand on one after another: what they do then every entry of the journal waits for."""
+    names = set()
+
+    def extract(batches: Sequence[RecordBatch]) -> list[list[Keys]]:
+        names.add(threading.current_thread().name)
+        return extract_all(batches)
+
+    monkeypatch.setattr("tiered.index.indexer.extract_all", extract)
+    store = MemoryStore()
+    with dispatching(store, filled()) as dispatcher, indexing(store, dispatcher) as thread:
+        follow(dispatcher)
+        assert thread.flush(20)
+    assert names == {"index"}
+    check(store)
 
 
 def test_a_writer_goes_on_where_the_last_one_was_cut_off():
@@ -178,7 +198,7 @@ def test_a_defect_ends_the_index_and_not_the_writer(
 
 
 def test_what_the_feed_had_no_room_for_is_read(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tiered.index.indexer._ENTRY_BYTES", 1 << 26)
+    monkeypatch.setattr("tiered.index.indexer._record_bytes", lambda _sections: 1 << 27)
     store = MemoryStore()
     with dispatching(store, filled()) as dispatcher, indexing(store, dispatcher) as thread:
         follow(dispatcher)

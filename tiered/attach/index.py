@@ -1,9 +1,10 @@
 """The index thread of a writer: keys of what is in the tier already, collected and now and then made an object.
 
 Overview: what is not covered yet is read from the journal's state (``tiered.index.indexer``), so the thread always runs
-behind: it sees only what has been committed. Upload threads leave the keys of what they have just stored in a ``KeyFeed``;
-what is not there (after a restart, say) is read from the tier. When there are enough keys, or the oldest is old enough, the
-object is uploaded, and one action is handed to the build thread, which alone writes the journal.
+behind: it sees only what has been committed. Upload threads leave the records that they have just stored in a ``KeyFeed``,
+and their keys are extracted here; what is not there (after a restart, say) is read from the tier. When there are enough
+keys, or the oldest is old enough, the object is uploaded, and one action is handed to the build thread, which alone writes
+the journal.
 
 Ordering: object, then entry. An action that does not fit the state any more changes nothing, and its range is collected
 again.
@@ -154,7 +155,7 @@ class IndexThread:
             self._flushed.set()
 
     def stored(self, some: Sequence[GroupCommit]) -> None:
-        """Take the keys of records that were just stored. From any thread."""
+        """Keep records that were just stored, until this thread has taken their keys. From any thread."""
         if not self._has_ended:
             sections = []
             for commit in some:
@@ -162,7 +163,8 @@ class IndexThread:
                 start = int(stored.table.rows["start"][number])
                 place = stored.bundle.key, start, commit.log_offset
                 sections.append(StoredSection(*place, commit.batches))
-            self._feed.offer(sections)
+            if self._feed.offer(sections):
+                self._wake.set()
 
     def wake(self) -> None:
         """Have the thread look at ``stop``."""
@@ -190,6 +192,7 @@ class IndexThread:
     def _pass(self) -> bool:
         """Take a step, and make an object if it is time; whether there may be more to do at once."""
         state = self._state()
+        self._feed.extract()
         taken = 0
         is_late = self._wanted.is_set() and self._clock.monotonic_s() >= self._late_s
         if state is not self._done and not is_late:
@@ -225,6 +228,7 @@ class IndexThread:
         self._say(Fact(index_action([made]), done.set))
         while not (done.is_set() or self._stop.is_set()):
             self._clock.wait(done, 0.25)
+            self._feed.extract()  # so that there is room for what is stored meanwhile
         if done.is_set():
             self._learn(made)
         self._builder.reset()

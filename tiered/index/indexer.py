@@ -18,7 +18,7 @@ import logging
 import tempfile
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
@@ -391,11 +391,14 @@ def _sorted(work: WorkFile) -> _Sorted:
 #
 # Keys taken while records are in memory anyway, on their way into the tier, so that nobody has to read them again.
 #
-# ``offer`` is called by upload threads when records are durable; ``take`` by the indexer when the journal names them. It
-# is a cache: what is not there (from before the start, or for want of room) is read from the tier.
+# ``offer`` is called by upload threads when records are durable, and only keeps them: upload threads hand on one after
+# another, and the journal's entry waits for them. ``extract`` finds the keys, in the indexer's thread; ``take`` gives them
+# when the journal names their part. It is a cache: what is not there (from before the start, or for want of room) is read
+# from the tier.
 #
-# Bounds (I8): ``bytes_max`` of memory. When it is full new keys are refused, since the indexer wants the oldest first; but
-# what has waited for ``STALE_S`` goes: nobody wants it any more (an entry that did not come, parts that were merged).
+# Bounds (I8): ``bytes_max`` of memory, records and keys together. When it is full new records are refused, since the indexer
+# wants the oldest first; but keys that have waited for ``STALE_S`` go: nobody wants them any more (an entry that did not
+# come, parts that were merged).
 #
 # Threads: any.
 
@@ -434,7 +437,7 @@ class KeyFeed:
     """Holds the keys of parts, by bundle and position of their section.
 
     Attributes:
-        refused: Parts for whose keys there was no room.
+        refused: Parts for whose records there was no room.
     """
 
     def __init__(self, clock: Clock, bytes_max: int = FEED_BYTES_MAX) -> None:
@@ -442,6 +445,8 @@ class KeyFeed:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._lock = threading.Lock()
+        self._offered: deque[Sequence[StoredSection]] = deque()
+        self._offered_bytes = 0
         self._held: OrderedDict[tuple[str, int], _HeldKeys] = OrderedDict()
         self.refused = 0
 
@@ -450,36 +455,38 @@ class KeyFeed:
         """What is held."""
         return self._bytes
 
-    def offer(self, sections: Sequence[StoredSection]) -> None:
-        """Take the keys of sections; never raises, since they are durable."""
-        now_s = self._clock.monotonic_s()
-        if not self._has_room(now_s):
-            self.refused += len(sections)
-            return
-        batches = [batch for section in sections for batch in section.batches]
-        try:
-            of_batches = iter(extract_all(batches))
-        except DataError as error:
-            _LOG.warning("keys of %s are taken later: %s", sections[0].bundle, error)
-            return
-        for section in sections:
-            at, found = section.log_offset, list[Keys]()
-            for batch, some in zip(section.batches, of_batches, strict=False):
-                found += [shifted(keys, at) for keys in some]
-                at += memoryview(batch.data).nbytes
-            self._hold(section, found, now_s)
-
-    def _hold(self, section: StoredSection, found: Sequence[Keys], now_s: float) -> None:
-        size = sum(keys.memory_bytes for keys in found) + _ENTRY_BYTES
+    def offer(self, sections: Sequence[StoredSection]) -> bool:
+        """Keep the records of sections until their keys are extracted; whether that had better be soon. From any thread."""
+        size = _record_bytes(sections)
         with self._lock:
-            if self._bytes >= self._bytes_max:
-                self.refused += 1
-                return
-            self._held[section.bundle, section.start] = _HeldKeys(tuple(found), size, now_s)
+            self._drop_stale()
+            if self._bytes + size > self._bytes_max:
+                self.refused += len(sections)
+                return True
+            self._offered.append(sections)
+            self._offered_bytes += size
             self._bytes += size
+            return self._offered_bytes > self._bytes_max // 8
+
+    def extract(self) -> None:
+        """Find the keys of what was offered, and let its records go. Never raises for damage: the tier's copy is read."""
+        while True:
+            with self._lock:
+                if not self._offered:
+                    return
+                sections = self._offered.popleft()
+            held = _extracted(sections, self._clock.monotonic_s())
+            size = _record_bytes(sections)
+            with self._lock:
+                self._offered_bytes -= size
+                self._bytes -= size
+                for section, keys_ in zip(sections, held, strict=False):
+                    self._held[section.bundle, section.start] = keys_
+                    self._bytes += keys_.memory_bytes
 
     def take(self, part: Part) -> tuple[Keys, ...] | None:
         """The keys of a part, positions being log offsets; None: not held. They are not held any more."""
+        self.extract()
         with self._lock:
             held = self._held.pop((part.bundle.key, part.section.start), None)
             if held is None:
@@ -487,15 +494,36 @@ class KeyFeed:
             self._bytes -= held.memory_bytes
         return held.keys
 
-    def _has_room(self, now_s: float) -> bool:
-        with self._lock:
-            while self._held:
-                key, oldest = next(iter(self._held.items()))
-                if now_s - oldest.since_s < STALE_S:
-                    break
-                del self._held[key]
-                self._bytes -= oldest.memory_bytes
-            return self._bytes < self._bytes_max
+    def _drop_stale(self) -> None:
+        now_s = self._clock.monotonic_s()
+        while self._held:
+            key, oldest = next(iter(self._held.items()))
+            if now_s - oldest.since_s < STALE_S:
+                return
+            del self._held[key]
+            self._bytes -= oldest.memory_bytes
+
+
+def _record_bytes(sections: Sequence[StoredSection]) -> int:
+    return sum(memoryview(batch.data).nbytes for one in sections for batch in one.batches)
+
+
+def _extracted(sections: Sequence[StoredSection], now_s: float) -> list[_HeldKeys]:
+    """The keys of each section; of none, if a record is damaged."""
+    try:
+        of_batches = iter(extract_all([batch for one in sections for batch in one.batches]))
+    except DataError as error:
+        _LOG.warning("keys of %s are taken later: %s", sections[0].bundle, error)
+        return []
+    held = []
+    for section in sections:
+        at, found = section.log_offset, list[Keys]()
+        for batch, some in zip(section.batches, of_batches, strict=False):
+            found += [shifted(keys, at) for keys in some]
+            at += memoryview(batch.data).nbytes
+        size = sum(keys.memory_bytes for keys in found) + _ENTRY_BYTES
+        held.append(_HeldKeys(tuple(found), size, now_s))
+    return held
 
 
 # -- indexer -----------------------------------------------------------------------------------------
