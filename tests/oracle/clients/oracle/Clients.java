@@ -11,9 +11,11 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Base64;
 import java.util.Collections;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -160,10 +162,14 @@ public final class Clients {
         }
         long left = Long.parseLong(one(options, "max", "1000000000"));
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(Long.parseLong(one(options, "seconds", "30")));
+        Set<String> seen = new HashSet<>();
         while (left > 0 && System.nanoTime() < until) {
             for (MessageExt message : consumer.poll(500)) {
-                print(fields(message));
-                left--;
+                // A pull that assign() began may be answered after the seek: the client then delivers its messages twice.
+                if (!isAssigned || seen.add(message.getQueueId() + "-" + message.getQueueOffset())) {
+                    print(fields(message));
+                    left--;
+                }
             }
         }
         consumer.commitSync();
