@@ -81,7 +81,7 @@ lock: ## compiles requirements/*.txt from pyproject.toml; UPGRADE=1 takes newer 
 bench: .venv/.installed-test ## BENCH_ARGS="--quick --write": the table of docs/performance.md, both sides in turn, as ratios
 	@$(BIN)/python tests/peer/figures.py $(BENCH_ARGS)
 
-house: .venv/.installed-test ## modules, lines, names used twice, files that a command enters
+house: .venv/.installed-test ## lines of code, docstrings and comments by package; modules, names used twice, files that a command enters
 	@$(BIN)/python tests/house.py --entered
 
 minio: ## MinIO in the foreground, for trying things: prints its address and keys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the house: modules, lines, names used twice, rooms with one door, comments beside locks.
+"""Counts the house: lines of code, docstrings and comments by package, modules, names used twice, comments beside locks.
 
     .venv/bin/python tests/house.py [--names] [--entered]
 
@@ -43,6 +43,8 @@ class Module:
     lines: int
     comments: int
     code: int
+    docs: int
+    used_once: tuple[str, ...]
     classes: tuple[str, ...]
     long_functions: tuple[str, ...]
     pointing: tuple[str, ...]
@@ -74,13 +76,15 @@ def read(path: Path) -> Module:
     tree = ast.parse(text)
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     lines = text.splitlines()
-    comments, code = counted(path)
+    comments, code, docs = counted(path)
     return Module(
         name,
         path,
         len(lines),
         comments,
         code,
+        docs,
+        tuple(used_once(tree)),
         tuple(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)),
         tuple(long_functions(tree)),
         tuple(pointing(tree)),
@@ -91,9 +95,9 @@ def read(path: Path) -> Module:
     )
 
 
-def counted(path: Path) -> tuple[int, int]:
-    """Comments that are words (no ``noqa``, no ``type:``), and lines with code on them (docstrings are not code)."""
-    comments = 0
+def counted(path: Path) -> tuple[int, int, int]:
+    """Comments that are words (no ``noqa``, no ``type:``), lines with code on them, lines of docstrings."""
+    comments = docs = 0
     code: set[int] = set()
     previous = tokenize.NEWLINE
     with path.open("rb") as file:
@@ -106,7 +110,7 @@ def counted(path: Path) -> tuple[int, int]:
                 tokenize.NL,
                 tokenize.ENCODING,
             ):
-                pass
+                docs += token.end[0] - token.start[0] + 1
             elif token.type not in (
                 tokenize.NL,
                 tokenize.NEWLINE,
@@ -118,7 +122,21 @@ def counted(path: Path) -> tuple[int, int]:
                 code.update(range(token.start[0], token.end[0] + 1))
             if token.type not in (tokenize.COMMENT, tokenize.NL):
                 previous = token.type
-    return comments, len(code)
+    return comments, len(code), docs
+
+
+def used_once(tree: ast.Module) -> Iterator[str]:
+    """A module's private functions that are named in one place only, and their length."""
+    uses = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    )
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("_") and uses[node.name] == 1:
+            yield f"{node.name} ({(node.end_lineno or node.lineno) - node.lineno + 1})"
 
 
 def long_functions(tree: ast.AST) -> Iterator[str]:
@@ -217,6 +235,7 @@ def table(house: list[Module]) -> list[tuple[str, str, str, list[str]]]:
     four = [row for row in names if row.count(",") >= 3]
     single = with_one_neighbour(house)
     long = [f"{module.name}: {name}" for module in house for name in module.long_functions]
+    once = [f"{module.name}: {name}" for module in house for name in module.used_once]
     comments = sum(module.comments for module in with_locks) / max(
         1, sum(module.code for module in with_locks)
     )
@@ -225,10 +244,13 @@ def table(house: list[Module]) -> list[tuple[str, str, str, list[str]]]:
         (
             "modules",
             f"{len(house):,}",
-            "230",
+            "235",
             [f"{count:4} {place}" for place, count in places.most_common()],
         ),
-        ("lines", f"{sum(lines):,}", "50,000", []),
+        ("lines of code", f"{sum(module.code for module in house):,}", "50,000", []),
+        ("lines of docstrings", f"{sum(module.docs for module in house):,}", "11,000", []),
+        ("lines in all", f"{sum(lines):,}", "75,000", []),
+        ("private functions that are used once", f"{len(once)}", "450", once),
         ("modules imported by exactly one neighbour", f"{len(single)}", "25", single),
         ("class names used twice", f"{len(classes)}", "5", classes),
         ("module names used twice (four times)", f"{len(names)} ({len(four)})", "12 (0)", names),
@@ -253,6 +275,23 @@ def table(house: list[Module]) -> list[tuple[str, str, str, list[str]]]:
         ),
         ("modules in import circles", f"{len(circles(house))}", "0", circles(house)),
     ]
+
+
+def by_package(house: list[Module]) -> Iterator[str]:
+    """A table: lines of each package, of which kind."""
+    yield f"| {'package':<18} | modules |    code | docstrings | comments |     all |"
+    yield f"|{'-' * 20}|{'-' * 9}|{'-' * 9}|{'-' * 12}|{'-' * 10}|{'-' * 9}|"
+    packages: dict[str, list[Module]] = defaultdict(list)
+    for module in house:
+        packages[".".join(module.path.relative_to(ROOT).parts[:-1][:2])].append(module)
+    for name, some in [*sorted(packages.items()), ("in all", house)]:
+        code, docs, comments, lines = (
+            sum(getattr(module, what) for module in some)
+            for what in ("code", "docs", "comments", "lines")
+        )
+        yield (
+            f"| {name:<18} | {len(some):>7} | {code:>7,} | {docs:>10,} | {comments:>8,} | {lines:>7,} |"
+        )
 
 
 def entered(arguments: list[str], text: str = "") -> list[str]:
@@ -322,12 +361,14 @@ def main() -> None:
     )
     options = parser.parse_args()
     print(f"| {'what':<64} | {'now':>12} | {'reach':>13} |\n|{'-' * 66}|{'-' * 14}|{'-' * 15}|")
+    house = modules()
     with tempfile.TemporaryDirectory() as work:
         counted_by_running = entered_rows(Path(work)) if options.entered else ()
-        for what, now, goal, made_of in chain(table(modules()), counted_by_running):
+        for what, now, goal, made_of in chain(table(house), counted_by_running):
             print(f"| {what:<64} | {now:>12} | {goal:>13} |")
             if options.names:
                 print("\n".join(f"    {row}" for row in made_of))
+    print("", *by_package(house), sep="\n")
 
 
 if __name__ == "__main__":
