@@ -57,35 +57,25 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing or ``head`` tells of an object.
+    """What a listing or ``head`` tells of an object."""
 
-    Attributes:
-        key: Relative to the store's prefix; never begins with a slash.
-        size_bytes: Length of the object.
-        modified_ms: When it was written, by the server's clock (UTC ms); -1 when the store does not say.
-        version: Its version, or None in a listing of a store that does not list it.
-    """
-
-    key: str
-    size_bytes: int
+    key: str  # relative to the store's prefix; never begins with a slash
+    size_bytes: int  # length of the object
     modified_ms: int
+    """When it was written, by the server's clock (UTC ms); -1 when the store does not say."""
     version: Version | None = None
+    """Its version, or None in a listing of a store that does not list it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a store can do for certain. ``backends.registry`` finds out on the real one instead of believing.
+    """What a store can do for certain. ``backends.registry`` finds out on the real one instead of believing."""
 
-    Attributes:
-        put_if_absent: Creation is atomic among writers.
-        compare_and_set: ``compare_and_set`` is atomic among writers.
-        distinguishes_case: Keys that differ only in the case of letters are two keys. Folders of many disks (macOS,
-            SMB) take them for one.
-    """
-
-    put_if_absent: bool
-    compare_and_set: bool
+    put_if_absent: bool  # creation is atomic among writers
+    compare_and_set: bool  # ``compare_and_set`` is atomic among writers
     distinguishes_case: bool = True
+    """Keys that differ only in the case of letters are two keys. Folders of many disks (macOS, SMB) take them for
+    one."""
 
 
 @runtime_checkable
@@ -439,21 +429,13 @@ def is_key(text: str) -> bool:
 
 
 class StoredVersion(NamedTuple):
-    """A version of an object in a bucket that keeps them, or the marker of its deletion.
+    """A version of an object in a bucket that keeps them, or the marker of its deletion."""
 
-    Attributes:
-        key: Of the object.
-        version_id: By which it is deleted.
-        size_bytes: Of it; 0 for a marker.
-        is_latest: It is what a GET gives, or, a marker, why there is nothing.
-        is_marker: It is no object.
-    """
-
-    key: str
-    version_id: str
-    size_bytes: int
-    is_latest: bool
-    is_marker: bool
+    key: str  # of the object
+    version_id: str  # by which it is deleted
+    size_bytes: int  # of it; 0 for a marker
+    is_latest: bool  # it is what a GET gives, or, a marker, why there is nothing
+    is_marker: bool  # it is no object
 
 
 # -- versions --------------------------------------------------------------------------------------

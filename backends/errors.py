@@ -14,20 +14,14 @@ REASONS = (PERMISSION, CLOCK, ENCRYPTION, ARCHIVED, SETTINGS, FULL, TRUST, UNREA
 
 
 class BackendError(Exception):
-    """Anything that an object store could not do.
+    """Anything that an object store could not do."""
 
-    Attributes:
-        reason: One of ``REASONS``; empty for an answer like any other (exists, not found).
-        do: What to do about it, where that is known; empty: it is not.
-        retriable: Whether the same request may succeed later without anybody doing anything.
-        needs_a_person: Whether it can succeed only when somebody has mended something: credentials, room, a certificate.
-            Such an error meets every request, so whoever watches the whole store tells of it, once, with what to do.
-    """
-
-    reason = ""
-    do = ""
-    retriable = False
+    reason = ""  # one of ``REASONS``; empty for an answer like any other (exists, not found)
+    do = ""  # what to do about it, where that is known; empty: it is not
+    retriable = False  # whether the same request may succeed later without anybody doing anything
     needs_a_person = False
+    """Whether it can succeed only when somebody has mended something: credentials, room, a certificate. Such an
+    error meets every request, so whoever watches the whole store tells of it, once, with what to do."""
 
 
 class ObjectNotFoundError(BackendError, FileNotFoundError):

@@ -101,7 +101,6 @@ class LocalFolderStore:
         """Use a folder, which is made at the first write if it is missing.
 
         Args:
-            root: Absolute path.
             timeout_s: How long a change waits for another process's lock, seconds.
 
         Raises:
@@ -245,11 +244,7 @@ class LocalFolderStore:
         """Write an object that is not there yet.
 
         Raises:
-            FileNotFoundError: Its folder was removed meanwhile.
-            FileExistsError: The name is taken, by what is on disk now as well: whoever is told so may rely on it.
             NamingError: Nobody knows whether it has its name.
-            OSError: Anything else. There is no such object then.
-            UnknownOutcomeError: It has its name, but perhaps not on disk.
         """
         with self._folders.hold(folder) as folder_fd:
             with _saying_removed(folder_fd):
@@ -329,11 +324,7 @@ class LocalFolderStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The store's lock against all threads and processes.
-
-        Raises:
-            UnavailableError: Somebody else held it for ``timeout_s`` seconds.
-        """
+        """The store's lock against all threads and processes."""
         require_same_process(self._pid, self._url)
         # Threads take turns by this one, which wakes who waits; the file's lock can only be polled.
         if not self._change.acquire(timeout=self._timeout_s):
@@ -428,12 +419,7 @@ def walk(
     Args:
         root: Absolute path; a missing one has no objects.
         hidden: Names of the folders in the root that are not part of the store.
-        prefix: What keys begin with.
-        start_after: The key after which to begin.
         foreign: Told of what is no object: its name below the root.
-
-    Raises:
-        OSError: A folder cannot be read.
     """
     wanted, after = prefix.encode(), start_after.encode()
     begin = wanted.rpartition(b"/")[0]

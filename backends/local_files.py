@@ -97,11 +97,7 @@ class NamingError(OSError):
 
 @contextmanager
 def _naming() -> Iterator[None]:
-    """Of a call that gives a name.
-
-    Raises:
-        NamingError: The answer was lost, perhaps.
-    """
+    """Of a call that gives a name."""
     try:
         yield
     except OSError as error:
@@ -217,11 +213,7 @@ class FolderCache:
     """
 
     def __init__(self, root: bytes) -> None:
-        """Remember where; nothing is opened or made yet.
-
-        Args:
-            root: Absolute path.
-        """
+        """Remember where; nothing is opened or made yet."""
         self._root = root
         self._lock = threading.Lock()
         self._open: OrderedDict[bytes, _Folder] = OrderedDict()
@@ -479,12 +471,7 @@ def _write_rest(fd: int, pieces: Sequence[Piece], written: int) -> None:
 
 
 class Draft:
-    """A written file that does not have its name yet. One thread.
-
-    Attributes:
-        fd: Open for writing.
-        folder_fd: Where its name will be; held by whoever asked for it.
-    """
+    """A written file that does not have its name yet. One thread."""
 
     __slots__ = ("_path", "fd", "folder_fd")
 
@@ -492,12 +479,11 @@ class Draft:
         """Take over ``fd``.
 
         Args:
-            fd: Open for writing.
             folder_fd: Where its name will be; held by the caller.
             path: What it is called for the time being, if anything.
         """
-        self.fd = fd
-        self.folder_fd = folder_fd
+        self.fd = fd  # open for writing
+        self.folder_fd = folder_fd  # where its name will be; held by whoever asked for it
         self._path = path
 
     def force(self) -> None:
@@ -551,8 +537,6 @@ class ExclusiveWriter:
         """Make a writer.
 
         Args:
-            root: Absolute path of the store.
-            folders: Makes the hidden folder.
             hidden: Its name; for named files, used where the system has no unnamed ones.
         """
         self._hidden = hidden
@@ -639,7 +623,6 @@ def open_object(path: bytes, key: str) -> int:
 
     Raises:
         ObjectNotFoundError: Something else has that name.
-        OSError: It cannot be opened.
     """
     fd = os.open(path, _READ)
     if stat.S_ISREG(os.fstat(fd).st_mode):

@@ -43,7 +43,6 @@ def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
     """Make the store that a URL names. Asks nothing of the network yet.
 
     Args:
-        url: See the table above.
         options: For ``s3`` only.
 
     Raises:
@@ -123,7 +122,6 @@ def probe(store: ObjectStore, probe_id: str, *, below: str = "") -> Capabilities
     It cannot show that a store is safe under races, only that it is not deaf to conditions.
 
     Args:
-        store: The store.
         probe_id: Makes the keys ``probe-<id>-...``; random, so that no two probes meet.
         below: Prefix of the keys, ending in a slash, for who may write only there.
 

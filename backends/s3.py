@@ -98,11 +98,7 @@ def open_s3(location: str, options: S3Options) -> S3Store:
 
 
 def _wire_class(*, is_signed: bool) -> Callable[[S3Settings], S3Wire]:
-    """The client: the fast one, unless headers must be signed or a fork has left it without its threads.
-
-    Raises:
-        ConfigurationError: Its library is not installed.
-    """
+    """The client: the fast one, unless headers must be signed or a fork has left it without its threads."""
     try:
         if not is_signed:
             fast = importlib.import_module("backends.s3_obstore")
@@ -121,7 +117,6 @@ class S3Store:
         """Keep what is needed to connect.
 
         Args:
-            bucket: Name.
             prefix: Below which all keys lie; "" for the whole bucket.
             connect: Makes the client and names the server; called once, at the first request.
         """
@@ -330,15 +325,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BucketRules:
-    """What is set for a bucket.
+    """What is set for a bucket."""
 
-    Attributes:
-        versioning: ``Enabled``, ``Suspended``, or "" when it never was.
-        harmful: Lifecycle rules that delete or move away objects of the tier, a clause each.
-    """
-
-    versioning: str
+    versioning: str  # ``Enabled``, ``Suspended``, or "" when it never was
     harmful: tuple[str, ...]
+    """Lifecycle rules that delete or move away objects of the tier, a clause each."""
 
 
 def plain_http_host(location: str, options: S3Options) -> str:
@@ -358,7 +349,6 @@ def read_rules(location: str, options: S3Options) -> BucketRules:
 
     Raises:
         ConfigurationError: A wrong option.
-        BackendError: It does not say.
     """
     prefix = split_location(location)[1]
     with _asking(location, options, RULES) as wire:
@@ -393,7 +383,6 @@ def read_object_lock(location: str, options: S3Options) -> str:
 
     Raises:
         ConfigurationError: A wrong option.
-        BackendError: It does not say.
     """
     with _asking(location, options, LOCK) as wire:
         return wire.object_lock()

@@ -36,19 +36,12 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """What a refusal means.
+    """What a refusal means."""
 
-    Attributes:
-        kind: Our error.
-        reason: One word for metrics and health; empty: that of the class.
-        what: Follows the server's name in a message; empty: "answered".
-        do: What to do about it; empty: what is done about any store that cannot be reached.
-    """
-
-    kind: type[BackendError]
-    reason: str
-    what: str
-    do: str
+    kind: type[BackendError]  # our error
+    reason: str  # one word for metrics and health; empty: that of the class
+    what: str  # follows the server's name in a message; empty: "answered"
+    do: str  # what to do about it; empty: what is done about any store that cannot be reached
 
 
 _SILENT: Final = "did not answer"
@@ -195,7 +188,6 @@ def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool)
     Args:
         status: Of HTTP; 0: no answer came.
         code: S3's, or one of ours; "": there was none.
-        facts: Elements of the answer.
         write: Whether the request may have changed something.
     """
     if code.startswith("KMS.") and code not in _BY_CODE:

@@ -272,22 +272,14 @@ def _config(settings: S3Settings) -> Config:
 
 
 def _see_document(http_response: Any, model: Any, **_: object) -> None:  # noqa: ANN401 (boto3 ships no types)
-    """Refuse an answer of success that is not the document asked for, as an empty one or a proxy's page.
-
-    Raises:
-        S3Failure: It is none.
-    """
+    """Refuse an answer of success that is not the document asked for, as an empty one or a proxy's page."""
     status = http_response.status_code
     if status == _OK and _DOCUMENTS[model.name] not in http_response.content:
         raise S3Failure(status, FOREIGN, detail="it is no answer to the question")
 
 
 def _see_whole(page: dict[str, Any]) -> None:
-    """Refuse a page of versions that goes on and does not say where, or says neither: botocore takes it for the last.
-
-    Raises:
-        S3Failure: It is such a page.
-    """
+    """Refuse a page of versions that goes on and does not say where, or says neither: botocore takes it for the last."""
     if page.get("IsTruncated") is None:
         raise S3Failure(_OK, FOREIGN, detail="it does not say whether it goes on")
     if page["IsTruncated"] and not page.get("NextKeyMarker"):

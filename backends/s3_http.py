@@ -286,11 +286,7 @@ class _Way(NamedTuple):
 
 
 def _way_to(endpoint: _Endpoint) -> _Way:
-    """As the environment says (``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY``, ``NO_PROXY``).
-
-    Raises:
-        ConfigurationError: The address is none that can be used.
-    """
+    """As the environment says (``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY``, ``NO_PROXY``)."""
     proxies = urllib.request.getproxies()
     named = proxies.get(endpoint.scheme) or proxies.get("all")
     if not named or urllib.request.proxy_bypass(f"{endpoint.host}:{endpoint.port}"):

@@ -78,11 +78,7 @@ class _Page(NamedTuple):
 
 
 def _page(status: int, body: bytes) -> _Page:
-    """What an answer says.
-
-    Raises:
-        S3Failure: It is an error, or no listing.
-    """
+    """What an answer says."""
     if status != _OK:
         raise answered(status, body.decode("utf-8", "replace"))
     root = _document(body)

@@ -22,29 +22,20 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """Settings of one S3 store; what is None comes from the environment or the AWS profile.
-
-    Attributes:
-        endpoint_url: ``http://`` or ``https://`` address of the server; only the former is not
-            encrypted.
-        region: Name of the region.
-        profile: AWS profile to take credentials and settings from.
-        path_style: Bucket in the path, not in the host name. Default: yes with an endpoint of one's
-            own, no without.
-        headers: Added to every request. Not shown by ``repr``: people put tokens there.
-        sse_kms_key_id: Key with which the server encrypts every object.
-        ca_bundle: PEM file of authorities that are trusted beside the system's.
-        timeout_s: Deadline of each request, seconds; one of many bytes has more (``S3Settings.deadline_s``).
-    """
+    """Settings of one S3 store; what is None comes from the environment or the AWS profile."""
 
     endpoint_url: str | None = None
-    region: str | None = None
-    profile: str | None = None
+    """``http://`` or ``https://`` address of the server; only the former is not encrypted."""
+    region: str | None = None  # name of the region
+    profile: str | None = None  # AWS profile to take credentials and settings from
     path_style: bool | None = None
+    """Bucket in the path, not in the host name. Default: yes with an endpoint of one's own, no without."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    sse_kms_key_id: str | None = None
-    ca_bundle: str | None = None
+    """Added to every request. Not shown by ``repr``: people put tokens there."""
+    sse_kms_key_id: str | None = None  # key with which the server encrypts every object
+    ca_bundle: str | None = None  # PEM file of authorities that are trusted beside the system's
     timeout_s: float = TIMEOUT_S
+    """Deadline of each request, seconds; one of many bytes has more (``S3Settings.deadline_s``)."""
 
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
@@ -69,46 +60,28 @@ CredentialSource = Callable[[], Credential]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What an AWS profile or the machine's role gives.
+    """What an AWS profile or the machine's role gives."""
 
-    Attributes:
-        endpoint_url: Set in the profile, or None.
-        region: Set in the profile, or None.
-        credentials: Gives a key pair that is valid now, or None when there is none at all.
-        ca_bundle: Set in the profile, or None.
-    """
-
-    endpoint_url: str | None
-    region: str | None
+    endpoint_url: str | None  # set in the profile, or None
+    region: str | None  # set in the profile, or None
     credentials: CredentialSource | None = field(repr=False)
-    ca_bundle: str | None = None
+    """Gives a key pair that is valid now, or None when there is none at all."""
+    ca_bundle: str | None = None  # set in the profile, or None
 
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Everything a client needs. The credentials are behind a function and never shown.
+    """Everything a client needs. The credentials are behind a function and never shown."""
 
-    Attributes:
-        bucket: Name.
-        endpoint_url: Address of the server, or None for AWS.
-        region: Name of the region.
-        path_style: Bucket in the path, not in the host name.
-        headers: Added to every request.
-        sse_kms_key_id: Key for encryption by the server, or None.
-        timeout_s: Deadline of a request, but for its bytes.
-        credentials: Gives a key pair that is valid now.
-        ca_bundle: PEM file of authorities to trust beside the system's, or None.
-    """
-
-    bucket: str
-    endpoint_url: str | None
-    region: str
-    path_style: bool
-    headers: Mapping[str, str] = field(repr=False)
-    sse_kms_key_id: str | None
-    timeout_s: float
-    credentials: CredentialSource = field(repr=False)
-    ca_bundle: str | None = None
+    bucket: str  # name
+    endpoint_url: str | None  # address of the server, or None for AWS
+    region: str  # name of the region
+    path_style: bool  # bucket in the path, not in the host name
+    headers: Mapping[str, str] = field(repr=False)  # added to every request
+    sse_kms_key_id: str | None  # key for encryption by the server, or None
+    timeout_s: float  # deadline of a request, but for its bytes
+    credentials: CredentialSource = field(repr=False)  # gives a key pair that is valid now
+    ca_bundle: str | None = None  # PEM file of authorities to trust beside the system's, or None
 
     def deadline_s(self, size_bytes: int) -> float:
         """Deadline of a request that moves so many bytes: a slow way to the store is no failure of it."""
@@ -163,7 +136,6 @@ def check_endpoint(url: str, origin: str, *, takes_path: bool = False) -> str:
     """The endpoint without a trailing slash.
 
     Args:
-        url: As given.
         takes_path: Whether the S3 API may lie below a path, as somebody has said by ``path_style``.
         origin: Which option or variable says so, for the message.
 
@@ -216,9 +188,7 @@ def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settin
     """Bring together options, environment and profile. May ask a metadata service for a role.
 
     Args:
-        bucket: Name.
         options: What the caller said; wins over everything.
-        env: The process's environment.
 
     Raises:
         ConfigurationError: An endpoint makes no sense, or there are no credentials.

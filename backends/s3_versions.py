@@ -62,11 +62,7 @@ class BucketVersions:
         self._wire = cast("Callable[..., _Wire]", module.BotoWire)(settings)
 
     def status(self) -> str:
-        """``Enabled``, ``Suspended`` (what is old stays), or "" for a bucket that never kept any.
-
-        Raises:
-            BackendError: The server does not say.
-        """
+        """``Enabled``, ``Suspended`` (what is old stays), or "" for a bucket that never kept any."""
         try:
             with self._failures(VERSIONS, f"versioning of bucket {self._bucket}"):
                 return self._wire.versioning()
@@ -74,11 +70,7 @@ class BucketVersions:
             return ""  # a server without versions keeps none
 
     def of_deleted(self, prefix: str) -> Iterator[StoredVersion]:
-        """All that is left of the keys below a prefix whose newest version is a marker; the keys without the URL's prefix.
-
-        Raises:
-            BackendError: The server does not list them.
-        """
+        """What is left of the keys below a prefix whose newest version is a marker; the keys without the URL's prefix."""
         with self._failures(VERSIONS, f"{self._bucket}/{self._root}{prefix}"):
             pages = self._wire.versions(self._root + prefix)
             rows = chain.from_iterable(sorted(page, key=lambda one: one.key) for page in pages)
@@ -89,11 +81,7 @@ class BucketVersions:
                         yield one._replace(key=one.key.removeprefix(self._root))
 
     def delete(self, one: StoredVersion) -> None:
-        """Delete a version for good; one that is gone is no error.
-
-        Raises:
-            BackendError: It is not deleted, or may not be.
-        """
+        """Delete a version for good; one that is gone is no error."""
         with self._failures(DELETE_VERSION, f"{self._bucket}/{self._root}{one.key}"):
             self._wire.delete_version(self._root + one.key, one.version_id)
 

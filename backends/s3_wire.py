@@ -36,16 +36,7 @@ if TYPE_CHECKING:
 
 
 class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store turns it into an error)
-    """A request that did not succeed.
-
-    Attributes:
-        status: HTTP status of the answer, or 0 when there was none.
-        code: S3's error code in it, or "".
-        sent: Whether the server may have seen the request.
-        detail: What else is known, for the message; no secrets.
-        untrusted: There is a server, and its certificate was not accepted; nothing was sent.
-        facts: Elements of the answer (``backends.s3_answers.ELEMENTS``).
-    """
+    """A request that did not succeed."""
 
     def __init__(
         self,
@@ -59,12 +50,13 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
     ) -> None:
         """Hold what is known of the failure."""
         super().__init__(status, code, sent, detail)
-        self.status = status
-        self.code = code
-        self.sent = sent
-        self.detail = detail
+        self.status = status  # HTTP status of the answer, or 0 when there was none
+        self.code = code  # s3's error code in it, or ""
+        self.sent = sent  # whether the server may have seen the request
+        self.detail = detail  # what else is known, for the message; no secrets
+        # There is a server, and its certificate was not accepted; nothing was sent.
         self.untrusted = untrusted
-        self.facts = facts or {}
+        self.facts = facts or {}  # elements of the answer (``backends.s3_answers.ELEMENTS``)
 
     def __str__(self) -> str:
         answer = f"{self.status} {self.code}".strip() if self.status else ""
@@ -79,7 +71,6 @@ def answered(status: int, body: str) -> S3Failure:
     """The failure that an answer tells of; one with a body that is none of S3's came from somebody else.
 
     Args:
-        status: Of HTTP.
         body: Of the answer; one to HEAD has none.
     """
     code = _CODE.search(body)
@@ -184,9 +175,7 @@ def to_error(
     """Our error for a failure.
 
     Args:
-        failure: What the client library saw.
         write: Whether the request may have changed something.
-        where: URL and key, for the message.
         endpoint: Address of the server, for the message.
         permission: What the request needs, as policies name it (``s3:PutObject``), for the message.
     """

@@ -89,7 +89,6 @@ def put_own(store: ObjectStore, key: str, data: Sequence[Buffer] | Buffer) -> No
     """``put_if_absent`` of a key that only this writer makes; an object that has exactly these bytes is taken for ours.
 
     Args:
-        store: Where.
         key: Not shared with other writers, unless whoever puts the same bytes means the same.
         data: As for ``put_if_absent``.
 
@@ -109,8 +108,6 @@ def set_own(store: ObjectStore, key: str, data: bytes, expected: Version | None)
     """``compare_and_set``; when another version is there than expected and it has exactly these bytes, it is taken for ours.
 
     Args:
-        store: Where.
-        key: Of the object.
         data: Bytes that no other writer has, unless whoever writes the same means the same.
         expected: As for ``compare_and_set``.
 
@@ -133,11 +130,7 @@ def set_own(store: ObjectStore, key: str, data: bytes, expected: Version | None)
 
 
 def _reads_as(read: Callable[[], bytes], key: str, data: Sequence[Buffer] | Buffer) -> bool:
-    """Whether the object that stands in the way has these bytes.
-
-    Raises:
-        UnknownOutcomeError: It cannot be read.
-    """
+    """Whether the object that stands in the way has these bytes."""
     try:
         with _unknown_if_unread(key):
             found = memoryview(read())
@@ -183,29 +176,20 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long to try.
+    """How often and how long to try."""
 
-    Attributes:
-        tries_max: Tries altogether, the first included.
-        first_delay_s: Longest wait before the second try.
-        delay_s_max: Longest wait before any try.
-        deadline_s: No try begins later than this after the first.
-        first_contact_s: The same, after the store could not be reached and before it has answered
-            anything.
-    """
-
-    tries_max: int = 8
-    first_delay_s: float = 0.1
-    delay_s_max: float = 10.0
-    deadline_s: float = 120.0
+    tries_max: int = 8  # tries altogether, the first included
+    first_delay_s: float = 0.1  # longest wait before the second try
+    delay_s_max: float = 10.0  # longest wait before any try
+    deadline_s: float = 120.0  # no try begins later than this after the first
     first_contact_s: float = 4.0
+    """The same, after the store could not be reached and before it has answered anything."""
 
 
 def plan_delay_s(policy: RetryPolicy, tries: int, share: float) -> float:
     """Seconds to wait after ``tries`` failed tries.
 
     Args:
-        policy: The limits.
         tries: How many have failed, from 1.
         share: Where in the upper half of the allowed wait, in [0, 1); drawn at random.
     """
@@ -254,11 +238,6 @@ class RetryingStore(WrappingStore):
         """Wrap a store.
 
         Args:
-            inner: The store.
-            clock: For waiting and the deadline.
-            rng: For the length of waits.
-            stop: When set, no further try is begun.
-            policy: The limits.
             on_retry: Called before each try but the first of a call, from any thread.
         """
         super().__init__(inner)
@@ -429,48 +408,33 @@ class Prices:
 
     The defaults are the list prices of AWS S3 Standard in us-east-1 as of 2025, without transfer:
     reading within the region is free; to the internet it was 0.09 a GiB.
-
-    Attributes:
-        write_per_1000: For 1,000 of put, list and compare-and-set.
-        read_per_1000: For 1,000 of get and head. Deleting is free.
-        down_per_gib: For each GiB read.
     """
 
-    write_per_1000: float = 0.005
+    write_per_1000: float = 0.005  # for 1,000 of put, list and compare-and-set
     read_per_1000: float = 0.0004
-    down_per_gib: float = 0.0
+    """For 1,000 of get and head. Deleting is free."""
+    down_per_gib: float = 0.0  # for each GiB read
 
 
 @dataclass(frozen=True, slots=True)
 class KindCount:
-    """What one kind of request came to.
+    """What one kind of request came to."""
 
-    Attributes:
-        requests: How many were made, failed ones included.
-        errors: How many failed, by the name of the error's class.
-        bytes_up: Bytes sent in bodies.
-        bytes_down: Bytes received in bodies.
-    """
-
-    requests: int = 0
+    requests: int = 0  # how many were made, failed ones included
     errors: Mapping[str, int] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
+    """How many failed, by the name of the error's class."""
+    bytes_up: int = 0  # bytes sent in bodies
+    bytes_down: int = 0  # bytes received in bodies
 
 
 @dataclass(frozen=True, slots=True)
 class MeterSnapshot:
-    """All counts since the store was wrapped, at one moment.
+    """All counts since the store was wrapped, at one moment."""
 
-    Attributes:
-        kinds: By kind of request; kinds that never came are missing.
-        prices: What ``dollars`` goes by.
-        retries: How often a failed request was made again; those requests are counted in ``kinds``.
-    """
-
-    kinds: Mapping[Kind, KindCount]
-    prices: Prices
+    kinds: Mapping[Kind, KindCount]  # by kind of request; kinds that never came are missing
+    prices: Prices  # what ``dollars`` goes by
     retries: int
+    """How often a failed request was made again; those requests are counted in ``kinds``."""
 
     @property
     def requests(self) -> int:

@@ -87,21 +87,13 @@ USED_AGAIN_SECONDS = 0.1
 
 @dataclass(slots=True)
 class ByteCache(Generic[V]):
-    """See the module's contract.
+    """See the module's contract."""
 
-    Attributes:
-        bytes_max: The budget.
-        seconds: Time to live of each shelf.
-        spent_bytes_max: What of them may be spent; None: no limit but the budget.
-        held_bytes: Bytes of the entries.
-        reserved_bytes: Bytes of what is on its way.
-    """
-
-    bytes_max: int
-    seconds: Mapping[Shelf, float]
-    spent_bytes_max: int | None = None
-    held_bytes: int = 0
-    reserved_bytes: int = 0
+    bytes_max: int  # the budget
+    seconds: Mapping[Shelf, float]  # time to live of each shelf
+    spent_bytes_max: int | None = None  # what of them may be spent; None: no limit but the budget
+    held_bytes: int = 0  # bytes of the entries
+    reserved_bytes: int = 0  # bytes of what is on its way
     _spent_bytes: int = 0
     _unread_bytes: int = 0
     _entries: dict[Hashable, Cached[V]] = field(default_factory=dict)
@@ -256,27 +248,20 @@ one, which has a dictionary, 100 KiB more."""
 
 @dataclass(slots=True, eq=False)
 class Load(Generic[V]):
-    """Something on its way.
+    """Something on its way."""
 
-    Attributes:
-        stream: For whom it was asked first.
-        is_urgent: Somebody waits for it.
-        size_bytes: Room that is reserved for it.
-        future: Ends with the thing, or with why it cannot be had.
-        requests: What brings its bytes.
-        leader: What it comes along with, as its neighbour: it is asked for as that is.
-        is_over: It is here or will not come; set before the future ends, so that nobody waits for it once more.
-        streams: All for whom it was asked: whose parts lie side by side.
-    """
-
-    stream: Hashable
-    is_urgent: bool
-    size_bytes: int
+    stream: Hashable  # for whom it was asked first
+    is_urgent: bool  # somebody waits for it
+    size_bytes: int  # room that is reserved for it
     future: Future[V] = field(default_factory=Future)
-    requests: list[Future[Data]] = field(default_factory=list)
+    """Ends with the thing, or with why it cannot be had."""
+    requests: list[Future[Data]] = field(default_factory=list)  # what brings its bytes
     leader: Load[V] | None = None
+    """What it comes along with, as its neighbour: it is asked for as that is."""
     is_over: bool = False
+    """It is here or will not come; set before the future ends, so that nobody waits for it once more."""
     streams: set[Hashable] = field(default_factory=set)
+    """All for whom it was asked: whose parts lie side by side."""
 
     def __post_init__(self) -> None:
         self.streams.add(self.stream)
@@ -284,24 +269,18 @@ class Load(Generic[V]):
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[V]):
-    """What a load is to bring.
+    """What a load is to bring."""
 
-    Attributes:
-        load: What is on its way from now on.
-        wanted: Ranges, all of one section, none empty; there may be none.
-        make: Gets the bytes of each; called once, in whatever thread brings the last of them. Of a wide plan it gets all
-            at once, or nothing where the bundle has not so many.
-        end: Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for the
-            future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the future
-            would also keep the load: what has been read would stay in memory until the collector comes.)
-        plan: What is asked for; None: as ``wanted`` says.
-    """
-
-    load: Load[V]
-    wanted: Sequence[SectionRange]
+    load: Load[V]  # what is on its way from now on
+    wanted: Sequence[SectionRange]  # ranges, all of one section, none empty; there may be none
     make: Callable[[list[memoryview]], V]
+    """Gets the bytes of each; called once, in whatever thread brings the last of them. Of a wide plan it gets all at
+    once, or nothing where the bundle has not so many."""
     end: Callable[[BaseException | None], None]
-    plan: SectionPlan | WidePlan | None = None
+    """Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for the
+    future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the future
+    would also keep the load: what has been read would stay in memory until the collector comes.)"""
+    plan: SectionPlan | WidePlan | None = None  # what is asked for; None: as ``wanted`` says
 
 
 class Loader(Generic[V]):
@@ -352,11 +331,7 @@ class Loader(Generic[V]):
         return True
 
     def plan(self, wanted: Sequence[SectionRange], known: OpenSection | None = None) -> SectionPlan:
-        """What to ask for, given what is known of the section.
-
-        Raises:
-            DataError: The journal contradicts itself.
-        """
+        """What to ask for, given what is known of the section."""
         return plan_ranges(wanted, where=self.prefix, known=known or self._known(wanted[0]))
 
     def ask(self, load: Load[V], plan: SectionPlan) -> None:
@@ -563,17 +538,11 @@ STRIP_MIN: Final = 3
 
 @dataclass(slots=True)
 class Bid:
-    """What one load is for.
+    """What one load is for."""
 
-    Attributes:
-        stream: For whom it was asked first.
-        claim: What.
-        strip: What comes along with it, itself included; None: nothing.
-    """
-
-    stream: Stream
-    claim: Claim
-    strip: Strip | None = None
+    stream: Stream  # for whom it was asked first
+    claim: Claim  # what
+    strip: Strip | None = None  # what comes along with it, itself included; None: nothing
 
     @property
     def keys(self) -> list[Key]:
@@ -598,30 +567,20 @@ NOTHING: Begun = []
 
 @dataclass(slots=True, eq=False)
 class LoadWaiter:
-    """One read that finds nothing here.
+    """One read that finds nothing here."""
 
-    Attributes:
-        has_waited: For whatever.
-        has_queued: It is in the row of those who wait for room.
-        may_fail: What was read ahead and failed has not been asked for again yet.
-    """
-
-    has_waited: bool = False
-    has_queued: bool = False
-    may_fail: bool = True
+    has_waited: bool = False  # for whatever
+    has_queued: bool = False  # it is in the row of those who wait for room
+    may_fail: bool = True  # what was read ahead and failed has not been asked for again yet
 
 
 class Stock:
     """See the module's contract.
 
     Attributes:
-        lock: Held by the caller wherever a method says so.
-        room: Notified when a load has ended.
-        cache: What is here; with the lock held.
         unread_bytes: What was read ahead and dropped before anybody had it, so far.
         hits: Reads that were served at once, so far.
         waits: Reads that had to wait, so far.
-        is_closed: Nothing is asked for any more.
     """
 
     def __init__(
@@ -635,10 +594,6 @@ class Stock:
         """Begin with nothing.
 
         Args:
-            loader: Asks for bytes.
-            memory: For records that are copied.
-            clock: For times to live.
-            settings: Limits.
             go_on: Called with the lock held when a part's index has come for a reader who is not waiting for it: what
                 to read ahead now.
         """
@@ -647,12 +602,13 @@ class Stock:
         self._clock = clock
         self._settings = settings
         self._go_on = go_on
-        self.lock = threading.Lock()
-        self.room = threading.Condition(self.lock)
+        self.lock = threading.Lock()  # held by the caller wherever a method says so
+        self.room = threading.Condition(self.lock)  # notified when a load has ended
         self._waiting: deque[LoadWaiter] = deque()
         self._loads: dict[Key, Load[Thing | None]] = {}
         self.unread_bytes = self.hits = self.waits = 0
-        self.is_closed = False
+        self.is_closed = False  # nothing is asked for any more
+        # What is here; with the lock held.
         self.cache: ByteCache[Thing] = ByteCache(
             settings.cache_bytes,
             {
@@ -720,10 +676,7 @@ class Stock:
         """Plan what a reader needs next, and claim as much of it as there is room for; then ``begin`` it.
 
         Args:
-            stream: The reader.
             view: What it reads. (Another read of this stream may have gone on to a newer one.)
-            start: Where it stands.
-            window: Bytes from there on.
             urgent: It waits for the first of it.
         """
         # Read-ahead comes in small bits, and would take each bit of room that comes free before who waits for a large one.

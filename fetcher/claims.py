@@ -57,21 +57,13 @@ class Known(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing to ask for.
-
-    Attributes:
-        part: Of which part.
-        keys: Under which it will be found.
-        size_bytes: Room that it will take.
-        blocks: Which blocks; empty for the index alone.
-        layout: The part's, if known; else its index is asked for, too.
-    """
+    """One thing to ask for."""
 
     part: Part
-    keys: tuple[Key, ...]
-    size_bytes: int
-    blocks: range
-    layout: PartLayout | None
+    keys: tuple[Key, ...]  # under which it will be found
+    size_bytes: int  # room that it will take
+    blocks: range  # which blocks; empty for the index alone
+    layout: PartLayout | None  # the part's, if known; else its index is asked for, too
 
     @property
     def is_plain(self) -> bool:
@@ -83,15 +75,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class WidePlan:
-    """Several sections that lie side by side are read whole, with one request; they are checked by whoever gets the bytes.
+    """Several neighbouring sections are read whole, with one request; whoever gets the bytes checks them."""
 
-    Attributes:
-        key: Of their bundle.
-        ranges: One.
-    """
-
-    key: str
-    ranges: tuple[ByteRange]
+    key: str  # of their bundle
+    ranges: tuple[ByteRange]  # one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +101,7 @@ def plan_claims(
     """Plan what a reader needs.
 
     Args:
-        view: The life that is read.
-        start: Where the reader stands.
         window: Bytes wanted from there on (> 0): at least the block of ``start``.
-        known: What is here.
-        settings: Sizes of blocks and pieces.
         until: Everything before this queue offset will be read: a part of it that is no larger than a piece is asked for
             whole, a little beyond the window or with the next plan, rather than its index now and its records in pieces.
     """

@@ -78,29 +78,17 @@ FREE_BYTES_MAX = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class FetchStats:
-    """Counters since the fetcher was made.
+    """Counters since the fetcher was made."""
 
-    Attributes:
-        delivered_bytes: Of records handed out.
-        delivered_items: Likewise, holes included.
-        hits: Reads that were served at once.
-        waits: Reads that had to wait.
-        unread_bytes: Read ahead, and dropped before anybody had it.
-        cached_bytes: Held now.
-        reserved_bytes: On its way now.
-        bytes_max: What may be held and on its way: the budget without what is lent.
-        streams: Readers now.
-    """
-
-    delivered_bytes: int
-    delivered_items: int
-    hits: int
-    waits: int
-    unread_bytes: int
-    cached_bytes: int
-    reserved_bytes: int
-    bytes_max: int
-    streams: int
+    delivered_bytes: int  # of records handed out
+    delivered_items: int  # likewise, holes included
+    hits: int  # reads that were served at once
+    waits: int  # reads that had to wait
+    unread_bytes: int  # read ahead, and dropped before anybody had it
+    cached_bytes: int  # held now
+    reserved_bytes: int  # on its way now
+    bytes_max: int  # what may be held and on its way: the budget without what is lent
+    streams: int  # readers now
 
 
 class TieredMessageFetcher:
@@ -118,8 +106,6 @@ class TieredMessageFetcher:
         Args:
             reader: The tier. Whoever makes it refresh, reads without a cursor see the outcome.
             executor: For requests; with as many threads as may be under way at once.
-            clock: For deadlines and times to live.
-            settings: Limits.
         """
         self.settings = settings or FetchSettings()
         self.tier = reader
@@ -168,7 +154,6 @@ class TieredMessageFetcher:
 
         Args:
             group: Who reads; its window is its own, what is cached is everybody's.
-            queue: What.
             start: First queue offset wanted; below the minimum, reading begins at the minimum.
             bytes_max: Bytes of records at most, but for the first. A batch ends where a request ended, so it may be smaller.
             count_max: Items at most (> 0).
@@ -188,7 +173,6 @@ class TieredMessageFetcher:
             ExpiredError: They have expired since the journal (or the cursor) was looked at.
             DataError: The bytes are damaged; nothing of them is returned.
             StoreUnavailableError: They did not come in time. The same read may be tried again.
-            BackendError: They could not be read.
         """
         name = (group, queue, None if cursor is None else cursor.history)
         now_s = self._clock.monotonic_s()
@@ -406,10 +390,6 @@ class TieredMessageFetcher:
 
         It changes nothing of what is read. Until the reader is forgotten, or says something else. The first of them are
         asked for at once, so that who reads them in turn need not wait for each by itself.
-
-        Args:
-            group: Who reads.
-            wanted: Queues, and from where to where.
         """
         places = [(cursor, cursor.at(start), start, until) for cursor, start, until in wanted]
         with self._stock.lock:
@@ -452,10 +432,6 @@ class TieredMessageFetcher:
         """A reader has done: what was read ahead for it makes room, and the others may read further ahead.
 
         Readers that have come to the end of their queue, or have not read for a minute, are forgotten by themselves.
-
-        Args:
-            group: Who.
-            queue: Only with this one.
         """
         with self._stock.lock:
             names = self._readers.of_group(group)
@@ -575,17 +551,11 @@ class Obtainer:
         """The run that holds ``start``, asked for if it is not here, with so many bytes behind it.
 
         Args:
-            stream: Who reads.
-            view: What.
             part: The part of it that holds ``start``.
-            start: Queue offset.
             window: Bytes to ask for from there on, if anything has to be asked for.
-            deadline_s: Monotonic.
 
         Raises:
             StoreUnavailableError: Not before the deadline.
-            DataError: It is damaged.
-            BackendError: It could not be read.
         """
         waiting = LoadWaiter()
         try:
@@ -698,9 +668,7 @@ class CarefulReader:
         """Records from ``start`` on, which a part holds, up to what is damaged.
 
         Raises:
-            DataError: The first of them is damaged.
             StoreUnavailableError: They did not come before the deadline.
-            BackendError: They could not be read.
         """
         store = AskingStore(self._transfers, self._store, stream, self._clock, deadline_s)
         reader = QueueReader.of_life(store, self._prefix, view.queue, view.life)

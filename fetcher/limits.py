@@ -15,34 +15,26 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """How much may be under way, how fast, and how it is merged and asked again.
-
-    Attributes:
-        requests_in_flight_max: Calls to the store at once (slots). The executor should have as many threads.
-        bytes_in_flight_max: Bytes they ask for together. A single larger request passes alone.
-        bytes_per_s: Most bytes asked for in a second, on average; None: no limit.
-        requests_per_s: Most calls begun in a second, on average; None: no limit.
-        coalesce_gap_bytes: Waiting neighbours of one object become one request when at most this many unwanted bytes
-            lie between them.
-        coalesced_bytes_max: Most bytes of a request that was merged. No more than a reader's own requests have: what is
-            kept of a merged one has to be copied apart, and two large ones are sooner here side by side.
-        hedge_factor: A request is asked again after this many times the running median of its like,
-        hedge_floor_s: but not before this many seconds.
-        hedge_budget: Most hedges for each request; 0: no hedging.
-        pending_max: Pieces that may wait. Read-ahead is refused when so many wait in all; what is urgent, when so
-            many urgent ones wait.
-    """
+    """How much may be under way, how fast, and how it is merged and asked again."""
 
     requests_in_flight_max: int = 16
+    """Calls to the store at once (slots). The executor should have as many threads."""
     bytes_in_flight_max: int = 64 * _MIB
-    bytes_per_s: float | None = None
-    requests_per_s: float | None = None
+    """Bytes they ask for together. A single larger request passes alone."""
+    bytes_per_s: float | None = None  # most bytes asked for in a second, on average; None: no limit
+    requests_per_s: float | None = None  # most calls begun in a second, on average; None: no limit
     coalesce_gap_bytes: int = 64 * _KIB
+    """Waiting neighbours of one object become one request when at most this many unwanted bytes lie between them."""
     coalesced_bytes_max: int = 4 * _MIB
+    """Most bytes of a request that was merged. No more than a reader's own requests have: what is kept of a merged
+    one has to be copied apart, and two large ones are sooner here side by side."""
     hedge_factor: float = 3.0
-    hedge_floor_s: float = 0.05
-    hedge_budget: float = 0.05
+    """A request is asked again after this many times the running median of its like,"""
+    hedge_floor_s: float = 0.05  # but not before this many seconds
+    hedge_budget: float = 0.05  # most hedges for each request; 0: no hedging
     pending_max: int = 4096
+    """Pieces that may wait. Read-ahead is refused when so many wait in all; what is urgent, when so many urgent ones
+    wait."""
 
     def __post_init__(self) -> None:
         least = min(self.requests_in_flight_max, self.bytes_in_flight_max, self.pending_max)
@@ -57,19 +49,13 @@ class TransferLimits:
 
 @dataclass(frozen=True, slots=True)
 class WindowLimits:
-    """Bounds of a window.
+    """Bounds of a window."""
 
-    Attributes:
-        bytes_min: Where it begins, and what it never falls below (> 0).
-        bytes_max: What it never exceeds.
-        growth: Which share of each delivered batch it grows by (> 0).
-        refill: Read-ahead is asked for when less than this share of the window lies ahead, so that requests are large.
-    """
-
-    bytes_min: int = 256 * 1024
-    bytes_max: int = 32 * 1024 * 1024
-    growth: float = 0.5
+    bytes_min: int = 256 * 1024  # where it begins, and what it never falls below (> 0)
+    bytes_max: int = 32 * 1024 * 1024  # what it never exceeds
+    growth: float = 0.5  # which share of each delivered batch it grows by (> 0)
     refill: float = 0.75
+    """Read-ahead is asked for when less than this share of the window lies ahead, so that requests are large."""
 
     def __post_init__(self) -> None:
         if not 0 < self.bytes_min <= self.bytes_max:
@@ -102,39 +88,32 @@ FREE_SHARE = 8
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """Limits of a ``TieredMessageFetcher``.
-
-    Attributes:
-        cache_bytes: Everything that is cached or on its way: records, their arrays, indexes, and what each of these takes
-            however small it is. Never exceeded, but for one record that is larger. Not in it: what a caller still holds
-            of a batch (a slice keeps the run that it is of, up to ``piece_bytes``); requests under way that nobody wants
-            any more (``transfers.bytes_in_flight_max``); block tables; memory that is kept free (an eighth of this); and an
-            section that is read whole since it is damaged. Each reader needs a block or two here, or readers drop what
-            others are about to read. What is lent (``TieredMessageFetcher.lend``) is of this, too.
-        table_bytes: Block tables of sections that are read in pieces.
-        block_bytes: Step in which a part's records are cached and asked for; a multiple of 64 KiB.
-        piece_bytes: Largest request for records; a window is read in so many at once.
-        gap_bytes: Blocks that are here already are read again when no more than this lies between two that are not.
-        unread_seconds: How long what nobody has read is kept.
-        read_seconds: How long after its last reading what has been read is kept.
-        spent_bytes: What every reader of its queue is past is kept no longer than there is no more than this of it.
-        read_timeout_s: Deadline of a read that names none: the store has given up before, with an error that says more
-            (each request has a deadline of its own, later where the way is slow, and is tried again for two minutes).
-        window: Bounds of the read-ahead of one group in one queue.
-        transfers: Bounds of what goes over the wire.
-    """
+    """Limits of a ``TieredMessageFetcher``."""
 
     cache_bytes: int = MEMORY_BYTES
-    table_bytes: int = 8 * MIB
+    """Everything that is cached or on its way: records, their arrays, indexes, and what each of these takes however
+    small it is. Never exceeded, but for one record that is larger. Not in it: what a caller still holds of a
+    batch (a slice keeps the run that it is of, up to ``piece_bytes``); requests under way that nobody wants any
+    more (``transfers.bytes_in_flight_max``); block tables; memory that is kept free (an eighth of this); and an
+    section that is read whole since it is damaged. Each reader needs a block or two here, or readers drop what
+    others are about to read. What is lent (``TieredMessageFetcher.lend``) is of this, too."""
+    table_bytes: int = 8 * MIB  # block tables of sections that are read in pieces
     block_bytes: int = 256 * KIB
-    piece_bytes: int = 4 * MIB
+    """Step in which a part's records are cached and asked for; a multiple of 64 KiB."""
+    piece_bytes: int = 4 * MIB  # largest request for records; a window is read in so many at once
     gap_bytes: int = 256 * KIB
-    unread_seconds: float = 180.0
-    read_seconds: float = 10.0
+    """Blocks that are here already are read again when no more than this lies between two that are not."""
+    unread_seconds: float = 180.0  # how long what nobody has read is kept
+    read_seconds: float = 10.0  # how long after its last reading what has been read is kept
     spent_bytes: int = 16 * MIB
+    """What every reader of its queue is past is kept no longer than there is no more than this of it."""
     read_timeout_s: float = 300.0
+    """Deadline of a read that names none: the store has given up before, with an error that says more (each request
+    has a deadline of its own, later where the way is slow, and is tried again for two minutes)."""
     window: WindowLimits = field(default_factory=WindowLimits)
+    """Bounds of the read-ahead of one group in one queue."""
     transfers: TransferLimits = field(default_factory=TransferLimits)
+    """Bounds of what goes over the wire."""
 
     def __post_init__(self) -> None:
         if self.block_bytes <= 0 or self.block_bytes % BLOCK_ALIGNMENT:

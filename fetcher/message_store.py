@@ -86,31 +86,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MessageStoreSettings:
-    """How a ``TieredMessageStore`` reads.
+    """How a ``TieredMessageStore`` reads."""
 
-    Attributes:
-        policy: For requests that name none.
-        timeout_s: Deadline of a request that names none.
-        tier_share: Part of the time that the tier gets where the local side has it, too.
-        tier_pause_s: For so long after the tier failed the local side is asked first.
-        scan: Limits of one read; those on what is taken are defaults.
-    """
-
-    policy: Policy = Policy.NOT_IN_DISK
-    timeout_s: float = 10.0
-    tier_share: float = 0.5
-    tier_pause_s: float = 5.0
+    policy: Policy = Policy.NOT_IN_DISK  # for requests that name none
+    timeout_s: float = 10.0  # deadline of a request that names none
+    tier_share: float = 0.5  # part of the time that the tier gets where the local side has it, too
+    tier_pause_s: float = 5.0  # for so long after the tier failed the local side is asked first
     scan: ScanLimits = field(default_factory=ScanLimits)
+    """Limits of one read; those on what is taken are defaults."""
 
 
 class TieredMessageStore:
-    """See the module's contract.
-
-    Attributes:
-        local: The broker's store, if there is one here.
-        tier: The tier, if there is one.
-        settings: Limits.
-    """
+    """See the module's contract."""
 
     def __init__(
         self,
@@ -132,10 +119,10 @@ class TieredMessageStore:
             local_keys: Finds messages by key in the broker's store.
             tier_keys: Finds messages by key in the tier.
         """
-        self.local = local
-        self.tier = tier
+        self.local = local  # the broker's store, if there is one here
+        self.tier = tier  # the tier, if there is one
         self._clock = clock
-        self.settings = settings or MessageStoreSettings()
+        self.settings = settings or MessageStoreSettings()  # limits
         self._local_keys = local_keys
         self._tier_keys = tier_keys
         self._tier_sick_until_s = 0.0
@@ -658,23 +645,14 @@ _NO_BOUNDS: Final = QueueBounds(QueueOffset(-1), QueueOffset(-1))
 
 @dataclass(slots=True)
 class Get:
-    """One read.
+    """One read."""
 
-    Attributes:
-        means: What it works with.
-        group: Who reads.
-        queue: What.
-        policy: From where.
-        scan: What is wanted, and what was found so far.
-        deadline_s: Monotonic.
-    """
-
-    means: TieredMessageStore
-    group: str
-    queue: MessageQueue
-    policy: Policy
-    scan: Scan
-    deadline_s: float
+    means: TieredMessageStore  # what it works with
+    group: str  # who reads
+    queue: MessageQueue  # what
+    policy: Policy  # from where
+    scan: Scan  # what is wanted, and what was found so far
+    deadline_s: float  # monotonic
     _bounds: QueueBounds = _NO_BOUNDS
     _start: QueueOffset = QueueOffset(-1)  # noqa: RUF009 (a NewType: the number itself)
     _is_held: bool = False
@@ -764,15 +742,7 @@ class Get:
         return (Side.LOCAL, Side.TIER) if len(sides) > 1 and self.means.is_tier_sick() else sides
 
     def _read(self, sides: tuple[Side, ...], both: Both) -> None:
-        """Read from the first side that can; nothing, if both first have to be held against each other.
-
-        Args:
-            sides: In order.
-            both: What they have.
-
-        Raises:
-            TieredStoreError: None can (likewise ``BackendError``): damage only if no side might have it later.
-        """
+        """Read from the first side that can; nothing, if both first have to be held against each other."""
         failure: Exception | None = None
         tier_end = both.tier.end if both.tier is not None and Side.TIER in sides else 0
         if both.local is not None and self.scan.at < both.local.min and not self._is_held:
@@ -859,11 +829,7 @@ class Get:
 
 
 def _before_hole(batch: RecordBatch, end: int) -> RecordBatch:
-    """What lies before the first hole below a queue offset.
-
-    Raises:
-        DataError: It begins with that hole.
-    """
+    """What lies before the first hole below a queue offset."""
     holes = np.flatnonzero(batch.sizes[: max(end - batch.base_offset, 0)] <= 0)
     if not len(holes):
         return batch
@@ -880,21 +846,13 @@ def _before_hole(batch: RecordBatch, end: int) -> RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class TimeLookup:
-    """One lookup.
-
-    Attributes:
-        queue: Of which queue.
-        policy: Where to look.
-        time_ms: UTC.
-        boundary: What if it is not exact.
-        deadline_s: Monotonic.
-    """
+    """One lookup."""
 
     queue: MessageQueue
-    policy: Policy
-    time_ms: int
-    boundary: Boundary
-    deadline_s: float
+    policy: Policy  # where to look
+    time_ms: int  # UTC
+    boundary: Boundary  # what if it is not exact
+    deadline_s: float  # monotonic
 
     def find(
         self, look: Callable[[], Both], local: LocalSide | None, tier: TierSide | None

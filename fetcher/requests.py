@@ -53,19 +53,14 @@ class DeadlineError(StoreUnavailableError):
 
 
 class Asked(Future[Data]):
-    """The bytes of one range, for one asker. It ends exactly once; ``cancel`` works until then.
-
-    Attributes:
-        piece: What it waits for; None once its end is decided.
-        deadline: Its number among the deadlines; -1 when it has none.
-    """
+    """The bytes of one range, for one asker. It ends exactly once; ``cancel`` works until then."""
 
     def __init__(self, cancel: Callable[[Asked], bool]) -> None:
         """Make one; ``cancel`` decides whether it can still be cancelled, and if so ends it."""
         super().__init__()
         self._cancel = cancel
-        self.piece: Range | None = None
-        self.deadline = -1
+        self.piece: Range | None = None  # what it waits for; None once its end is decided
+        self.deadline = -1  # its number among the deadlines; -1 when it has none
 
     def cancel(self) -> bool:
         """Take the wish back: never sent, or its answer is dropped. False: it has ended, or is just ending."""
@@ -79,29 +74,17 @@ class Asked(Future[Data]):
 
 @dataclass(eq=False, slots=True)
 class Range:
-    """A range that somebody wants, or wanted when it was sent.
+    """A range that somebody wants, or wanted when it was sent."""
 
-    Attributes:
-        key: The object.
-        start: First byte.
-        end: One past the last.
-        stream: Who pays for it.
-        is_urgent: Somebody waits for it now.
-        number: Its place in the order of asking.
-        askers: Who wants it still.
-        is_alone: Not to be merged with neighbours.
-        request: What brings it; None: not sent.
-    """
-
-    key: str
-    start: int
-    end: int
-    stream: Hashable
-    is_urgent: bool
-    number: int
-    askers: dict[Asked, None] = field(default_factory=dict)
-    is_alone: bool = False
-    request: Request | None = None
+    key: str  # the object
+    start: int  # first byte
+    end: int  # one past the last
+    stream: Hashable  # who pays for it
+    is_urgent: bool  # somebody waits for it now
+    number: int  # its place in the order of asking
+    askers: dict[Asked, None] = field(default_factory=dict)  # who wants it still
+    is_alone: bool = False  # not to be merged with neighbours
+    request: Request | None = None  # what brings it; None: not sent
 
     @property
     def size_bytes(self) -> int:
@@ -111,25 +94,15 @@ class Range:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One GET, for one or several pieces.
+    """One GET, for one or several pieces."""
 
-    Attributes:
-        key: The object.
-        start: First byte.
-        end: One past the last.
-        pieces: What it brings, each within the range.
-        running: Attempts under way.
-        is_done: Its pieces have been answered.
-        error: Of the attempt that failed while the other one ran on.
-    """
-
-    key: str
-    start: int
-    end: int
-    pieces: list[Range]
-    running: int = 0
-    is_done: bool = False
-    error: BaseException | None = None
+    key: str  # the object
+    start: int  # first byte
+    end: int  # one past the last
+    pieces: list[Range]  # what it brings, each within the range
+    running: int = 0  # attempts under way
+    is_done: bool = False  # its pieces have been answered
+    error: BaseException | None = None  # of the attempt that failed while the other one ran on
 
     @property
     def size_bytes(self) -> int:
@@ -149,17 +122,12 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """One call to the store.
+    """One call to the store."""
 
-    Attributes:
-        request: For what.
-        is_hedge: Whether it is the second of its request.
-        started_s: When the call began, monotonic seconds; None: a thread has not come to it.
-    """
-
-    request: Request
-    is_hedge: bool
+    request: Request  # for what
+    is_hedge: bool  # whether it is the second of its request
     started_s: float | None = None
+    """When the call began, monotonic seconds; None: a thread has not come to it."""
 
 
 # -- fairness
@@ -202,8 +170,6 @@ class FairQueue(Generic[T]):
         """Add an item behind the others of its stream.
 
         Args:
-            stream: Whose it is.
-            item: What waits.
             cost: What ``stream`` pays when it is taken, usually bytes; at least 1.
         """
         found = self._streams.get(stream)
@@ -392,7 +358,6 @@ class Arrivals(Generic[T]):
         """Add a thing; whether the caller is to work: on what ``next`` gives, until that is nothing.
 
         Args:
-            thing: What has come.
             number: Its place in the order of asking.
             is_urgent: Whether somebody waits for it by now.
         """

@@ -50,24 +50,18 @@ LAYOUT_BYTES = 2048
 
 @dataclass(frozen=True, slots=True)
 class PartLayout:
-    """A part, its items, and its blocks.
-
-    Attributes:
-        part: Which.
-        items: All of its items.
-        starts: int64[n], bytes from the part's first to where each item's record begins; of a hole, to where the record
-            before it begins.
-        firsts: [blocks + 1], number of the first item of each block; then the number of items.
-        bounds: [blocks + 1], log offset at which each block's first record begins; then the part's end.
-        ends: [blocks + 1], log offset behind all records of the blocks before.
-    """
+    """A part, its items, and its blocks."""
 
     part: Part
-    items: PartItems
+    items: PartItems  # all of its items
     starts: npt.NDArray[np.int64]
+    """int64[n], bytes from the part's first to where each item's record begins; of a hole, to where the record
+    before it begins."""
     firsts: list[int]
+    """[blocks + 1], number of the first item of each block; then the number of items."""
     bounds: list[int]
-    ends: list[int]
+    """[blocks + 1], log offset at which each block's first record begins; then the part's end."""
+    ends: list[int]  # [blocks + 1], log offset behind all records of the blocks before
 
     @classmethod
     def of(cls, part: Part, items: PartItems, block_bytes: int) -> PartLayout:
@@ -116,11 +110,7 @@ class PartLayout:
 
 
 def _starts(part: Part, items: PartItems) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where each item's record begins: 0 for a hole, and as ``PartLayout.starts``.
-
-    Raises:
-        DataError: They are not in the order of their records.
-    """
+    """Where each item's record begins: 0 for a hole, and as ``PartLayout.starts``."""
     begins = items.log_offsets - part.log_offset
     if len(items) and items.sizes.min() > 0:
         starts = begins
@@ -160,25 +150,16 @@ SLACK = 8
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
-    """Neighbouring blocks of a part, read with one request and decoded once. Nobody changes one.
+    """Neighbouring blocks of a part, read with one request and decoded once. Nobody changes one."""
 
-    Attributes:
-        base: Queue offset of the first item.
-        end: One past the last.
-        batch: The records.
-        data: Their bytes.
-        starts: Position of each item's record; of a hole the end of the records before it. Never falls.
-        ends: One past the last byte of all records up to this item.
-        has_holes: Whether an item has no record.
-    """
-
-    base: QueueOffset
-    end: QueueOffset
-    batch: TierBatch
-    data: memoryview
+    base: QueueOffset  # queue offset of the first item
+    end: QueueOffset  # one past the last
+    batch: TierBatch  # the records
+    data: memoryview  # their bytes
     starts: memoryview[int]
-    ends: memoryview[int]
-    has_holes: bool
+    """Position of each item's record; of a hole the end of the records before it. Never falls."""
+    ends: memoryview[int]  # one past the last byte of all records up to this item
+    has_holes: bool  # whether an item has no record
 
     @classmethod
     def of(cls, batch: TierBatch) -> Run:
@@ -290,20 +271,13 @@ class Strip:
 
     Each is whole, stored as it is, and a part of another queue; they are columns, so that a section costs next to nothing
     before somebody reads it.
-
-    Attributes:
-        bundle: The bundle.
-        at: Number of the section that was asked for first.
-        queues: Whose each is.
-        rows: ``PART``, one a section, in the order in which they lie.
-        keys: Under which each is found.
     """
 
     bundle: Bundle
-    at: int
-    queues: Sequence[MessageQueue]
-    rows: npt.NDArray[np.void]
-    keys: Sequence[Key]
+    at: int  # number of the section that was asked for first
+    queues: Sequence[MessageQueue]  # whose each is
+    rows: npt.NDArray[np.void]  # ``PART``, one a section, in the order in which they lie
+    keys: Sequence[Key]  # under which each is found
 
     def __len__(self) -> int:
         """Number of sections."""
@@ -355,10 +329,7 @@ class Sheet:
         """Put what was decoded in its place.
 
         Args:
-            strip: The sections.
-            data: What was read of the bundle.
             lows: Position of each one's records in it.
-            found: What they say.
         """
         self.strip, self.unread, self.size_bytes = strip, len(strip), strip.size_bytes
         self._data, self._found = data.toreadonly(), found
@@ -425,8 +396,6 @@ def decode_strip(
     """What came of sections that were read with one request.
 
     Args:
-        strip: The sections.
-        data: What was read.
         where: Prefix of the broker, for messages.
 
     Returns:
@@ -501,22 +470,12 @@ class Shelf(IntEnum):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Cached(Generic[V]):
-    """A thing that is cached.
+    """A thing that is cached."""
 
-    Attributes:
-        value: The thing.
-        keys: Under which it is found.
-        size_bytes: What it takes.
-        used_s: When it was put, or last used.
-        shelf: Where it stands.
-        owner: For whom it was read ahead.
-        is_here: False once it has been dropped.
-    """
-
-    value: V
-    keys: Sequence[Hashable]
-    size_bytes: int
-    used_s: float = 0.0
-    shelf: Shelf = Shelf.UNREAD
-    owner: object = None
-    is_here: bool = False
+    value: V  # the thing
+    keys: Sequence[Hashable]  # under which it is found
+    size_bytes: int  # what it takes
+    used_s: float = 0.0  # when it was put, or last used
+    shelf: Shelf = Shelf.UNREAD  # where it stands
+    owner: object = None  # for whom it was read ahead
+    is_here: bool = False  # false once it has been dropped

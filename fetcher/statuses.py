@@ -61,15 +61,11 @@ class Side(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """A queue on both sides, as far as a policy looks at them.
-
-    Attributes:
-        local: Bounds in the broker's store; None: it has no such queue, or there is no store.
-        tier: Bounds in the tier that may be used; None: there is none.
-    """
+    """A queue on both sides, as far as a policy looks at them."""
 
     local: QueueBounds | None
-    tier: QueueBounds | None
+    """Bounds in the broker's store; None: it has no such queue, or there is no store."""
+    tier: QueueBounds | None  # bounds in the tier that may be used; None: there is none
 
     @classmethod
     def of(
@@ -80,14 +76,7 @@ class Both:
         *,
         is_one: bool,
     ) -> Both:
-        """Leave out what is not to be used of the tier.
-
-        Args:
-            policy: Which.
-            local: What the broker's store has.
-            tier: What the tier has.
-            is_one: They are one history.
-        """
+        """Leave out what is not to be used of the tier."""
         if policy is Policy.DISABLE or tier is None:
             return cls(local, None)
         if local is not None and not is_one:
@@ -127,9 +116,6 @@ def plan_sides(
     """Where to read a queue offset.
 
     Args:
-        policy: Which.
-        both: What the sides have.
-        offset: First queue offset of the read.
         is_in_memory: Whether the broker's store has it in memory; asked only if that decides.
 
     Returns:
@@ -172,17 +158,11 @@ class GetStatus(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taken:
-    """Messages that were found next to each other.
-
-    Attributes:
-        records: A batch.
-        items: int64[n], numbers of its items that are wanted, ascending.
-        side: Where it was read.
-    """
+    """Messages that were found next to each other."""
 
     records: RecordBatch
-    items: npt.NDArray[np.int64]
-    side: Side
+    items: npt.NDArray[np.int64]  # int64[n], numbers of its items that are wanted, ascending
+    side: Side  # where it was read
 
     def messages(self) -> Iterator[tuple[QueueOffset, memoryview]]:
         """Queue offset and raw record of each; messages of an inner batch share one."""
@@ -195,27 +175,18 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GetResult:
-    """Outcome of one read.
+    """Outcome of one read."""
 
-    Attributes:
-        status: How it ended.
-        next_begin: Where to read on.
-        min_offset: Of the queue, over both sides; -1 without a queue.
-        max_offset: One past its last message, likewise.
-        pieces: What was found.
-        missing: Queue offsets below ``next_begin`` that were skipped since they hold no message, and why.
-        size_bytes: Of the records found, each counted once.
-        error: Why it could not be read, for ``TRY_AGAIN`` and ``OFFSET_FOUND_NULL``.
-    """
-
-    status: GetStatus
-    next_begin: QueueOffset
-    min_offset: QueueOffset
-    max_offset: QueueOffset
-    pieces: tuple[Taken, ...] = ()
+    status: GetStatus  # how it ended
+    next_begin: QueueOffset  # where to read on
+    min_offset: QueueOffset  # of the queue, over both sides; -1 without a queue
+    max_offset: QueueOffset  # one past its last message, likewise
+    pieces: tuple[Taken, ...] = ()  # what was found
     missing: tuple[Gap, ...] = ()
-    size_bytes: int = 0
+    """Queue offsets below ``next_begin`` that were skipped since they hold no message, and why."""
+    size_bytes: int = 0  # of the records found, each counted once
     error: Exception | None = None
+    """Why it could not be read, for ``TRY_AGAIN`` and ``OFFSET_FOUND_NULL``."""
 
     @property
     def count(self) -> int:
@@ -234,7 +205,6 @@ def judge_offset(
     """What is to be said of an offset before anything is read.
 
     Args:
-        start: Where a reader wants to read.
         bounds: Of the queue; None: there is none.
 
     Returns:
@@ -261,21 +231,14 @@ SCAN_STEP_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScanLimits:
-    """When a read is enough.
+    """When a read is enough."""
 
-    Attributes:
-        count_max: Messages.
-        bytes_max: Bytes of their records; the first is taken however large it is.
-        scan_items_max: Messages looked at, wanted or not; and the items of one step.
-        scan_bytes_max: Bytes looked at, about.
-        scan_holes_max: Holes passed over, about: what was compacted may be most of a queue, and is columns only.
-    """
-
-    count_max: int = 32
-    bytes_max: int = 256 * 1024
-    scan_items_max: int = 16_000
-    scan_bytes_max: int = 16 * 1024 * 1024
+    count_max: int = 32  # messages
+    bytes_max: int = 256 * 1024  # bytes of their records; the first is taken however large it is
+    scan_items_max: int = 16_000  # messages looked at, wanted or not; and the items of one step
+    scan_bytes_max: int = 16 * 1024 * 1024  # bytes looked at, about
     scan_holes_max: int = 500_000
+    """Holes passed over, about: what was compacted may be most of a queue, and is columns only."""
 
     def __post_init__(self) -> None:
         scans = (self.scan_items_max, self.scan_bytes_max, self.scan_holes_max)
@@ -302,20 +265,17 @@ class Scan:
     """One read. Not for several threads at once.
 
     Attributes:
-        at: Where to go on: behind the last message taken when it is enough, else behind the last looked at.
-        pieces: What was taken.
-        missing: What was skipped since there is no message.
-        size_bytes: Of the records taken.
         is_full: A limit on what is taken was reached.
         met_holes: The last batch had some: many more may follow (a compacted range).
     """
 
     def __init__(self, start: QueueOffset, limits: ScanLimits, wanted: Filter | None) -> None:
         """Begin with nothing."""
+        # Where to go on: behind the last message taken when it is enough, else behind the last looked at.
         self.at = start
-        self.pieces: list[Taken] = []
-        self.missing: list[Gap] = []
-        self.size_bytes = 0
+        self.pieces: list[Taken] = []  # what was taken
+        self.missing: list[Gap] = []  # what was skipped since there is no message
+        self.size_bytes = 0  # of the records taken
         self.is_full = self.met_holes = False
         self._limits = limits
         self._wanted = wanted
@@ -401,11 +361,7 @@ class Scan:
         self._pass(batch, end, count, holes=self._note_holes(batch, end))
 
     def _select(self, batch: RecordBatch) -> tuple[RecordBatch, npt.NDArray[np.int64]]:
-        """What is wanted of a batch; where something of it is damaged, of a beginning of it that is sound.
-
-        Raises:
-            DataError: The first of it is damaged.
-        """
+        """What is wanted of a batch; where something of it is damaged, of a beginning of it that is sound."""
         if self._wanted is None:
             return batch, np.flatnonzero(batch.sizes > 0)
         while True:
@@ -478,21 +434,13 @@ TIME_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyQuery:
-    """What is looked for.
+    """What is looked for."""
 
-    Attributes:
-        topic: Of the messages.
-        key: One of a message's keys, or its unique id.
-        from_ms: Stored at this time or later, UTC.
-        until_ms: Stored before this time.
-        count: So many, the newest (> 0, else ``InvalidError``).
-    """
-
-    topic: str
-    key: str
-    from_ms: int = 0
-    until_ms: int = TIME_MAX
-    count: int = 64
+    topic: str  # of the messages
+    key: str  # one of a message's keys, or its unique id
+    from_ms: int = 0  # stored at this time or later, UTC
+    until_ms: int = TIME_MAX  # stored before this time
+    count: int = 64  # so many, the newest (> 0, else ``InvalidError``)
 
     def __post_init__(self) -> None:
         if self.count <= 0:
@@ -501,34 +449,21 @@ class KeyQuery:
 
 @dataclass(frozen=True, slots=True)
 class KeyHit:
-    """A message that has the key.
+    """A message that has the key."""
 
-    Attributes:
-        queue: Where it is.
-        queue_offset: Likewise.
-        store_ms: Store time, UTC.
-        message: The message; an inner message as it is by itself.
-    """
-
-    queue: MessageQueue
-    queue_offset: QueueOffset
-    store_ms: int
-    message: Record = field(repr=False)
+    queue: MessageQueue  # where it is
+    queue_offset: QueueOffset  # likewise
+    store_ms: int  # store time, UTC
+    message: Record = field(repr=False)  # the message; an inner message as it is by itself
 
 
 @dataclass(frozen=True, slots=True)
 class KeyAnswer:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        hits: Newest first, no message twice.
-        is_complete: Nothing that was asked for can be missing.
-        errors: Why something may be.
-    """
-
-    hits: tuple[KeyHit, ...] = ()
-    is_complete: bool = True
-    errors: tuple[Exception, ...] = ()
+    hits: tuple[KeyHit, ...] = ()  # newest first, no message twice
+    is_complete: bool = True  # nothing that was asked for can be missing
+    errors: tuple[Exception, ...] = ()  # why something may be
 
 
 class KeyLookup(Protocol):
@@ -540,7 +475,6 @@ class KeyLookup(Protocol):
         """Look.
 
         Args:
-            wanted: What.
             deadline_s: Until which moment of the monotonic clock.
             tier_end: Up to which queue offset of a queue the tier is asked: the local side need look no further down.
 

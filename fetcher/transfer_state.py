@@ -184,31 +184,19 @@ class HedgeBudget:
 
 
 class Running(NamedTuple):
-    """A request under way, as the choice sees it.
+    """A request under way, as the choice sees it."""
 
-    Attributes:
-        started_s: When its call began, monotonic seconds.
-        median_s: What its like usually take; None: unknown.
-        is_urgent: Somebody waits for it now.
-        number: Which one it is.
-    """
-
-    started_s: float
-    median_s: float | None
-    is_urgent: bool
-    number: int
+    started_s: float  # when its call began, monotonic seconds
+    median_s: float | None  # what its like usually take; None: unknown
+    is_urgent: bool  # somebody waits for it now
+    number: int  # which one it is
 
 
 class HedgePlan(NamedTuple):
-    """What to do.
+    """What to do."""
 
-    Attributes:
-        due: Numbers of the requests to ask again, the most pressing first.
-        next_s: When to look again, monotonic seconds; None: nothing else runs.
-    """
-
-    due: list[int]
-    next_s: float | None
+    due: list[int]  # numbers of the requests to ask again, the most pressing first
+    next_s: float | None  # when to look again, monotonic seconds; None: nothing else runs
 
 
 def plan_hedges(
@@ -258,21 +246,13 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class Effects:
-    """What is to be done, outside of any lock.
+    """What is to be done, outside of any lock."""
 
-    Attributes:
-        starts: Calls to make.
-        answers: Bytes to hand out.
-        failures: Errors to hand out.
-        cancelled: Wishes that end without either.
-        is_sooner: Something is due before the moment that ``tick`` returned last.
-    """
-
-    starts: list[Attempt] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    cancelled: list[Asked] = field(default_factory=list)
-    is_sooner: bool = False
+    starts: list[Attempt] = field(default_factory=list)  # calls to make
+    answers: list[Answer] = field(default_factory=list)  # bytes to hand out
+    failures: list[Failure] = field(default_factory=list)  # errors to hand out
+    cancelled: list[Asked] = field(default_factory=list)  # wishes that end without either
+    is_sooner: bool = False  # something is due before the moment that ``tick`` returned last
 
 
 class TransferState:

@@ -52,41 +52,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """What was counted since the start, and what is under way; consistent among each other.
+    """What was counted since the start, and what is under way; consistent among each other."""
 
-    Attributes:
-        asked: Wishes taken up.
-        joined: Those that found the same range waiting or under way.
-        refused: Those that met a full queue.
-        cancelled: Those taken back before their end.
-        expired: Those whose deadline passed.
-        requests: Calls to the store, hedges not among them.
-        coalesced: Ranges that came with another's request, so requests saved.
-        hedges: Second calls for slow requests.
-        hedge_wins: Those that answered first.
-        received_bytes: Bytes of all answers.
-        lost_bytes: Those that nobody got: losers of hedges, gaps between merged ranges, cancelled wishes.
-        errors: Failed calls, by class of the error.
-        pending: Ranges that wait to be sent.
-        running: Calls under way.
-        running_bytes: What they ask for.
-    """
-
-    asked: int
-    joined: int
-    refused: int
-    cancelled: int
-    expired: int
-    requests: int
-    coalesced: int
-    hedges: int
-    hedge_wins: int
-    received_bytes: int
+    asked: int  # wishes taken up
+    joined: int  # those that found the same range waiting or under way
+    refused: int  # those that met a full queue
+    cancelled: int  # those taken back before their end
+    expired: int  # those whose deadline passed
+    requests: int  # calls to the store, hedges not among them
+    coalesced: int  # ranges that came with another's request, so requests saved
+    hedges: int  # second calls for slow requests
+    hedge_wins: int  # those that answered first
+    received_bytes: int  # bytes of all answers
     lost_bytes: int
-    errors: Mapping[str, int]
-    pending: int
-    running: int
-    running_bytes: int
+    """Those that nobody got: losers of hedges, gaps between merged ranges, cancelled wishes."""
+    errors: Mapping[str, int]  # failed calls, by class of the error
+    pending: int  # ranges that wait to be sent
+    running: int  # calls under way
+    running_bytes: int  # what they ask for
 
 
 # -- transfers
@@ -112,7 +95,6 @@ class Transfers:
         Args:
             store: Where the objects are; with its own deadline for each call.
             executor: Makes the calls, in threads; one for each slot is best. Shut down after ``close`` only.
-            clock: For deadlines, rates and hedges.
             limits: See ``TransferLimits``.
             wake: Called, outside of locks, when ``tick`` ought to be called sooner than it said. Without it, call
                 ``tick`` at least every ``hedge_floor_s``.
@@ -142,8 +124,6 @@ class Transfers:
 
         Args:
             stream: Who takes turns with the others, such as a (group, queue).
-            key: The object.
-            byte_range: Which bytes of it.
             urgent: Somebody waits for it now; False: it is read ahead.
             deadline_s: Moment of the monotonic clock after which the asker gets a ``DeadlineError``; the next
                 ``tick`` after it tells.
@@ -363,15 +343,7 @@ class AskingStore(WrappingStore):
         clock: Clock,
         deadline_s: float,
     ) -> None:
-        """Ask for nothing yet.
-
-        Args:
-            transfers: Make the requests.
-            store: Theirs.
-            stream: Who takes turns with the others.
-            clock: For the deadline.
-            deadline_s: Monotonic.
-        """
+        """Ask for nothing yet."""
         super().__init__(store)
         self._transfers = transfers
         self._stream = stream

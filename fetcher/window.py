@@ -132,54 +132,34 @@ class Beside(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A reader that goes through a queue, in order as a rule. Its owner holds a lock around it.
+    """A reader that goes through a queue, in order as a rule. Its owner holds a lock around it."""
 
-    Attributes:
-        group: Who reads.
-        queue: What.
-        limits: Of its window.
-        window: Bytes to read ahead.
-        view: The life that it read last.
-        state: The journal's state in which that was the newest view of it; None: to be looked up.
-        held: Where the run is cached that it was last served from; it does not keep it in memory.
-        run: That run; likewise.
-        here: Log offset behind the last batch.
-        asked: Log offset up to which read-ahead has been asked for.
-        calm_to: As long as it is not past this log offset, nothing more is to be asked for; -1: to be looked at.
-        next_offset: Queue offset at which reading in order goes on; -1 before the first batch, and after a leap.
-        last_start: Queue offset of the last batch; likewise.
-        leapt_to: Where it has gone, until it is given something there; else -1.
-        until: Up to where its reader says that it will read; -1: it does not say.
-        sweep: What its reader reads besides, if it has said so.
-        ahead_max: Bytes to read ahead at most; 0: no limit but the others.
-        sure_max: Bytes of that to read ahead at most; less once some were dropped unread.
-        wary: Queue offsets near damage: no more is asked for than is needed.
-        paused_s: Nothing is read ahead before, since that failed; monotonic seconds.
-        used_s: When it was last read, monotonic seconds.
-    """
-
-    group: str
-    queue: MessageQueue
+    group: str  # who reads
+    queue: MessageQueue  # what
     limits: WindowLimits
-    window: int = 0
-    view: LifeView | None = None
+    window: int = 0  # bytes to read ahead
+    view: LifeView | None = None  # the life that it read last
     state: object = None
+    """The journal's state in which that was the newest view of it; None: to be looked up."""
     held: ReferenceType[Cached[Thing]] | None = None
-    run: ReferenceType[Run] | None = None
-    here: int = 0
-    asked: int = 0
+    """Where the run is cached that it was last served from; it does not keep it in memory."""
+    run: ReferenceType[Run] | None = None  # that run; likewise
+    here: int = 0  # log offset behind the last batch
+    asked: int = 0  # log offset up to which read-ahead has been asked for
     calm_to: int = -1
+    """As long as it is not past this log offset, nothing more is to be asked for; -1: to be looked at."""
     next_offset: int = -1
-    last_start: int = -1
-    leapt_to: int = -1
-    until: int = -1
-    sure_max: int = 0
-    sweep: Beside | None = None
-    ahead_max: int = 0
-    wary: range = range(0)
-    paused_s: float = 0.0
+    """Queue offset at which reading in order goes on; -1 before the first batch, and after a leap."""
+    last_start: int = -1  # queue offset of the last batch; likewise
+    leapt_to: int = -1  # where it has gone, until it is given something there; else -1
+    until: int = -1  # up to where its reader says that it will read; -1: it does not say
+    sure_max: int = 0  # bytes of that to read ahead at most; less once some were dropped unread
+    sweep: Beside | None = None  # what its reader reads besides, if it has said so
+    ahead_max: int = 0  # bytes to read ahead at most; 0: no limit but the others
+    wary: range = range(0)  # queue offsets near damage: no more is asked for than is needed
+    paused_s: float = 0.0  # nothing is read ahead before, since that failed; monotonic seconds
     _end: tuple[int, LifeView | None, int] = (-1, None, 0)
-    used_s: float = 0.0
+    used_s: float = 0.0  # when it was last read, monotonic seconds
 
     def look(self, view: LifeView) -> None:
         """Go on with a view; what was read of another one says nothing of it."""
@@ -450,19 +430,12 @@ AHEAD_SECTIONS: Final = 2
 
 
 class Member(NamedTuple):
-    """A queue of a sweep.
+    """A queue of a sweep."""
 
-    Attributes:
-        stream: Its reader.
-        view: What is read.
-        start: First queue offset.
-        until: One past the last.
-    """
-
-    stream: Stream
-    view: LifeView
-    start: QueueOffset
-    until: QueueOffset
+    stream: Stream  # its reader
+    view: LifeView  # what is read
+    start: QueueOffset  # first queue offset
+    until: QueueOffset  # one past the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,7 +469,6 @@ class Sweep:
         """What comes along with the section of a part: readers, and the parts that they will want.
 
         Args:
-            part: It is asked for.
             is_known: Whether a thing is here or on its way.
         """
         found = self._find(part)
@@ -596,21 +568,13 @@ class Sweep:
 
 
 class _Laid(NamedTuple):
-    """Parts of many queues, in columns.
+    """Parts of many queues, in columns."""
 
-    Attributes:
-        rows: ``PART``, one a part; those of a queue are neighbours, in order.
-        member: int64[n], number of the queue that each is of.
-        part: int64[n], its number among the parts of that queue.
-        bundle: int64[n], number of its bundle among ``keys``.
-        keys: Of the bundles.
-    """
-
-    rows: npt.NDArray[np.void]
-    member: npt.NDArray[np.int64]
-    part: npt.NDArray[np.int64]
-    bundle: npt.NDArray[np.int64]
-    keys: Sequence[str]
+    rows: npt.NDArray[np.void]  # ``PART``, one a part; those of a queue are neighbours, in order
+    member: npt.NDArray[np.int64]  # int64[n], number of the queue that each is of
+    part: npt.NDArray[np.int64]  # int64[n], its number among the parts of that queue
+    bundle: npt.NDArray[np.int64]  # int64[n], number of its bundle among ``keys``
+    keys: Sequence[str]  # of the bundles
 
 
 def _laid_out(members: Sequence[Member]) -> _Laid:

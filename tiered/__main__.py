@@ -39,10 +39,6 @@ def main() -> None:
 def run(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:
     """Run a command line.
 
-    Args:
-        arguments: Without the program's name.
-        surroundings: For tests.
-
     Returns:
         The exit code.
     """

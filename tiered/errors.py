@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
 
 class TieredStoreError(Exception):
-    """Base of all. The message says what, where and what to do.
+    """Base of all. The message says what, where and what to do."""
 
-    Attributes:
-        kind: One of the six words of the table above.
-        exit_code: What the command line ends with.
-    """
-
-    kind: ClassVar[str] = "internal"
-    exit_code: ClassVar[int] = 70
+    kind: ClassVar[str] = "internal"  # one of the six words of the table above
+    exit_code: ClassVar[int] = 70  # what the command line ends with
 
     def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
         """Make an error ``WHAT (WHERE); DO THIS``.
@@ -73,15 +68,11 @@ class InvalidError(TieredStoreError):
 
 
 class ExpiredError(InvalidError):
-    """What was asked for has expired while it was being read.
-
-    Attributes:
-        next_offset: The first queue offset that can still be read.
-    """
+    """What was asked for has expired while it was being read."""
 
     def __init__(self, what: str, next_offset: int, *, where: str = "") -> None:
         super().__init__(what, where=where, do=f"read on from offset {next_offset}")
-        self.next_offset = next_offset
+        self.next_offset = next_offset  # the first queue offset that can still be read
 
 
 class OtherVersionError(InvalidError):

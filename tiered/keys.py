@@ -111,7 +111,6 @@ def guest_sequences(named: Iterable[ObjectId], generation: int) -> Iterator[int]
 
     Args:
         named: What the journal names of the queues.
-        generation: Of the reign.
     """
     ages = [one.age for one in named if one.generation == generation]
     begun = max((begun for _, begun, _ in ages), default=0)
@@ -121,27 +120,17 @@ def guest_sequences(named: Iterable[ObjectId], generation: int) -> Iterator[int]
 
 @dataclass(frozen=True, slots=True)
 class DataKey:
-    """What the key of a data object says.
-
-    Attributes:
-        kind: ``bundle``, ``topic`` or ``queue``: a bundle of many queues, of one topic, of one queue; ``quarantine``.
-        object_id: Who made it.
-        topic: Whose data; empty for ``bundle``.
-        queue_id: Likewise; -1 for ``bundle`` and ``topic``.
-        incarnation: Which life of the queue; -1 likewise.
-        level: Of a ``bundle`` or ``topic``; else -1.
-        begins: Queue offset of the first item, or the time at which the bundle was begun, ms.
-        escapes_case: Capital letters of the topic are escaped.
-    """
+    """What the key of a data object says."""
 
     kind: str
-    object_id: ObjectId
-    topic: str = ""
-    queue_id: int = -1
-    incarnation: int = -1
-    level: int = -1
-    begins: int = 0
-    escapes_case: bool = False
+    """``bundle``, ``topic`` or ``queue``: a bundle of many queues, of one topic, of one queue; ``quarantine``."""
+    object_id: ObjectId  # who made it
+    topic: str = ""  # whose data; empty for ``bundle``
+    queue_id: int = -1  # likewise; -1 for ``bundle`` and ``topic``
+    incarnation: int = -1  # which life of the queue; -1 likewise
+    level: int = -1  # of a ``bundle`` or ``topic``; else -1
+    begins: int = 0  # queue offset of the first item, or the time at which the bundle was begun, ms
+    escapes_case: bool = False  # capital letters of the topic are escaped
 
     @property
     def queue(self) -> MessageQueue | None:
@@ -153,7 +142,6 @@ def escape_name(name: str, *, escapes_case: bool = False) -> str:
     """Turn any name into key segments, reversibly.
 
     Args:
-        name: Any.
         escapes_case: Capital letters do not stand for themselves.
     """
     safe = _SAFE - _CAPITALS if escapes_case else _SAFE

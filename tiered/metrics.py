@@ -23,19 +23,12 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
+    """One metric."""
 
-    Attributes:
-        name: With the unit last (``_total`` after it for counters).
-        kind: Gauge or counter.
-        help: What it says, and what to do about it where that is not plain.
-        labels: Names of its labels.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
+    name: str  # with the unit last (``_total`` after it for counters)
+    kind: Kind  # gauge or counter
+    help: str  # what it says, and what to do about it where that is not plain
+    labels: tuple[str, ...] = ()  # names of its labels
 
 
 @dataclass(frozen=True, slots=True)

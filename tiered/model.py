@@ -19,15 +19,10 @@ TimestampMs = NewType("TimestampMs", int)
 
 
 class MessageQueue(NamedTuple):
-    """One ordered stream of messages. A tuple: it is looked up more often than anything else here.
+    """One ordered stream of messages. A tuple: it is looked up more often than anything else here."""
 
-    Attributes:
-        topic: Name as stored; bytes that are no UTF-8 are kept by surrogate escapes.
-        queue_id: Number of the queue in its topic, from 0.
-    """
-
-    topic: str
-    queue_id: int
+    topic: str  # name as stored; bytes that are no UTF-8 are kept by surrogate escapes
+    queue_id: int  # number of the queue in its topic, from 0
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.queue_id}"
@@ -35,15 +30,10 @@ class MessageQueue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Queue offsets ``[min, end)`` that can be read.
+    """Queue offsets ``[min, end)`` that can be read."""
 
-    Attributes:
-        min: First message that can be read.
-        end: One past the last committed message; equal to ``min`` when there is none.
-    """
-
-    min: QueueOffset
-    end: QueueOffset
+    min: QueueOffset  # first message that can be read
+    end: QueueOffset  # one past the last committed message; equal to ``min`` when there is none
 
 
 class Boundary(Enum):

@@ -92,21 +92,13 @@ class TimerIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message as it is sent.
+    """A message as it is sent."""
 
-    Attributes:
-        place: Due time and offset in its hour's file.
-        identity: See there.
-        queue_id: Of its real queue.
-        record: As it lies in the file.
-        properties: As they are sent.
-    """
-
-    place: Place
-    identity: TimerIdentity
-    queue_id: int
-    record: Record
-    properties: str
+    place: Place  # due time and offset in its hour's file
+    identity: TimerIdentity  # see there
+    queue_id: int  # of its real queue
+    record: Record  # as it lies in the file
+    properties: str  # as they are sent
 
     def command(self, broker: WritableBroker) -> Command:
         """The request that stores it; the broker chooses the queue where the real one is not there."""
@@ -144,7 +136,6 @@ def outgoing(message: DueMessage, seed: str) -> Outgoing:
     """How a message is sent. Pure.
 
     Args:
-        message: Of an hour's file.
         seed: Of unique ids for messages that have none: names the file's tier.
     """
     record = decode_record(message.record, 0)
@@ -166,13 +157,7 @@ def outgoing(message: DueMessage, seed: str) -> Outgoing:
 
 
 def deliver_at(due_ms: int, said: Mapping[str, str], stored_ms: int) -> int:
-    """The time that a message asked for: a broker's wheel notes the second before it, a delay level the time itself.
-
-    Args:
-        due_ms: As noted in the file.
-        said: Properties of the record.
-        stored_ms: When the broker stored it.
-    """
+    """The time that a message asked for: a broker's wheel notes the second before it, a delay level the time itself."""
     if names.TIMER_OUT_MS not in said:
         return due_ms
     after_s, after_ms = said.get(names.TIMER_DELAY_SEC, ""), said.get(names.TIMER_DELAY_MS, "")
@@ -234,7 +219,6 @@ class BrokerTarget:
     """See the module.
 
     Attributes:
-        kept: Messages that the broker from which they were taken has still.
         waiting: Of a wheel, as this has none.
         refused: Likewise; what ``give`` refuses is not counted here.
         missing: Likewise.
@@ -254,16 +238,10 @@ class BrokerTarget:
         """Find the brokers.
 
         Args:
-            producer: Knows them.
             source: Name of the broker from which the timers were taken.
             seed: See ``outgoing``.
-            clock: Time.
-            stop: Ends pauses.
             is_ours: Whether no other run can have begun; asked before each ``_CHUNK`` of sends, so that a run that was
                 paused in the middle of a batch sends no more than that when it wakes.
-
-        Raises:
-            StoreUnavailableError: No name server answers.
         """
         self._producer, self._source, self._seed = producer, source, seed
         self._clock, self._stop, self._is_ours = clock, stop, is_ours
@@ -273,7 +251,7 @@ class BrokerTarget:
         # How far ahead brokers take timers, where they have said so.
         self._limits_ms: dict[str, int] = {}
         self._missing_since_s: float | None = None
-        self.kept = 0
+        self.kept = 0  # messages that the broker from which they were taken has still
         self.waiting = self.refused = self.missing = self.late_ms_max = 0
 
     def _forget(self) -> None:
@@ -449,11 +427,7 @@ class BrokerTarget:
         return set(mark.get("parties") or ())
 
     def _ask_all(self, asked: Mapping[str, Sequence[Outgoing]]) -> None:
-        """Note what brokers have of what they may have.
-
-        Raises:
-            StoreUnavailableError: One does not answer, and was not waited for long enough.
-        """
+        """Note what brokers have of what they may have."""
         known = self._producer.brokers()
         silent: list[str] = []
         for name, timers in self._settled(asked, known, silent):

@@ -54,19 +54,12 @@ _DEFAULT, _ROLL, _DELETE = 1, 2, 4
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Messages that wait in a wheel, in due order.
+    """Messages that wait in a wheel, in due order."""
 
-    Attributes:
-        dues: int64[n], as noted (``TIMER_OUT_MS``).
-        physical: int64[n], physical offsets of their records.
-        sizes: int64[n], bytes of these.
-        marks: bool[n], delete marks.
-    """
-
-    dues: Longs
-    physical: Longs
-    sizes: Longs
-    marks: Flags
+    dues: Longs  # int64[n], as noted (``TIMER_OUT_MS``)
+    physical: Longs  # int64[n], physical offsets of their records
+    sizes: Longs  # int64[n], bytes of these
+    marks: Flags  # bool[n], delete marks
 
 
 def leave_wheel(
@@ -75,15 +68,9 @@ def leave_wheel(
     """Leave what a broker needs; see the module.
 
     Args:
-        root: Of the store, flushed.
-        waiting: What it is to deliver.
         last: Physical offset and size of the timer topic's last record.
         queue_end: One past that record's queue offset.
         read_ms: What was due by then was delivered.
-        now_ms: Time.
-
-    Raises:
-        OSError: The disk refuses it.
     """
     check = Path(root, TIMER_CHECK_FILE)
     check.unlink(missing_ok=True)
@@ -102,10 +89,7 @@ def plan_wheel(
     """Units of the log, and slots of the wheel that name them by number. Pure.
 
     Args:
-        waiting: What it is to deliver.
         last: See ``leave_wheel``.
-        second: Slots before it are over.
-        now_ms: Time.
     """
     late_s, now_s = np.maximum(waiting.dues // 1000, second), now_ms // 1000
     is_far = late_s - now_s >= ROLL_S

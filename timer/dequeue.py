@@ -60,17 +60,11 @@ _AT_ONCE: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class DueMessage:
-    """One message of an hourly file.
+    """One message of an hourly file."""
 
-    Attributes:
-        due_ms: When it is due.
-        offset: Queue offset in the file.
-        record: As it lies there.
-    """
-
-    due_ms: int
-    offset: int
-    record: bytes
+    due_ms: int  # when it is due
+    offset: int  # queue offset in the file
+    record: bytes  # as it lies there
 
 
 class DueBlock(Sequence[DueMessage]):
@@ -81,14 +75,13 @@ class DueBlock(Sequence[DueMessage]):
         offsets: int64[n], queue offsets in the file.
         data: Their records.
         sizes: int64[n], bytes of each.
-        positions: int64[n], where each begins.
     """
 
     __slots__ = ("data", "dues", "offsets", "positions", "sizes")
 
     def __init__(self, dues: Longs, offsets: Longs, sizes: Longs, data: bytes) -> None:
         self.dues, self.offsets, self.sizes, self.data = dues, offsets, sizes, data
-        self.positions: Longs = np.cumsum(sizes) - sizes
+        self.positions: Longs = np.cumsum(sizes) - sizes  # int64[n], where each begins
 
     @classmethod
     def of(cls, messages: Sequence[DueMessage]) -> DueBlock:
@@ -131,9 +124,6 @@ class DueItems:
         dues: int64[n], due times, ascending.
         offsets: int64[n], queue offsets; ascending among equal due times.
         sizes: int64[n], bytes of the records.
-        dropped: Which are not to be handed over.
-        lost: Queue offsets that cannot be read now, or must not be given before all is read.
-        errors: What is damaged, and where.
     """
 
     def __init__(
@@ -142,9 +132,10 @@ class DueItems:
         """Sort them; the arguments are columns in any order, ``places`` where each record begins in ``spool``."""
         order = np.lexsort((offsets, dues))
         self.dues, self.offsets, self.sizes = dues[order], offsets[order], sizes[order]
-        self.dropped: Flags = np.zeros(len(order), np.bool_)
+        self.dropped: Flags = np.zeros(len(order), np.bool_)  # which are not to be handed over
+        # Queue offsets that cannot be read now, or must not be given before all is read.
         self.lost: Ranges = ()
-        self.errors: tuple[DataError, ...] = ()
+        self.errors: tuple[DataError, ...] = ()  # what is damaged, and where
         self._places = places[order]
         self._spool = spool
 
@@ -227,14 +218,10 @@ class Spool:
 
 
 class TimerReader:
-    """Reads the hourly files of one broker. For one thread.
-
-    Attributes:
-        tier: The timers' place.
-    """
+    """Reads the hourly files of one broker. For one thread."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
-        self.tier = TierReader(store, prefix)
+        self.tier = TierReader(store, prefix)  # the timers' place
 
     @property
     def state(self) -> TierState:
@@ -242,12 +229,7 @@ class TimerReader:
         return self.tier.state
 
     def refresh(self) -> None:
-        """Read what is new in the journal.
-
-        Raises:
-            DataError: It is damaged.
-            BackendError: It could not be read.
-        """
+        """Read what is new in the journal."""
         self.tier.refresh()
 
     def load(self, hour: int, low: int, high: int, state: TierState | None = None) -> DueItems:
@@ -255,13 +237,11 @@ class TimerReader:
 
         Args:
             hour: Since 1970.
-            low: First queue offset.
             high: One past the last.
             state: What the journal says, by who follows it himself; None: as of the last ``refresh``.
 
         Raises:
             DataError: The journal contradicts itself. (Damage is in what is returned.)
-            BackendError: They could not be read.
         """
         state = self.state if state is None else state
         held = state.timers.hours[hour].held
@@ -273,10 +253,6 @@ class TimerReader:
         Returns:
             The items of the file up to where its sweeps went, and which of them are held. Those that are still lost are
             none of them.
-
-        Raises:
-            DataError: The journal contradicts itself.
-            BackendError: They could not be read.
         """
         state = self.state if state is None else state
         facts, life = state.timers.hours[hour], state.life(hour_queue(hour))
@@ -315,12 +291,7 @@ class TimerReader:
         return items
 
     def refused(self, hour: int) -> Iterator[DueMessage]:
-        """What the target refused for good of an hour, as long as its file is there.
-
-        Raises:
-            DataError: It is damaged.
-            BackendError: It could not be read.
-        """
+        """What the target refused for good of an hour, as long as its file is there."""
         for offset in refused_in(self.state, hour):
             items = self.load(hour, offset, offset + 1)
             try:
@@ -335,7 +306,6 @@ class TimerReader:
 
         Raises:
             DataError: Some of it is damaged; all else was given before.
-            BackendError: It could not be read.
         """
         errors: list[DataError] = []
         for items, left in self._pending(hour, errors):
@@ -444,7 +414,6 @@ def read_hours(
 
     Raises:
         DataError: One is damaged, and nobody is told otherwise.
-        BackendError: It could not be read.
     """
     for hour in sorted(hours):
         try:
@@ -474,23 +443,14 @@ def refused_in(state: TierState, hour: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class HourRow:
-    """What is still to be handed over of an hour.
+    """What is still to be handed over of an hour."""
 
-    Attributes:
-        hour: Since 1970.
-        messages: How many.
-        size_bytes: Of their records.
-        due_min_ms: Smallest due time.
-        due_max_ms: Greatest.
-        parts: In how many parts of the file they lie.
-    """
-
-    hour: int
-    messages: int
-    size_bytes: int
-    due_min_ms: int
-    due_max_ms: int
-    parts: int
+    hour: int  # since 1970
+    messages: int  # how many
+    size_bytes: int  # of their records
+    due_min_ms: int  # smallest due time
+    due_max_ms: int  # greatest
+    parts: int  # in how many parts of the file they lie
 
     @property
     def hour_ms(self) -> int:
@@ -585,7 +545,6 @@ def _drop_rolled(items: DueItems, held: Ranges | None) -> None:
     """Of each rolled message keep the records that were rolled least; of one that was given in another record, none.
 
     Args:
-        items: All of a stretch.
         held: All else than these queue offsets has been given before; None: nothing has.
     """
     hashes, rolls = np.zeros(len(items), np.uint64), np.zeros(len(items), np.int64)

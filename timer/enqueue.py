@@ -36,28 +36,18 @@ READ_COUNT: Final = 1 << 16
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the records of one source, or of all.
+    """What became of the records of one source, or of all."""
 
-    Attributes:
-        delivered: The broker has delivered them.
-        near: Pending, due before the near window ends: they stay with the broker. (But for a delete mark of a message that
-            may have been far once, and so may have been taken.)
-        rolled: Another record of the same message stands for them.
-        cancelled: Taken back, with their delete marks.
-        known: Taken before.
-        taken: Taken now, delete marks of messages that were taken before not among them.
-        marks: Such delete marks, taken now.
-        odd: Records whose due time cannot be understood, and damaged ones.
-    """
-
-    delivered: int = 0
+    delivered: int = 0  # the broker has delivered them
     near: int = 0
-    rolled: int = 0
-    cancelled: int = 0
-    known: int = 0
-    taken: int = 0
-    marks: int = 0
-    odd: int = 0
+    """Pending, due before the near window ends: they stay with the broker. (But for a delete mark of a message that
+    may have been far once, and so may have been taken.)"""
+    rolled: int = 0  # another record of the same message stands for them
+    cancelled: int = 0  # taken back, with their delete marks
+    known: int = 0  # taken before
+    taken: int = 0  # taken now, delete marks of messages that were taken before not among them
+    marks: int = 0  # such delete marks, taken now
+    odd: int = 0  # records whose due time cannot be understood, and damaged ones
 
     def add(self, other: Counts) -> None:
         """Count together."""
@@ -73,32 +63,23 @@ _DELIVERED, _NEAR, _KNOWN, _TAKEN, _MARKS, _ODD = (
 
 @dataclass(frozen=True, slots=True)
 class ImportProgress:
-    """How far the broker is with one queue of timers.
-
-    Attributes:
-        read_ms: What is due below it has been delivered, if its queue offset is below ``listed``.
-        listed: Queue offsets below it are in the wheel.
-        delivered: Everything below this queue offset has been delivered (delay levels).
-    """
+    """How far the broker is with one queue of timers."""
 
     read_ms: int = 0
-    listed: int = 0
-    delivered: int = 0
+    """What is due below it has been delivered, if its queue offset is below ``listed``."""
+    listed: int = 0  # queue offsets below it are in the wheel
+    delivered: int = 0  # everything below this queue offset has been delivered (delay levels)
 
 
 @dataclass(slots=True)
 class Given:
-    """What was delivered though the progress does not say so yet; each stands for one record, so it is taken out.
-
-    Attributes:
-        timers: Of the wheel, how many of each due time and unique id.
-        delayed: Of delay levels, how many of each number of attempts, and real topic, ``+`` and unique id.
-        until_ms: Nothing that is due later.
-    """
+    """What was delivered though the progress does not say so yet; each stands for one record, so it is taken out."""
 
     timers: Counter[Name] = field(default_factory=Counter)
+    """Of the wheel, how many of each due time and unique id."""
     delayed: Counter[Name] = field(default_factory=Counter)
-    until_ms: int = -1
+    """Of delay levels, how many of each number of attempts, and real topic, ``+`` and unique id."""
+    until_ms: int = -1  # nothing that is due later
 
     @property
     def last_due_ms(self) -> int:
@@ -142,19 +123,12 @@ class _Names:
 
 @dataclass(frozen=True, slots=True)
 class ChosenTimers:
-    """What is taken of one batch.
+    """What is taken of one batch."""
 
-    Attributes:
-        rows: Of the batch.
-        indices: Of the items that are taken, in order.
-        high: One past the last queue offset of the batch.
-        counts: What became of its records.
-    """
-
-    rows: TimerRows
-    indices: Longs
-    high: int
-    counts: Counts
+    rows: TimerRows  # of the batch
+    indices: Longs  # of the items that are taken, in order
+    high: int  # one past the last queue offset of the batch
+    counts: Counts  # what became of its records
 
     @property
     def columns(self) -> tuple[Longs, Longs]:
@@ -164,40 +138,23 @@ class ChosenTimers:
 
 @dataclass(frozen=True, slots=True)
 class Enqueue:
-    """Decides what is taken of one source.
+    """Decides what is taken of one source."""
 
-    Attributes:
-        queue: The source.
-        bounds: What there is of it.
-        progress: How far the broker is.
-        known: What was taken of it before.
-        due_from: What is due before it stays with the broker; 0: nothing that is pending does.
-        given: What was delivered besides.
-    """
-
-    queue: MessageQueue
-    bounds: QueueBounds
-    progress: ImportProgress
-    known: TimerSource
-    due_from: int
-    given: Given = field(default_factory=Given)
+    queue: MessageQueue  # the source
+    bounds: QueueBounds  # what there is of it
+    progress: ImportProgress  # how far the broker is
+    known: TimerSource  # what was taken of it before
+    due_from: int  # what is due before it stays with the broker; 0: nothing that is pending does
+    given: Given = field(default_factory=Given)  # what was delivered besides
 
     def choose(self, local: LocalStore) -> Iterator[ChosenTimers]:
-        """Read the source, and say batch by batch what is taken; all of ``bounds`` is looked at.
-
-        Raises:
-            TieredStoreError: The store cannot be read.
-        """
+        """Read the source, and say batch by batch what is taken; all of ``bounds`` is looked at."""
         names = self._names(local)
         for batch in self._batches(local):
             yield self._chosen(read_rows(batch), names)
 
     def columns(self, local: LocalStore) -> list[tuple[Longs, Longs]]:
-        """Due times and queue offsets of what ``choose`` takes; read once only where no record has a say in another.
-
-        Raises:
-            TieredStoreError: The store cannot be read.
-        """
+        """Due times and queue offsets of what ``choose`` takes; read once only where no record has a say in another."""
         found: list[tuple[Longs, Longs]] = []
         given = self.given.copy()
         for batch in self._batches(local):

@@ -102,11 +102,7 @@ class Target(Protocol):
         ...
 
     def has(self, messages: Sequence[DueMessage], mark: Mapping[str, Any]) -> Sequence[bool]:
-        """Which of these messages it has got since ``mark``, as far as it can tell.
-
-        Raises:
-            StoreUnavailableError: It does not answer.
-        """
+        """Which of these messages it has got since ``mark``, as far as it can tell."""
         ...
 
     def give(self, messages: Sequence[DueMessage]) -> Sequence[int]:
@@ -123,29 +119,17 @@ class Target(Protocol):
 
 @dataclass(slots=True)
 class HandCounters:
-    """What was done.
+    """What was done."""
 
-    Attributes:
-        handed: Messages given.
-        dropped: Delete marks, and messages that were taken back.
-        found: Messages that the target had already, from a batch of which nobody knew.
-        refused: Messages that the target refuses for good.
-        missing: Messages that their file has lost.
-        held: Messages that cannot be read for damage, and are held back until they can.
-        damaged: Hours whose file has damage.
-        entries: Journal entries.
-        retries: Batches that had to be given again.
-    """
-
-    handed: int = 0
-    dropped: int = 0
-    found: int = 0
-    refused: int = 0
-    missing: int = 0
-    held: int = 0
-    damaged: int = 0
-    entries: int = 0
-    retries: int = 0
+    handed: int = 0  # messages given
+    dropped: int = 0  # delete marks, and messages that were taken back
+    found: int = 0  # messages that the target had already, from a batch of which nobody knew
+    refused: int = 0  # messages that the target refuses for good
+    missing: int = 0  # messages that their file has lost
+    held: int = 0  # messages that cannot be read for damage, and are held back until they can
+    damaged: int = 0  # hours whose file has damage
+    entries: int = 0  # journal entries
+    retries: int = 0  # batches that had to be given again
 
 
 @dataclass(slots=True)
@@ -179,19 +163,12 @@ class _Sweep:
 
 @dataclass(slots=True)
 class _Freeing:
-    """What was held back of an hour, and can be read now.
-
-    Attributes:
-        hour: Which.
-        items: All of its file.
-        places: Those of them that are held, in due order.
-        at: So many of these are done with.
-    """
+    """What was held back of an hour, and can be read now."""
 
     hour: int
-    items: DueItems
-    places: Longs
-    at: int = 0
+    items: DueItems  # all of its file
+    places: Longs  # those of them that are held, in due order
+    at: int = 0  # so many of these are done with
 
     def batch(self) -> Longs:
         """The next; what is due at one time is asked for together, since it may be told apart by number only."""
@@ -204,25 +181,16 @@ class _Freeing:
 
 @dataclass(slots=True)
 class HandOver:
-    """See the module. For one thread.
+    """See the module. For one thread."""
 
-    Attributes:
-        reader: Reads the files.
-        journal: Of the timers; takes no reign.
-        target: Where they go.
-        near_ms: An hour is swept so long before it begins.
-        clock: Time.
-        is_ours: Whether our lease is valid still, by a clock that never goes back.
-        batch: Messages between two entries, at most.
-    """
-
-    reader: TimerReader
-    journal: JournalWriter[TierState]
-    target: Target
-    near_ms: int
-    clock: Clock
+    reader: TimerReader  # reads the files
+    journal: JournalWriter[TierState]  # of the timers; takes no reign
+    target: Target  # where they go
+    near_ms: int  # an hour is swept so long before it begins
+    clock: Clock  # time
     is_ours: Callable[[], bool] = lambda: True
-    batch: int = BATCH
+    """Whether our lease is valid still, by a clock that never goes back."""
+    batch: int = BATCH  # messages between two entries, at most
     counters: HandCounters = field(default_factory=HandCounters)
     run: int = 0
     _hours: deque[int] = field(default_factory=deque)
@@ -239,11 +207,7 @@ class HandOver:
     )  # the target's mark before what is unsure
 
     def begin(self, holder: Mapping[str, Any]) -> None:
-        """Begin a run: earlier ones are over.
-
-        Raises:
-            StoreUnavailableError: The tier does not answer.
-        """
+        """Begin a run: earlier ones are over."""
         self.journal.catch_up()
         while True:
             self.run = self.journal.state.timers.run.number + 1
@@ -257,7 +221,6 @@ class HandOver:
 
         Raises:
             FencedError: Another run has begun.
-            BackendError: It could not be read.
         """
         self.journal.catch_up()
         self._check(self.journal.state)
@@ -269,10 +232,8 @@ class HandOver:
 
         Raises:
             FencedError: Another run has begun.
-            DataError: A file is damaged.
             StoreUnavailableError: The tier, or the target, does not answer, or our lease may be another's; calling again
                 goes on.
-            BackendError: Likewise.
         """
         if self._sweep is None and (freed := self._free()):
             return freed

@@ -51,8 +51,6 @@ class TimerFlatFile:
     """The write side of one hour.
 
     Attributes:
-        hour: Since 1970.
-        file: Its offsets, buffer and segments. Used with its lock held by the writer, the only thread.
         due_min_ms: Smallest due time since the last ``reset``.
         due_max_ms: Greatest.
         marks: Delete marks since then.
@@ -60,7 +58,8 @@ class TimerFlatFile:
 
     def __init__(self, hour: int, life: QueueLife | None, policy: CommitPolicy) -> None:
         """Go on where the journal says."""
-        self.hour = hour
+        self.hour = hour  # since 1970
+        # Its offsets, buffer and segments. Used with its lock held by the writer, the only thread.
         self.file = CompositeFlatFile(hour_queue(hour), life or _NO_LIFE, policy)
         self.reset()
 
@@ -124,7 +123,6 @@ def place_records(
     Args:
         rows: Of a local batch; it is not changed.
         indices: Of the records, all sound, in order.
-        hour: Whose file.
         base_offset: Queue offset of the first there.
 
     Raises:
@@ -214,9 +212,6 @@ class TimerWriter:
         Args:
             journal: Of the timers, with our reign taken.
             put: Uploads commits as one bundle, in this order; raises ``BackendError``.
-            clock: Time.
-            rng: Jitter of pauses.
-            stop: Ends the tries.
             bundle_bytes: A bundle has about so many bytes of records.
         """
         self._journal = journal

@@ -99,14 +99,11 @@ class LocalTarget:
     """See the module. ``tick`` may be called while another thread gives; otherwise for one thread. ``close`` it.
 
     Attributes:
-        store: The store.
-        wheel: What is not delivered yet.
         delivered: Messages delivered by this process.
         refused: Messages that it took, and could not deliver since the store refuses them. (What ``give`` refuses is
             refused in time, and not counted here.)
         missing: Messages that were due and cannot be read from the store any more.
         late_ms_max: The latest that a message was, of those that were known in time.
-        stopping: Ends waiting for room on the disk: whatever is put in, or delivered, waits until it is there.
     """
 
     @classmethod
@@ -124,18 +121,12 @@ class LocalTarget:
         """Open a store, or make one where there is none; find what is pending in it.
 
         Args:
-            directory: Of the store.
             cluster: Its name, where the store does not say.
-            broker: Likewise.
-            clock: Time of deliveries.
             rng: For the store's mark, and unique ids.
-            options: Of the store.
             stop: Set when nothing is to be waited for any more; see ``stopping``.
 
         Raises:
             InvalidError: It is no store, or someone else writes to it.
-            DataError: It is damaged.
-            StoreUnavailableError: The disk refuses it.
         """
         folder = Path(directory)
         if not folder.exists() or not any(folder.iterdir()):
@@ -173,8 +164,9 @@ class LocalTarget:
     ) -> None:
         """Used by ``open``."""
         self.store = store
+        # Ends waiting for room on the disk: whatever is put in, or delivered, waits until it is there.
         self.stopping = threading.Event()
-        self.wheel = TimingWheel()
+        self.wheel = TimingWheel()  # what is not delivered yet
         self.delivered = self.refused = self.missing = self.late_ms_max = 0
         self._state = state
         self._clock = clock
@@ -375,11 +367,7 @@ class LocalTarget:
         self.delivered += len(due)
 
     def _append(self, records: ReadyRecords) -> RecordPlaces:
-        """Append as soon as there is room. What the disk refuses for lack of it has not been stored.
-
-        Raises:
-            StoreUnavailableError: The disk refuses it for another reason, or we are told to stop.
-        """
+        """Append as soon as there is room. What the disk refuses for lack of it has not been stored."""
         is_said = False
         while True:
             try:
@@ -394,11 +382,7 @@ class LocalTarget:
                     raise
 
     def _wait_listed(self) -> None:
-        """Wait until all that was put in can be read: what cannot be yet is not missing.
-
-        Raises:
-            StoreUnavailableError: The store has ended, or we are told to stop.
-        """
+        """Wait until all that was put in can be read: what cannot be yet is not missing."""
         while not self.store.wait_listed():
             self.store.flush()  # tells whether the store goes on
             if self.stopping.is_set():
@@ -481,9 +465,6 @@ def _require_whole(local: LocalStore, directory: str) -> None:
     It is read up to the damage, as a broker's start would cut it there, and goes on behind it all the same: what is pending
     behind, and whatever is given to it later, would be in no wheel any more when it is opened again. (Of one that was not
     stopped cleanly, recovery decides.)
-
-    Raises:
-        DataError: So it is.
     """
     waiting = local.waiting()
     if waiting.is_behind_damage and not Path(directory, ABORT_FILE).exists():
@@ -508,11 +489,7 @@ def _pending(
 
 
 def _parsed(due: DueBlock) -> RecordBlock:
-    """The records' fields.
-
-    Raises:
-        DataError: One is damaged.
-    """
+    """The records' fields."""
     block = parse_records(due.data, due.positions, due.sizes.astype(np.int32))
     if not block.is_sound:
         raise DataError("a timer's record is damaged", do="run `tiered verify --timers`")
@@ -560,11 +537,7 @@ def _key_of(raw: bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _real_queue(topic: bytes, queue_id: bytes) -> QueueKey:
-    """Where a message is delivered.
-
-    Raises:
-        InvalidError: The store would not take it there.
-    """
+    """Where a message is delivered."""
     name, number = topic.decode("utf-8", "replace"), number_of(queue_id, 0)
     check_topic(name)
     if number > QUEUE_ID_MAX:
@@ -602,17 +575,11 @@ _WIDTH: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """Entries that are due, in order.
+    """Entries that are due, in order."""
 
-    Attributes:
-        dues: int64[n], due times.
-        sources: int64[n].
-        offsets: int64[n].
-    """
-
-    dues: Longs
-    sources: Longs
-    offsets: Longs
+    dues: Longs  # int64[n], due times
+    sources: Longs  # int64[n]
+    offsets: Longs  # int64[n]
 
     def __len__(self) -> int:
         """How many."""

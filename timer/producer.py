@@ -46,17 +46,11 @@ class Ask(IntEnum):
 
 
 class WritableBroker(NamedTuple):
-    """A master that takes messages of a topic.
-
-    Attributes:
-        name: Of the broker.
-        address: Where it is.
-        queues: Number of the topic's queues there that may be written.
-    """
+    """A master that takes messages of a topic."""
 
     name: str
-    address: Address
-    queues: int
+    address: Address  # where it is
+    queues: int  # number of the topic's queues there that may be written
 
 
 class Producer:
@@ -71,21 +65,13 @@ class Producer:
         self._wheels: dict[Address, bool] = {}
 
     def brokers(self) -> Mapping[str, Address]:
-        """The masters that name servers know, by name.
-
-        Raises:
-            StoreUnavailableError: No name server answers.
-        """
+        """The masters that name servers know, by name."""
         answer = self._ask_name_server(Command(Ask.GET_BROKER_CLUSTER_INFO, language="PYTHON"))
         table = _table(answer, "brokerAddrTable")
         return {name: master for name, row in table.items() if (master := _master(row))}
 
     def brokers_of(self, topic: str) -> Sequence[WritableBroker]:
-        """Where a topic can be written, by name of the broker; nothing: it is not there, and is not made by sending.
-
-        Raises:
-            StoreUnavailableError: No name server answers.
-        """
+        """Where a topic can be written, by name of the broker; nothing: it is not there, and is not made by sending."""
         known = self._routes.get(topic)
         now_s = self._clock.monotonic_s()
         if known is None or now_s - known[0] > ROUTE_S:
@@ -202,11 +188,7 @@ class Producer:
 
 
 def _table(answer: Command, name: str) -> Any:  # noqa: ANN401 (JSON is of any type)
-    """A part of an answer's document.
-
-    Raises:
-        StoreUnavailableError: It is none.
-    """
+    """A part of an answer's document."""
     try:
         return loads(answer.text()).get(name) or {}
     except (JsonError, AttributeError) as error:

@@ -79,11 +79,7 @@ class WheelState:
 
 @contextlib.contextmanager
 def opened(directory: str, clock: Clock) -> Iterator[RocketMQStore]:
-    """A store directory for reading, topics and timers.
-
-    Raises:
-        TieredStoreError: It cannot be read.
-    """
+    """A store directory for reading, topics and timers."""
     options = RocketMQOptions(with_timers=True)
     with contextlib.closing(RocketMQStore.open(directory, clock=clock, options=options)) as local:
         local.refresh()
@@ -94,14 +90,6 @@ def noted(directory: str, local: LocalStore, mark: str = "") -> WheelState:
     """What our wheel has noted, or, before it has, how far the broker was when it wrote its files at last.
 
     Where the broker's files are lost, it may have delivered any of what its timer topics have still.
-
-    Args:
-        directory: Of the store.
-        local: It.
-        mark: For it, where it has none yet.
-
-    Raises:
-        TieredStoreError: It cannot be read.
     """
     if (state := WheelState.read(directory)) is not None:
         return state
@@ -132,11 +120,7 @@ def delivered_so_far(directory: str) -> Callable[[MessageQueue], ImportProgress]
 
 
 def delivered_since(local: LocalStore, state: WheelState) -> Given:
-    """What was delivered since it was noted, as it stands in the topics.
-
-    Raises:
-        TieredStoreError: The store cannot be read.
-    """
+    """What was delivered since it was noted, as it stands in the topics."""
     given = Given()
     for queue, bounds in local.queues().items():
         at = QueueOffset(max(bounds.min, state.end(queue)))

@@ -57,21 +57,14 @@ _PRIME: Final = np.uint64(0x100000001B3)
 
 @dataclass(frozen=True, slots=True)
 class TimerRows:
-    """What the records of a batch say, one element an item.
+    """What the records of a batch say, one element an item."""
 
-    Attributes:
-        batch: They.
-        block: Their fields; element ``i`` is that of item ``i`` (of a hole it means nothing).
-        dues: int64[n], due time, ms; -1: a hole, or no timer that can be understood.
-        rolls: int64[n], how often it was rolled.
-        marks: Which are delete marks.
-    """
-
-    batch: RecordBatch
+    batch: RecordBatch  # they
     block: RecordBlock
-    dues: Longs
-    rolls: Longs
-    marks: Flags
+    """Their fields; element ``i`` is that of item ``i`` (of a hole it means nothing)."""
+    dues: Longs  # int64[n], due time, ms; -1: a hole, or no timer that can be understood
+    rolls: Longs  # int64[n], how often it was rolled
+    marks: Flags  # which are delete marks
 
     def __len__(self) -> int:
         """Number of items."""
@@ -119,9 +112,7 @@ def changed_properties(raw: bytes, drop: Sequence[bytes], said: Mapping[bytes, b
     """Properties without some, and with others said anew; the rest, and the order, stay.
 
     Args:
-        raw: As stored.
         drop: Names, each with 0x01 behind.
-        said: Values by name, likewise.
     """
     if raw.endswith(b"\x02") and not any(name in raw for name in drop):
         more = b""
@@ -194,7 +185,6 @@ def asked_times(block: RecordBlock, dues: Longs) -> Longs:
     earlier moment. Then the message tells: by its own time, or by how long after its being stored.
 
     Args:
-        block: Records, all sound.
         dues: int64[n], as noted.
     """
     said = PropertyColumns(block, np.ones(len(block), np.bool_))
@@ -227,14 +217,10 @@ def _due_scheduled(batch: RecordBatch, levels: Longs) -> Longs:
 
 
 class PropertyColumns:
-    """Values of properties of many records at once, found as ``value_of`` finds them.
-
-    Attributes:
-        sound: Which records are looked at; the others have none.
-    """
+    """Values of properties of many records at once, found as ``value_of`` finds them."""
 
     def __init__(self, block: RecordBlock, sound: Flags) -> None:
-        self.sound = sound
+        self.sound = sound  # which records are looked at; the others have none
         self._data = block.buffer
         self._view = bytes_at(block.buffer, np.uint8)
         self._rows = np.flatnonzero(sound)

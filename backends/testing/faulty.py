@@ -89,23 +89,14 @@ class SimulatedCrash(BaseException):
 
 @dataclass(slots=True)
 class Rule:
-    """When to fail. The first rule that matches and strikes decides about a request.
+    """When to fail. The first rule that matches and strikes decides about a request."""
 
-    Attributes:
-        fault: How.
-        operations: Of ``WRITES`` and ``READS``.
-        key_part: What the key (of a listing: the prefix) has in it.
-        skip: How many matching requests pass first.
-        times: How often it strikes; None for ever.
-        probability: How likely it strikes when it may.
-    """
-
-    fault: Fault
-    operations: frozenset[str] = WRITES
-    key_part: str = ""
-    skip: int = 0
-    times: int | None = 1
-    probability: float = 1.0
+    fault: Fault  # how
+    operations: frozenset[str] = WRITES  # of ``WRITES`` and ``READS``
+    key_part: str = ""  # what the key (of a listing: the prefix) has in it
+    skip: int = 0  # how many matching requests pass first
+    times: int | None = 1  # how often it strikes; None for ever
+    probability: float = 1.0  # how likely it strikes when it may
 
     def strikes(self, operation: str, key: str, rng: random.Random) -> bool:
         """Whether to fail this request; uses up ``skip`` and ``times``."""
@@ -138,18 +129,12 @@ class _Late:
 
 
 class FaultyStore(WrappingStore):
-    """A store that fails by rule; see the module's table.
-
-    Attributes:
-        events: All requests, and what was done to them.
-        stale: What is in keys of which listings may be stale; empty: in none.
-    """
+    """A store that fails by rule; see the module's table."""
 
     def __init__(self, inner: ObjectStore, rng: random.Random, *rules: Rule) -> None:
         """Wrap a store.
 
         Args:
-            inner: The store.
             rng: Seeded; decides what rules leave to chance.
             *rules: In order of precedence; more by ``add``.
         """
@@ -158,8 +143,8 @@ class FaultyStore(WrappingStore):
         self._rules = list(rules)
         self._late = _Late()
         self._lock = threading.Lock()
-        self.events: list[Event] = []
-        self.stale = ""
+        self.events: list[Event] = []  # all requests, and what was done to them
+        self.stale = ""  # what is in keys of which listings may be stale; empty: in none
         self._changes: deque[tuple[str, ObjectInfo | None]] = deque(maxlen=_STALE_MAX)
 
     def add(self, *rules: Rule) -> None:

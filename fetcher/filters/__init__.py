@@ -25,7 +25,6 @@ def compile_filter(expression: str, kind: Kind = "TAG", *, strict: bool = True) 
 
     Args:
         expression: ``A||B`` or ``*`` for tags, else an SQL92 expression.
-        kind: Which of the two.
         strict: Refuse what RocketMQ takes and leaves out or can never match: text behind a whole SQL92 expression
             (``a = 5 b = 6`` is ``a = 5`` there), and tags of which none is named (`` || ``). False: as RocketMQ does.
 

@@ -61,20 +61,12 @@ class Filter(Protocol):
         """Numbers of the items that are wanted, ascending.
 
         Holes are never wanted. An item of an inner batch counts by the inner message that it is.
-
-        Raises:
-            DataError: A record or inner batch is damaged.
         """
         ...
 
 
 class FilterError(InvalidError):
-    """An expression that is none.
-
-    Attributes:
-        position: Where, in characters from 0; the expression's length for its end.
-        expected: What could stand there, in words; may be empty.
-    """
+    """An expression that is none."""
 
     def __init__(self, what: str, expression: str, position: int, *, expected: str = "") -> None:
         """Say what is wrong at a place of the expression."""
@@ -85,8 +77,8 @@ class FilterError(InvalidError):
             where=f"filter expression, character {position + 1}: {before!r}, then {behind!r}",
             do=f"expected {expected}" if expected else "",
         )
-        self.position = position
-        self.expected = expected
+        self.position = position  # where, in characters from 0; the expression's length for its end
+        self.expected = expected  # what could stand there, in words; may be empty
 
 
 Row: TypeAlias = tuple[str | None, ...]
@@ -138,14 +130,10 @@ def select_items(
     """Numbers of the items whose message passes a test, ascending.
 
     Args:
-        batch: Any.
         codes: Only items with one of these tag codes, and those of inner batches (whose code says nothing of the
             messages); None for all.
         names: The properties that the test looks at.
         test: Of the values of these names. It must depend on nothing else, and not raise.
-
-    Raises:
-        DataError: A record or inner batch is damaged.
     """
     numbers = np.flatnonzero(batch.sizes > 0)
     block = parse_records(batch.data, batch.positions[numbers], batch.sizes[numbers])

@@ -276,20 +276,13 @@ NAMES_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """Messages whose properties meet an expression; see ``Filter``.
+    """Messages whose properties meet an expression; see ``Filter``."""
 
-    Attributes:
-        expression: As it was given.
-        tree: What it means.
-        names: The properties that it looks at, in order of first use.
-        tag_codes: None: an expression says nothing of the index.
-    """
-
-    expression: str
-    tree: Node
-    names: tuple[str, ...]
+    expression: str  # as it was given
+    tree: Node  # what it means
+    names: tuple[str, ...]  # the properties that it looks at, in order of first use
     _function: Function = field(repr=False, compare=False)
-    tag_codes: npt.NDArray[np.int32] | None = None
+    tag_codes: npt.NDArray[np.int32] | None = None  # none: an expression says nothing of the index
 
     def matches(self, properties: Properties) -> bool:
         return self.test(tuple(lookup(properties, name) for name in self.names))

@@ -66,36 +66,24 @@ _CONSTANTS: Final[dict[str, bool | None]] = {"TRUE": True, "FALSE": False, "NULL
 
 @dataclass(frozen=True, slots=True)
 class SqlPart:
-    """A piece of an expression.
+    """A piece of an expression."""
 
-    Attributes:
-        node: Its tree.
-        start: Its first character.
-        depth: How deep its operators are nested.
-    """
-
-    node: Node
-    start: int
-    depth: int = 1
+    node: Node  # its tree
+    start: int  # its first character
+    depth: int = 1  # how deep its operators are nested
 
 
 Child: TypeAlias = SqlPart | Token
 
 
 class CheckError(Exception):
-    """RocketMQ refuses this when it compiles; the parser's caller makes a ``FilterError`` of it.
-
-    Attributes:
-        what: In words.
-        position: Where.
-        expected: What could stand there; may be empty.
-    """
+    """RocketMQ refuses this when it compiles; the parser's caller makes a ``FilterError`` of it."""
 
     def __init__(self, what: str, position: int, expected: str = "") -> None:
         super().__init__(what)
-        self.what = what
-        self.position = position
-        self.expected = expected
+        self.what = what  # in words
+        self.position = position  # where
+        self.expected = expected  # what could stand there; may be empty
 
 
 class Builder(Transformer[Token, SqlPart]):
@@ -387,17 +375,11 @@ _COMPARISON: Final = frozenset({"MORETHAN", "IN", "BETWEEN"})
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """An expression.
+    """An expression."""
 
-    Attributes:
-        part: Its tree.
-        end: Where the first token stands that is no part of it; None when there is none.
-        expected: What could have stood there, in words.
-    """
-
-    part: SqlPart
-    end: int | None
-    expected: str
+    part: SqlPart  # its tree
+    end: int | None  # where the first token stands that is no part of it; None when there is none
+    expected: str  # what could have stood there, in words
 
 
 def parse(expression: str) -> Parsed:

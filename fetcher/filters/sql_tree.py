@@ -215,7 +215,6 @@ def read_integer(text: str, bound: int) -> int:
     """As ``Integer.valueOf`` and ``Long.valueOf``: any decimal digits of the basic plane, a sign, no blanks.
 
     Args:
-        text: To be read.
         bound: The greatest value; the least is ``-bound - 1``.
 
     Raises:

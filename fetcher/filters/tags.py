@@ -32,17 +32,12 @@ BLANKS: Final = "".join(map(chr, range(0x21)))
 
 @dataclass(frozen=True, slots=True)
 class TagFilter:
-    """Messages with one of some tags; see ``Filter``.
+    """Messages with one of some tags; see ``Filter``."""
 
-    Attributes:
-        expression: As it was given.
-        names: The tags; None for every message.
-        tag_codes: Their codes; None for every message.
-    """
-
-    expression: str
-    names: frozenset[str] | None
+    expression: str  # as it was given
+    names: frozenset[str] | None  # the tags; None for every message
     tag_codes: npt.NDArray[np.int32] | None = field(compare=False)
+    """Their codes; None for every message."""
 
     def matches(self, properties: Properties) -> bool:
         return self.names is None or lookup(properties, TAGS) in self.names

@@ -50,11 +50,7 @@ _Pause = Callable[[bool], Awaitable[None]]
 
 
 class AsyncTier:
-    """One broker's tier for asyncio; see ``Tier`` for arguments and errors. For one event loop.
-
-    Attributes:
-        tier: The tier itself.
-    """
+    """One broker's tier for asyncio; see ``Tier`` for arguments and errors. For one event loop."""
 
     def __init__(self, tier: Tier) -> None:
         """Take a tier over; it is closed with this one."""
@@ -263,12 +259,7 @@ class AsyncTier:
         return await self._outcome(self._submit(work, *arguments))
 
     def _submit(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-        """Have something done in a thread.
-
-        Raises:
-            ClosedError: The tier has been closed.
-            InvalidError: This process was forked off the one that opened it.
-        """
+        """Have something done in a thread."""
         self.tier.require_same_process()
         if self._closing.is_set():
             raise self._closed()
@@ -276,11 +267,7 @@ class AsyncTier:
         return self._loop.run_in_executor(self._pool, work, *arguments)
 
     async def _outcome(self, future: Awaitable[T]) -> T:
-        """What ``_submit`` gave.
-
-        Raises:
-            ClosedError: The tier has been closed, and it had no thread yet.
-        """
+        """What ``_submit`` gave."""
         try:
             return await future
         except asyncio.CancelledError:

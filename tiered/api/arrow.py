@@ -140,18 +140,11 @@ class ArrowMaker:
 
 @dataclass
 class ArrowColumns:
-    """Columns of some items of one batch.
+    """Columns of some items of one batch."""
 
-    Attributes:
-        arrow: pyarrow.
-        batch: The batch.
-        numbers: The items, ascending.
-        block: Their records.
-    """
-
-    arrow: Any
+    arrow: Any  # pyarrow
     batch: TierBatch
-    numbers: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]  # the items, ascending
     block: RecordBlock
 
     @property
@@ -331,23 +324,14 @@ _COUNTED_MAX = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The properties of many messages, one after another.
+    """The properties of many messages, one after another."""
 
-    Attributes:
-        count: Messages.
-        parents: int64[n], whose each property is; ascending.
-        names: The names.
-        values: The values.
-        known: Names that occur, each once.
-        codes: int32[n], which of them each name is.
-    """
-
-    count: int
-    parents: npt.NDArray[np.int64]
+    count: int  # messages
+    parents: npt.NDArray[np.int64]  # int64[n], whose each property is; ascending
     names: Any
     values: Any
-    known: list[str]
-    codes: npt.NDArray[np.int32]
+    known: list[str]  # names that occur, each once
+    codes: npt.NDArray[np.int32]  # int32[n], which of them each name is
 
     @classmethod
     def parse(cls, arrow: Any, raw: Any) -> Pairs | None:  # noqa: ANN401 (pyarrow has no types)

@@ -40,15 +40,10 @@ _SEGMENTS_MIN = 3
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A broker's place.
+    """A broker's place."""
 
-    Attributes:
-        cluster: Name of the cluster.
-        broker: Name of the broker.
-    """
-
-    cluster: str
-    broker: str
+    cluster: str  # name of the cluster
+    broker: str  # name of the broker
 
     @property
     def prefix(self) -> str:

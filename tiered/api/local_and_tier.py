@@ -56,11 +56,7 @@ REFRESH_SECONDS = 5.0
 
 
 class OpenMessageStore(TieredMessageStore):
-    """A ``TieredMessageStore`` that owns its sides. Use it in a ``with`` statement, or ``close`` it.
-
-    Attributes:
-        opened: The tier.
-    """
+    """A ``TieredMessageStore`` that owns its sides. Use it in a ``with`` statement, or ``close`` it."""
 
     opened: OpenTier
     _upkeep: _Upkeep
@@ -176,11 +172,7 @@ def open_message_store(
 def _choose_place(
     store: ObjectStore, local: RocketMQStore | None, cluster: str | None, broker: str | None
 ) -> Place:
-    """Where the tier of this broker lies.
-
-    Raises:
-        InvalidError: There is none, or there are several.
-    """
+    """Where the tier of this broker lies."""
     if local is not None:
         cluster, broker = cluster or local.identity.cluster, broker or local.identity.broker
     with backend_errors():

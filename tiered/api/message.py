@@ -35,15 +35,6 @@ class Message:
     What ``topic`` to ``log_offset`` say is known at once; the rest is decoded from the stored record when it is first
     asked for. A message keeps the piece of the tier that it came with in memory, up to some MiB; ``detached`` gives one
     that keeps only itself. Not to be changed; for any thread.
-
-    Attributes:
-        topic: Of the queue.
-        queue_id: Likewise.
-        queue_offset: Ordinal in the queue.
-        store_timestamp_ms: Broker's clock, UTC.
-        size: Bytes of the stored record; of an inner message, of the batch that holds it.
-        tag_code: Of the consume queue.
-        log_offset: Where the record begins in the queue's tiered commit log.
     """
 
     __slots__ = (
@@ -88,12 +79,13 @@ class Message:
             stored: The record that holds it; likewise.
         """
         self.topic = queue.topic
-        self.queue_id = queue.queue_id
-        self.queue_offset = queue_offset
-        self.store_timestamp_ms = store_timestamp_ms
+        self.queue_id = queue.queue_id  # likewise
+        self.queue_offset = queue_offset  # ordinal in the queue
+        self.store_timestamp_ms = store_timestamp_ms  # broker's clock, UTC
+        # Bytes of the stored record; of an inner message, of the batch that holds it.
         self.size = size
-        self.tag_code = tag_code
-        self.log_offset = log_offset
+        self.tag_code = tag_code  # of the consume queue
+        self.log_offset = log_offset  # where the record begins in the queue's tiered commit log
         self._data = data
         self._position = position
         self._record = record
@@ -298,15 +290,11 @@ def message_of_hit(hit: Hit) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a lookup by key found; iterates over the messages.
+    """What a lookup by key found; iterates over the messages."""
 
-    Attributes:
-        messages: Newest first.
-        unscanned: Messages that no index covers yet and that were not looked at, for the limit of 256 MiB; 0: all were.
-    """
-
-    messages: list[Message]
+    messages: list[Message]  # newest first
     unscanned: int
+    """Messages that no index covers yet and that were not looked at, for the limit of 256 MiB; 0: all were."""
 
     @classmethod
     def of(cls, found: Lookup) -> Found:

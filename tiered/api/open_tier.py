@@ -59,17 +59,7 @@ LOOKUP_THREADS = 8
 
 
 class OpenTier:
-    """One broker's tier, opened. For any thread.
-
-    Attributes:
-        place: Which broker.
-        store: Where it lies, with retries.
-        meter: Counts the requests.
-        reader: Journal and queues.
-        clock: For deadlines and waiting.
-        stop: Set by ``close``; ends the store's retries.
-        is_direct: Reads go to the store, with nothing read ahead: it answers as fast as that could be looked up.
-    """
+    """One broker's tier, opened. For any thread."""
 
     def __init__(
         self,
@@ -93,12 +83,13 @@ class OpenTier:
             stop: Ends the store's retries.
             is_sequential: Queues will be read once, one after the other, in large batches.
         """
-        self.store = store
-        self.meter = meter
-        self.place = place
-        self.clock = clock or SystemClock()
-        self.stop = stop or threading.Event()
-        self.reader = TierReader(store, place.prefix)
+        self.store = store  # where it lies, with retries
+        self.meter = meter  # counts the requests
+        self.place = place  # which broker
+        self.clock = clock or SystemClock()  # for deadlines and waiting
+        self.stop = stop or threading.Event()  # set by ``close``; ends the store's retries
+        self.reader = TierReader(store, place.prefix)  # journal and queues
+        # Reads go to the store, with nothing read ahead: it answers as fast as that could be looked up.
         self.is_direct = is_sequential and store.url.startswith(_FOLDER)
         self._settings = settings
         self._pid = os.getpid()

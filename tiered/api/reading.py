@@ -32,19 +32,12 @@ FOLLOW_S_MIN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What to read of one history of a queue.
+    """What to read of one history of a queue."""
 
-    Attributes:
-        cursor: On the history.
-        start: First queue offset.
-        stop: One past the last.
-        is_firm: Whoever reads has named the end: it is read ahead up to there.
-    """
-
-    cursor: QueueCursor
-    start: QueueOffset
-    stop: QueueOffset
-    is_firm: bool = False
+    cursor: QueueCursor  # on the history
+    start: QueueOffset  # first queue offset
+    stop: QueueOffset  # one past the last
+    is_firm: bool = False  # whoever reads has named the end: it is read ahead up to there
 
 
 def require_positive(name: str, value: float) -> None:

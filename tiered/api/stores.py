@@ -106,17 +106,12 @@ def with_retries(
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """A store as readers have it.
-
-    Attributes:
-        meter: The store itself, metered; for a journal's writer, who tries again by himself.
-        store: The same with retries.
-        stop: Set: nothing is tried again.
-    """
+    """A store as readers have it."""
 
     meter: MeteredStore
-    store: RetryingStore
-    stop: threading.Event = field(default_factory=threading.Event)
+    """The store itself, metered; for a journal's writer, who tries again by himself."""
+    store: RetryingStore  # the same with retries
+    stop: threading.Event = field(default_factory=threading.Event)  # set: nothing is tried again
 
     def close(self) -> None:
         """Give back connections, and try nothing again."""
@@ -200,27 +195,16 @@ class RefusedForNowError(PermissionDeniedError):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What goes wrong just now.
+    """What goes wrong just now."""
 
-    Attributes:
-        kind: Of request: ``put``, ``replace`` (the lease), ``get``, ``list`` or ``delete``.
-        reason: One of ``REASONS``.
-        since_s: Monotonic time of its first failure.
-        error: The latest one.
-        said_s: When the log last told of it; None: not yet.
-        latest_s: Of its latest failure.
-        size_bytes: Of the smallest request that failed so.
-        do: What the latest one says to do about it.
-    """
-
-    kind: str
-    reason: str
-    since_s: float
-    error: str
-    said_s: float | None
-    latest_s: float
-    size_bytes: int
-    do: str = ""
+    kind: str  # of request: ``put``, ``replace`` (the lease), ``get``, ``list`` or ``delete``
+    reason: str  # one of ``REASONS``
+    since_s: float  # monotonic time of its first failure
+    error: str  # the latest one
+    said_s: float | None  # when the log last told of it; None: not yet
+    latest_s: float  # of its latest failure
+    size_bytes: int  # of the smallest request that failed so
+    do: str = ""  # what the latest one says to do about it
 
     @property
     def told(self) -> str:

@@ -376,13 +376,9 @@ def open(  # noqa: A001 (the API's door)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Messages that a filter lets pass.
+    """Messages that a filter lets pass."""
 
-    Attributes:
-        wanted: The filter; None for all.
-    """
-
-    wanted: Filter | None
+    wanted: Filter | None  # the filter; None for all
 
     @classmethod
     def of(cls, tags: str | None, sql: str | None) -> Choice:

@@ -98,17 +98,11 @@ _COMPACTED = hole_text(HoleReason.COMPACTED)
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFinding:
-    """Something that is not as the log says.
-
-    Attributes:
-        lane: Whose.
-        key: Of the file; empty when it is no file's.
-        what: What is wrong.
-    """
+    """Something that is not as the log says."""
 
     lane: str
-    key: str
-    what: str
+    key: str  # of the file; empty when it is no file's
+    what: str  # what is wrong
 
     def row(self) -> dict[str, str]:
         """For output."""
@@ -117,19 +111,12 @@ class ArchiveFinding:
 
 @dataclass(slots=True)
 class Report:
-    """What was looked at, and what is wrong.
+    """What was looked at, and what is wrong."""
 
-    Attributes:
-        findings: What is wrong.
-        files: That were read.
-        rows: In them.
-        compared: Stretches that the tier still has, and that were held against it.
-    """
-
-    findings: list[ArchiveFinding] = field(default_factory=list)
-    files: int = 0
-    rows: int = 0
-    compared: int = 0
+    findings: list[ArchiveFinding] = field(default_factory=list)  # what is wrong
+    files: int = 0  # that were read
+    rows: int = 0  # in them
+    compared: int = 0  # stretches that the tier still has, and that were held against it
 
     def add(self, more: Report) -> None:
         """What somebody else has looked at."""
@@ -140,16 +127,7 @@ class Report:
 
 
 def verify_archive(at: Workshop, engine: Engine) -> Report:
-    """Read all that is archived of one broker.
-
-    Args:
-        at: Tier and archive.
-        engine: Looks at the files.
-
-    Raises:
-        DataError: A log is damaged.
-        BackendError: A store failed.
-    """
+    """Read all that is archived of one broker."""
     reader = TierReader(at.tier, at.place.prefix)
     state, report = read_log(at), Report()
     looks: Iterable[Inspection] = _looks(at, state, reader)
@@ -170,12 +148,7 @@ def verify_archive(at: Workshop, engine: Engine) -> Report:
 
 
 def read_log(at: Workshop) -> ArchiveState:
-    """What the archive's log says.
-
-    Raises:
-        DataError: It is damaged.
-        BackendError: It could not be read.
-    """
+    """What the archive's log says."""
     log = JournalReader(at.archive, LOG, ArchiveMachine())
     open_log(at.archive, log)
     return log.state
@@ -183,17 +156,14 @@ def read_log(at: Workshop) -> ArchiveState:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Stretches whose rows lie in the same files, to be looked at.
-
-    Attributes:
-        stretches: What the log says of each, and what the tier has of it: a task without parts when it has not all.
-        named: Rows that the log names in each file; only of those that no other look is answerable for.
-        is_last: An object of the tier that is gone is lost, and not one that others have merged.
-    """
+    """Stretches whose rows lie in the same files, to be looked at."""
 
     stretches: tuple[tuple[Archived, Task], ...]
+    """What the log says of each, and what the tier has of it: a task without parts when it has not all."""
     named: dict[str, int]
+    """Rows that the log names in each file; only of those that no other look is answerable for."""
     is_last: bool = False
+    """An object of the tier that is gone is lost, and not one that others have merged."""
 
 
 def _looks(at: Workshop, state: ArchiveState, reader: TierReader) -> Iterator[Inspection]:
@@ -255,7 +225,6 @@ def inspect(bench: Workbench, look: Inspection) -> Report:
 
     Raises:
         ObjectNotFoundError: An object of the tier is gone, perhaps since others have merged it.
-        BackendError: A store failed.
     """
     report, files = Report(files=len(look.named)), _Files(bench.archive, look.named)
     for archived, task in look.stretches:
@@ -436,11 +405,7 @@ def _batches(bench: Workbench, task: Task) -> Iterator[TierBatch]:
 
 
 def harmed_files(archive: ObjectStore, state: ArchiveState) -> dict[str, str]:
-    """What is wrong with files that the log names, as far as a listing tells: by key, in order.
-
-    Raises:
-        BackendError: The store failed.
-    """
+    """What is wrong with files that the log names, as far as a listing tells: by key, in order."""
     there = {info.key: info.size_bytes for root in (DATA, SIDE) for info in archive.list(root)}
     return {
         key: f"it has {there[key]} bytes, and the log says {size}" if key in there else "it is gone"
@@ -450,16 +415,7 @@ def harmed_files(archive: ObjectStore, state: ArchiveState) -> dict[str, str]:
 
 
 def damaged_files(archive: ObjectStore, state: ArchiveState, engine: Engine) -> dict[str, str]:
-    """The same by every byte: what is gone, has another size, or another checksum than the log says.
-
-    Args:
-        archive: Its store.
-        state: What the log says.
-        engine: Reads the files.
-
-    Raises:
-        BackendError: The store failed.
-    """
+    """The same by every byte: what is gone, has another size, or another checksum than the log says."""
     stretches = (one for found in state.lanes.values() for one in found)
     files = {file.key: file for one in stretches for file in one.objects()}
     found = harmed_files(archive, state)
@@ -481,11 +437,7 @@ def damage_of(bench: Workbench, file: ParquetFile | SideFile) -> str:
 def still_harmed(
     archive: ObjectStore, state: ArchiveState, suspects: Mapping[str, str]
 ) -> dict[str, str]:
-    """Those of ``harmed_files`` that a newer state names too, after another look: others merge and clean meanwhile.
-
-    Raises:
-        BackendError: The store failed.
-    """
+    """Those of ``harmed_files`` that a newer state names too, after another look: others merge and clean meanwhile."""
     if not suspects:
         return {}
     sizes = named_sizes(state)
@@ -510,21 +462,14 @@ REPAIR = "repair"
 
 @dataclass(slots=True)
 class Repaired:
-    """What a repair did.
+    """What a repair did."""
 
-    Attributes:
-        planned: Files that were to be made again.
-        made: That are part of the archive now.
-        rows: In them.
-        deleted: Harmed files deleted.
-        failed: Keys of those that could not be made, and why.
-    """
-
-    planned: int = 0
-    made: int = 0
-    rows: int = 0
-    deleted: int = 0
+    planned: int = 0  # files that were to be made again
+    made: int = 0  # that are part of the archive now
+    rows: int = 0  # in them
+    deleted: int = 0  # harmed files deleted
     failed: list[tuple[str, str]] = field(default_factory=list)
+    """Keys of those that could not be made, and why."""
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -536,14 +481,7 @@ def plan_repair(at: Workshop, state: ArchiveState, engine: Engine, *, by_bytes: 
     """What is harmed, and of which the tier has what it was made of. Of this broker; others are named as refused.
 
     Args:
-        at: Tier and archive.
-        state: What the archive's log says.
-        engine: Reads files.
         by_bytes: Read every file; else one listing tells.
-
-    Raises:
-        DataError: The tier's journal is damaged.
-        BackendError: A store failed.
     """
     archive = at.archive
     harmed = damaged_files(archive, state, engine) if by_bytes else harmed_files(archive, state)
@@ -581,7 +519,6 @@ def apply_repair(
 
     Raises:
         InvalidError: It is of another archive.
-        DataError: A log is damaged.
         BackendError: A store failed. Applying again goes on.
     """
     if plan["url"] != at.archive.url:
@@ -679,19 +616,12 @@ def _unmakeable(at: Workshop, lane: ArchiveLane, low: int, high: int, sources: S
 
 @dataclass(frozen=True, slots=True)
 class Remake:
-    """A file to be made again, and what the tier has of it.
+    """A file to be made again, and what the tier has of it."""
 
-    Attributes:
-        key: Of the harmed one.
-        pieces: Rows that lay in it.
-        sides: Or the stretch whose holes and bad records did.
-        epoch: Of the archive.
-    """
-
-    key: str
-    pieces: tuple[tuple[MovedPiece, Sources], ...]
-    sides: tuple[tuple[SideFile, Sources], ...]
-    epoch: int
+    key: str  # of the harmed one
+    pieces: tuple[tuple[MovedPiece, Sources], ...]  # rows that lay in it
+    sides: tuple[tuple[SideFile, Sources], ...]  # or the stretch whose holes and bad records did
+    epoch: int  # of the archive
 
 
 Sources = tuple[Task, ...]
@@ -741,10 +671,8 @@ def make_again(bench: Workbench, remake: Remake) -> bytes | tuple[int, int]:
         Size and CRC-32 of a file that lies under a key of its own now; or the bytes of one of holes and bad records.
 
     Raises:
-        DataError: The tier has other rows there, or is damaged.
         InternalError: The file does not say what it was told to.
         ObjectNotFoundError: An object of the tier is gone.
-        BackendError: A store failed.
     """
     for side, tasks in remake.sides:
         return _side_again(bench, side, tasks)
@@ -792,12 +720,7 @@ def _differs(piece: MovedPiece, what: str) -> DataError:
 
 
 def _side_again(bench: Workbench, side: SideFile, tasks: Sources) -> bytes:
-    """The file of holes and bad records once more, byte for byte; it is the caller's to put it in the old one's place.
-
-    Raises:
-        DataError: The tier has others there, or is damaged.
-        BackendError: A store failed.
-    """
+    """The file of holes and bad records once more, byte for byte; it is the caller's to put it in the old one's place."""
     data = b""
     if tasks:
         columns = Columns(tasks[0].lane, tasks[0].layout)

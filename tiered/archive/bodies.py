@@ -40,19 +40,14 @@ RECORD = "record"
 
 @dataclass(frozen=True, slots=True)
 class BodyColumns:
-    """What bodies of a topic become.
+    """What bodies of a topic become."""
 
-    Attributes:
-        format: One of ``FORMATS``.
-        columns: Names and types as ``tiered.archive.bodies`` writes them, without ``PREFIX``; empty for text.
-        definition: For Avro the schema, for Protocol Buffers a descriptor set in base64; else empty.
-        message: For Protocol Buffers the full name of the message; else empty.
-    """
-
-    format: str
+    format: str  # one of ``FORMATS``
     columns: str = ""
+    """Names and types as ``tiered.archive.bodies`` writes them, without ``PREFIX``; empty for text."""
     definition: str = ""
-    message: str = ""
+    """For Avro the schema, for Protocol Buffers a descriptor set in base64; else empty."""
+    message: str = ""  # for Protocol Buffers the full name of the message; else empty
 
     def continues(self, old: BodyColumns) -> bool:
         """Whether it has all columns of another in the same order, and perhaps more behind them."""
@@ -86,17 +81,11 @@ def column_names(body: BodyColumns) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class BodyLayout:
-    """What files get beside the columns that every file has.
+    """What files get beside the columns that every file has."""
 
-    Attributes:
-        body: What bodies become; None when they stay bytes only.
-        number: Which of the topic's it is in the log, from 1; 0 without.
-        has_records: Whether the bytes of each stored record are a column.
-    """
-
-    body: BodyColumns | None = None
-    number: int = 0
-    has_records: bool = False
+    body: BodyColumns | None = None  # what bodies become; None when they stay bytes only
+    number: int = 0  # which of the topic's it is in the log, from 1; 0 without
+    has_records: bool = False  # whether the bytes of each stored record are a column
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -490,15 +479,11 @@ def infer_columns(bodies: Iterable[bytes]) -> list[pa.Field]:
 
 @dataclass
 class _Places:
-    """All places so far, and how many more fields there may be.
-
-    Attributes:
-        paths: Of fields and of elements of arrays, as Iceberg has them, in lower case.
-        left: So many fields.
-    """
+    """All places so far, and how many more fields there may be."""
 
     paths: set[str] = field(default_factory=set)
-    left: int = FIELDS_MAX
+    """Of fields and of elements of arrays, as Iceberg has them, in lower case."""
+    left: int = FIELDS_MAX  # so many fields
 
     def field(self, above: _Seen, name: str) -> _Seen | None:
         """A new field; None: there can be none."""
@@ -518,23 +503,14 @@ class _Places:
 
 @dataclass(slots=True)
 class _Numbers:
-    """What numbers of a place have been so far.
+    """What numbers of a place have been so far."""
 
-    Attributes:
-        is_whole: All are integers.
-        is_small: All integers are of 64 bits.
-        is_double: All are of DOUBLE with all their digits.
-        is_decimal: None is of no DECIMAL (NaN).
-        whole: Digits before the point, at most.
-        scale: Digits behind it.
-    """
-
-    is_whole: bool = True
-    is_small: bool = True
-    is_double: bool = True
-    is_decimal: bool = True
-    whole: int = 0
-    scale: int = 0
+    is_whole: bool = True  # all are integers
+    is_small: bool = True  # all integers are of 64 bits
+    is_double: bool = True  # all are of DOUBLE with all their digits
+    is_decimal: bool = True  # none is of no DECIMAL (NaN)
+    whole: int = 0  # digits before the point, at most
+    scale: int = 0  # digits behind it
 
     def add(self, value: float | Decimal) -> None:
         exact = Decimal(value)
@@ -563,21 +539,13 @@ class _Numbers:
 
 @dataclass
 class _Seen:
-    """What a place has been so far.
+    """What a place has been so far."""
 
-    Attributes:
-        path: Names from the outermost field on, a dot behind each.
-        kind: Of values; empty as long as there was none.
-        fields: Of an object.
-        inner: Elements of an array.
-        numbers: What is known of values that are numbers.
-    """
-
-    path: str
-    kind: str = ""
-    fields: dict[str, _Seen] = field(default_factory=dict)
-    inner: _Seen | None = None
-    numbers: _Numbers = field(default_factory=_Numbers)
+    path: str  # names from the outermost field on, a dot behind each
+    kind: str = ""  # of values; empty as long as there was none
+    fields: dict[str, _Seen] = field(default_factory=dict)  # of an object
+    inner: _Seen | None = None  # elements of an array
+    numbers: _Numbers = field(default_factory=_Numbers)  # what is known of values that are numbers
 
 
 def _see_object(seen: _Seen, document: dict[str, Any], places: _Places, depth: int) -> None:

@@ -32,19 +32,13 @@ NO_FIT = "the body does not fit the topic's columns"
 
 
 class UnfitError(Exception):
-    """A block holds something that does not fit.
-
-    Attributes:
-        what: In few words that no library's version changes.
-        details: Whatever else is known.
-        at: Which row, if known; a guess is harmless.
-    """
+    """A block holds something that does not fit."""
 
     def __init__(self, what: str, details: str = "", at: int = -1) -> None:
         super().__init__(f"{what}: {details}" if details else what)
-        self.what = what
-        self.details = details
-        self.at = at
+        self.what = what  # in few words that no library's version changes
+        self.details = details  # whatever else is known
+        self.at = at  # which row, if known; a guess is harmless
 
 
 class Decoder(Protocol):
@@ -77,15 +71,11 @@ class Decoder(Protocol):
 
 @dataclass(slots=True)
 class Decoded:
-    """What bodies became.
+    """What bodies became."""
 
-    Attributes:
-        columns: Null where a body, or a member of it, did not fit.
-        unfit: By row, why it did not fit: the plain words, and the details.
-    """
-
-    columns: list[pa.Array]
+    columns: list[pa.Array]  # null where a body, or a member of it, did not fit
     unfit: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """By row, why it did not fit: the plain words, and the details."""
 
 
 NAMES_MAX = 64
@@ -97,15 +87,12 @@ _SHOWN = 8
 
 @dataclass(slots=True)
 class BodyCounts:
-    """What of bodies is in no column of theirs. One thread.
-
-    Attributes:
-        left_out: By member that no column is of: how many values there were, null aside.
-        unfit: By member: in how many rows it did not fit its column.
-    """
+    """What of bodies is in no column of theirs. One thread."""
 
     left_out: Counter[str] = field(default_factory=Counter)
+    """By member that no column is of: how many values there were, null aside."""
     unfit: Counter[str] = field(default_factory=Counter)
+    """By member: in how many rows it did not fit its column."""
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Members of a body."""
@@ -132,9 +119,7 @@ def decode_bodies(
     """Decode what can be. Of a body that does not fit only the members are null that do not.
 
     Args:
-        decoder: For it.
         bodies: Binary; null is what does not fit.
-        columns: Of the result.
         counts: What is in no column is added to it; None: it is not looked for.
     """
     work = _DecodeWork(decoder, bodies, counts or BodyCounts(), is_counting=counts is not None)
@@ -187,25 +172,17 @@ def _misfit(whole: tuple[str, str], members: list[tuple[str, str]]) -> tuple[str
 
 @dataclass(slots=True)
 class _DecodeWork:
-    """Rows of bodies, decoded as far as they can be.
-
-    Attributes:
-        decoder: For it.
-        bodies: All of them.
-        unfit: Rows of which there is nothing, and why.
-        partly: Rows that do not fit as a whole; of their members some may.
-        counts: See ``decode_bodies``.
-        is_counting: Members without a column are looked for.
-        is_strict: No body so far had a member without a column.
-    """
+    """Rows of bodies, decoded as far as they can be."""
 
     decoder: Decoder
-    bodies: Any
-    counts: BodyCounts
-    is_counting: bool = False
+    bodies: Any  # all of them
+    counts: BodyCounts  # see ``decode_bodies``
+    is_counting: bool = False  # members without a column are looked for
     unfit: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Rows of which there is nothing, and why."""
     partly: dict[int, tuple[str, str]] = field(default_factory=dict)
-    is_strict: bool = True
+    """Rows that do not fit as a whole; of their members some may."""
+    is_strict: bool = True  # no body so far had a member without a column
     _pieces: list[list[Any]] = field(default_factory=list)
     _rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
 

@@ -282,7 +282,6 @@ def proto_columns(definition: str, message: str) -> list[pa.Field]:
 
     Args:
         definition: A descriptor set, in base64.
-        message: Full name.
 
     Raises:
         InvalidError: There is no such message, or something of it can be no column.
@@ -460,28 +459,20 @@ DEFINITION_BYTES_MAX = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class BodyWish:
-    """What bodies of a topic shall become.
+    """What bodies of a topic shall become."""
 
-    Attributes:
-        format: One of ``FORMATS``, or ``raw``: bytes only.
-        body: The columns; None when they are to be inferred (JSON), or there are none (raw).
-    """
-
-    format: str
+    format: str  # one of ``FORMATS``, or ``raw``: bytes only
     body: BodyColumns | None = None
+    """The columns; None when they are to be inferred (JSON), or there are none (raw)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyWishes:
-    """Of all topics.
-
-    Attributes:
-        by_topic: Patterns of topics and what is wished of them; the first that fits holds.
-        has_records: Whether the bytes of each stored record become a column.
-    """
+    """Of all topics."""
 
     by_topic: tuple[tuple[str, BodyWish], ...] = ()
-    has_records: bool = False
+    """Patterns of topics and what is wished of them; the first that fits holds."""
+    has_records: bool = False  # whether the bytes of each stored record become a column
 
     def of(self, topic: str) -> BodyWish | None:
         """What is wished of a topic; None: as the archive's log says, else bytes only."""
@@ -502,11 +493,9 @@ def read_wishes(
     """Wishes from options, each ``VALUE`` or ``TOPIC=VALUE``, where the topic may be a pattern.
 
     Args:
-        formats: Of bodies.
         schemas: Names of files: columns or a JSON Schema, an Avro schema, a descriptor set.
         messages: Full names of messages of Protocol Buffers.
         has_records: Whether stored records become a column.
-        read: Reads a file by its name.
 
     Raises:
         InvalidError: Something is no format or no schema, is missing, or belongs to nothing.

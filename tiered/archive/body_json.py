@@ -41,7 +41,6 @@ class JsonDecoder:
         """Take the columns.
 
         Args:
-            columns: Of the result.
             is_strict: Fields that it has not do not fit.
 
         Raises:

@@ -46,21 +46,13 @@ _TAIL_BYTES: Final = (64 << 10) + BLOCK_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a file says of its blocks, itself proven.
-
-    Attributes:
-        block_bytes: Of a block.
-        covered: Bytes of the file that the blocks are.
-        crcs: Checksum of each, four bytes.
-        start: Where ``tail`` begins: where a block does, or at ``covered``.
-        tail: The rest of the file, proven.
-    """
+    """What a file says of its blocks, itself proven."""
 
     block_bytes: int
-    covered: int
-    crcs: memoryview
-    start: int
-    tail: bytes
+    covered: int  # bytes of the file that the blocks are
+    crcs: memoryview  # checksum of each, four bytes
+    start: int  # where ``tail`` begins: where a block does, or at ``covered``
+    tail: bytes  # the rest of the file, proven
 
     def require(self, start: int, data: memoryview) -> None:
         """See that blocks from a byte on are as they were written.
@@ -105,7 +97,6 @@ def sums_of(tail: bytes, size_bytes: int) -> Sums | int:
 
     Args:
         tail: The last bytes of the file.
-        size_bytes: Of the file.
 
     Raises:
         ValueError: It has no such checksums, or they are damaged.
@@ -141,11 +132,7 @@ def require_sums(data: Any, end: bytes = b"") -> None:  # noqa: ANN401 (a buffer
     """See that a whole file in memory is as it was written.
 
     Args:
-        data: The file, or its blocks.
         end: What follows them, if that is a piece of its own.
-
-    Raises:
-        DataError: It is not.
     """
     whole = memoryview(data).cast("B")
     try:
@@ -171,14 +158,10 @@ class ObjectFile(io.RawIOBase):
         """Read the end of the file: a request, or three when it is large.
 
         Args:
-            archive: Where it lies.
-            key: Which.
-            size_bytes: Of the object, as the log says.
             sums: Of the same file, when they are known already; then nothing is read.
 
         Raises:
             DataError: It is gone, shorter than that, or its end is damaged.
-            BackendError: The store failed.
         """
         super().__init__()
         self._archive = archive
@@ -211,12 +194,7 @@ class ObjectFile(io.RawIOBase):
         return getattr(self._at, "byte", 0)
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 (a buffer)
-        """See ``io.RawIOBase``; a request, but for what is at the end of the file.
-
-        Raises:
-            DataError: The bytes are damaged.
-            BackendError: The store failed.
-        """
+        """See ``io.RawIOBase``; a request, but for what is at the end of the file."""
         start = self.tell()
         end = min(start + len(buffer), self._size)
         if end <= start:
@@ -227,12 +205,7 @@ class ObjectFile(io.RawIOBase):
         return len(data)
 
     def read_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Several ranges that are not empty, in the order given; one request, but for what is at the end of the file.
-
-        Raises:
-            DataError: The bytes are damaged.
-            BackendError: The store failed.
-        """
+        """Several ranges that are not empty, in the order given; one request, but for what is at the end of the file."""
         sums = self.sums
         size = sums.block_bytes
         asked = [r for r in ranges if r.start < sums.start]
@@ -246,12 +219,7 @@ class ObjectFile(io.RawIOBase):
         ]
 
     def prove(self, start: int) -> None:
-        """See that everything from a byte on is as it was written; a request at most.
-
-        Raises:
-            DataError: It is not.
-            BackendError: The store failed.
-        """
+        """See that everything from a byte on is as it was written; a request at most."""
         first = start // self.sums.block_bytes * self.sums.block_bytes
         if first < self.sums.start:  # what lies behind that has been looked at
             self._blocks([ByteRange(first, self.sums.start)])

@@ -70,19 +70,12 @@ REPLACED, UNNAMED, TABLE, PART, PROBE = "replaced", "unnamed", "table", "index",
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An object that may go.
+    """An object that may go."""
 
-    Attributes:
-        key: Relative to the archive.
-        size_bytes: Of the object.
-        at_ms: When it was replaced, else when it was written; UTC.
-        kind: Which of those above.
-    """
-
-    key: str
-    size_bytes: int
-    at_ms: int
-    kind: str
+    key: str  # relative to the archive
+    size_bytes: int  # of the object
+    at_ms: int  # when it was replaced, else when it was written; UTC
+    kind: str  # which of those above
 
     def row(self) -> list[Any]:
         """As JSON: the fields in order."""
@@ -93,13 +86,7 @@ def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) 
     """What may be deleted now, and what stays.
 
     Args:
-        at: Tier and archive.
-        state: What the log says.
-        grace_ms: Leave what has been so for less.
         limit: Delete at most so many.
-
-    Raises:
-        BackendError: The archive could not be listed.
     """
     before_ms = at.clock.now_ms() - grace_ms
     named = named_sizes(state)
@@ -218,23 +205,14 @@ def _count(done: dict[str, int], size_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Strays:
-    """Objects below the folders of files that the log does not name, neither as part of the archive nor as replaced.
+    """Objects below the folders of files that the log does not name, neither as part of the archive nor as replaced."""
 
-    Attributes:
-        ours: Those that an archiver made, in order of key.
-        foreign: Keys of the others.
-    """
-
-    ours: list[Leftover]
-    foreign: list[str]
+    ours: list[Leftover]  # those that an archiver made, in order of key
+    foreign: list[str]  # Keys of the others
 
 
 def unnamed_files(archive: ObjectStore, state: ArchiveState) -> Strays:
-    """Look at all that lies there: a listing.
-
-    Raises:
-        BackendError: The archive could not be listed.
-    """
+    """Look at all that lies there: a listing."""
     known = _known(state)
     found = [info for root in ROOTS for info in archive.list(root) if info.key not in known]
     ours = _as_rows((info for info in found if is_made_key(info.key)), UNNAMED)

@@ -165,19 +165,12 @@ def side_schema() -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """What did not become a row.
-
-    Attributes:
-        queue_offset: Of it.
-        reason: Why.
-        record: The stored bytes; None of a hole, which has none in the tier's log.
-        has_row: It is a row all the same: only its body did not fit.
-    """
+    """What did not become a row."""
 
     queue_offset: int
-    reason: str
-    record: bytes | None
-    has_row: bool = False
+    reason: str  # why
+    record: bytes | None  # the stored bytes; None of a hole, which has none in the tier's log
+    has_row: bool = False  # it is a row all the same: only its body did not fit
 
 
 class Columns:
@@ -189,8 +182,6 @@ class Columns:
         """Of a lane's messages, with what a layout adds.
 
         Args:
-            lane: Whose.
-            layout: What it adds.
             names: Only these columns of every file, and ``queue_offset``; without a layout. A body that is not among
                 them is not unpacked, so no message is put aside because of it.
 
@@ -219,7 +210,6 @@ class Columns:
         """The messages of a batch in order, and what is none.
 
         Args:
-            batch: Records of the lane's queue.
             counts: What of bodies is in no column is added to it; None: it is not looked for.
 
         Returns:

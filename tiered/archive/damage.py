@@ -35,7 +35,6 @@ def reading(archive: ObjectStore, key: str) -> Iterator[None]:
 
     Raises:
         DataError: The file is gone, shorter than the log says, or no Parquet.
-        BackendError: The store failed.
     """
     try:
         yield
@@ -68,10 +67,6 @@ def open_log(archive: ObjectStore, log: Log) -> None:
 
     A job writes an entry before its first file, so files without an entry are of a log that was lost. It is looked for them
     only where there is no entry, and for the log once more behind them.
-
-    Raises:
-        DataError: The log is damaged, or gone.
-        BackendError: The store failed.
     """
     with _reading_log(archive):
         log.catch_up()
@@ -105,22 +100,13 @@ def prove_files(archive: ObjectStore, files: Iterable[ParquetFile]) -> None:
     """See that files are what the log says, before others read them who look at no checksums. All of each is read.
 
     Threads: ``PROVERS`` of its own, each with ``PIECE_BYTES``.
-
-    Raises:
-        DataError: One is not.
-        BackendError: The store failed.
     """
     with ThreadPoolExecutor(PROVERS, "tiered-prove") as pool:
         deque(pool.map(lambda file: prove(archive, file), files), maxlen=0)
 
 
 def prove(archive: ObjectStore, file: ParquetFile | SideFile) -> None:
-    """See that a file is what the log says, by its bytes; a piece at a time.
-
-    Raises:
-        DataError: It is not.
-        BackendError: The store failed.
-    """
+    """See that a file is what the log says, by its bytes; a piece at a time."""
     crc = 0
     with reading(archive, file.key):
         for start in range(0, file.size_bytes, PIECE_BYTES):
@@ -131,11 +117,7 @@ def prove(archive: ObjectStore, file: ParquetFile | SideFile) -> None:
 
 
 def find_damage(archive: ObjectStore, files: Iterable[ParquetFile]) -> DataError | None:
-    """The first file that is not what the log says: by its size, or by its checksum; of so many files and bytes.
-
-    Raises:
-        BackendError: The store failed.
-    """
+    """The first file that is not what the log says: by its size, or by its checksum; of so many files and bytes."""
     read = 0
     for file in islice(files, LOOKED_AT):
         try:

@@ -33,9 +33,6 @@ def find_lost(bench: Workbench, task: Task) -> tuple[tuple[int, int, str], ...]:
     """Queue offsets of a task that cannot be read, each stretch with what is damaged; empty: all can.
 
     Memory: a section, where it is damaged.
-
-    Raises:
-        BackendError: The tier could not be read.
     """
     reader = QueueReader.of_life(bench.tier, bench.prefix, task.lane.queue, task.life)
     return lost_of(reader, task, task.start)

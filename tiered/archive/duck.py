@@ -147,7 +147,6 @@ def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]: 
 
     Args:
         connection: With stand-ins, in a transaction, so that ``now()`` is the same for plan and answer.
-        question: One statement.
     """
     import duckdb  # noqa: PLC0415 (heavy)
 
@@ -326,32 +325,24 @@ def load_duckdb() -> Any:  # noqa: ANN401 (a foreign module)
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """What came of a question.
+    """What came of a question."""
 
-    Attributes:
-        rows: None for a statement that has no result.
-        files: Files of the topics that it names.
-        left_out: Those of them that the log said hold nothing that is wanted; they were not opened.
-        stale: What may be missing in columns that the question may be about.
-    """
-
-    rows: pa.Table
-    files: int
+    rows: pa.Table  # none for a statement that has no result
+    files: int  # files of the topics that it names
     left_out: int
-    stale: list[Stale]
+    """Those of them that the log said hold nothing that is wanted; they were not opened."""
+    stale: list[Stale]  # what may be missing in columns that the question may be about
 
 
 def ask(archive: ObjectStore, question: str) -> QueryAnswer:
     """The answer to a question.
 
     Args:
-        archive: Of which.
         question: SQL, one statement as a rule: only then files are left out. Times are in UTC.
 
     Raises:
         InvalidError: There is no archive, or the statement is wrong.
         DataError: The log, or a file that the question is about, is damaged.
-        BackendError: The store failed.
     """
     arrow = load_pyarrow()
     duckdb = load_duckdb()

@@ -38,17 +38,11 @@ Outcomes = contextlib.AbstractContextManager["Iterator[tuple[T, V | Exception]]"
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """What one piece of work is done with.
+    """What one piece of work is done with."""
 
-    Attributes:
-        tier: The tier's store, with retries.
-        prefix: Of the broker.
-        archive: The archive's store, with retries.
-    """
-
-    tier: ObjectStore
-    prefix: str
-    archive: ObjectStore
+    tier: ObjectStore  # the tier's store, with retries
+    prefix: str  # of the broker
+    archive: ObjectStore  # the archive's store, with retries
 
 
 class Engine(Protocol):
@@ -154,7 +148,6 @@ def local_engine(bench: Workbench, jobs: int) -> Engine:
     """Work in threads of this process.
 
     Args:
-        bench: Tier and archive.
         jobs: How many at once (> 0); each needs the memory that its function says.
     """
 

@@ -47,9 +47,7 @@ class Evidence:
 
         Args:
             tier: The tier's store, with retries.
-            place: Which broker.
             archive: The archive's store, with retries.
-            state: What its log says.
             url: The archive's, for people and for the plan.
         """
         self._tier = tier
@@ -67,17 +65,7 @@ class Evidence:
         return self._url
 
     def holds(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> bool:
-        """Whether the archive has the segment whole, and its files are what the log says.
-
-        Args:
-            state: Of the tier.
-            queue: Whose.
-            number: Of the life among the queue's.
-            segment: One of that life's.
-
-        Raises:
-            BackendError: A store failed.
-        """
+        """Whether the archive has the segment whole, and its files are what the log says."""
         why = self._missing(state, queue, number, segment)
         damage = "" if why else self._damage(state, queue, number, segment)
         if damage and damage not in self._damaged:

@@ -69,17 +69,13 @@ class _OpaqueError(Exception):
 
 @dataclass(slots=True)
 class ExactNames:
-    """Names that a question may have, and what they are to DuckDB.
+    """Names that a question may have, and what they are to DuckDB."""
 
-    Attributes:
-        tables: What DuckDB calls a table, by its exact name.
-        columns: Columns of tables: where nobody can say what a name is, one of these is no table's.
-        alike: Exact names by what they are without case.
-    """
-
-    tables: Mapping[str, str]
+    tables: Mapping[str, str]  # what DuckDB calls a table, by its exact name
     columns: Collection[str] = ()
+    """Columns of tables: where nobody can say what a name is, one of these is no table's."""
     alike: dict[str, list[str]] = field(default_factory=dict, init=False)
+    """Exact names by what they are without case."""
 
     def __post_init__(self) -> None:
         for name in self.tables:
@@ -186,27 +182,16 @@ _BY_TEXT = frozenset({"query", "query_table"})
 
 @dataclass(slots=True)
 class _Select:
-    """The parser's tree of some SELECTs.
+    """The parser's tree of some SELECTs."""
 
-    Attributes:
-        names: Of tables.
-        renamed: Tables by the names that they had, where no alias of the asker's stands for them.
-        aliases: Of the asker.
-        is_changed: Anything is another than it was.
-    """
-
-    names: ExactNames
+    names: ExactNames  # of tables
     renamed: dict[str, str] = field(default_factory=dict)
-    aliases: set[str] = field(default_factory=set)
-    is_changed: bool = False
+    """Tables by the names that they had, where no alias of the asker's stands for them."""
+    aliases: set[str] = field(default_factory=set)  # of the asker
+    is_changed: bool = False  # anything is another than it was
 
     def put_tables(self, node: Any, ours: frozenset[str]) -> None:  # noqa: ANN401 (JSON)
-        """Put the tables of a node into DuckDB's names.
-
-        Args:
-            node: Of the tree.
-            ours: Names of common table expressions that are seen there.
-        """
+        """Put the tables of a node into DuckDB's names."""
         if isinstance(node, list):
             for one in node:
                 self.put_tables(one, ours)

@@ -96,58 +96,41 @@ class Done:
 
 @dataclass(slots=True)
 class Result:
-    """What a job has done.
+    """What a job has done."""
 
-    Attributes:
-        plan: What was there to do at its beginning.
-        run: Its id in the log.
-        kind: What does the work.
-        began_ms: When it began, UTC.
-        segments: Stretches that it archived.
-        overtaken: Stretches that another job had archived first.
-        files: Files that its entries name.
-        rows: Messages in them.
-        bad: Records that could not be unpacked.
-        holes: Offsets without a message.
-        source_bytes: Bytes of the source's commit log.
-        size_bytes: Bytes of the files.
-        entries: Written to the log.
-        failed: Tasks that failed, and ends taken back that could not be forgotten; and why.
-        not_begun: Segments left to another run, since the time was over or there was no room, or what was taken back before
-            them is not forgotten yet.
-        misfits: Rows whose bodies did not fit their topic's columns.
-        unknown: Topics whose columns could not be inferred: their bodies stay bytes.
-        left_out: Members of bodies that no column is of, by topic and member: how many values.
-        unfit: Members that did not fit their columns, likewise: in how many rows.
-        is_extended: Columns were fixed for a topic of which messages are archived already.
-        remade: What was made again, since it lacked columns; None: nothing was asked for.
-        stale: Rows without columns that were fixed since; after the run.
-        harmed: Files from before that are gone or cut, by key, and what is wrong with each.
-    """
-
-    plan: Plan
-    run: str = ""
-    kind: str = ""
-    began_ms: int = 0
-    segments: int = 0
-    overtaken: int = 0
-    files: int = 0
-    rows: int = 0
-    bad: int = 0
-    holes: int = 0
-    source_bytes: int = 0
-    size_bytes: int = 0
-    entries: int = 0
+    plan: Plan  # what was there to do at its beginning
+    run: str = ""  # its id in the log
+    kind: str = ""  # what does the work
+    began_ms: int = 0  # when it began, UTC
+    segments: int = 0  # stretches that it archived
+    overtaken: int = 0  # stretches that another job had archived first
+    files: int = 0  # files that its entries name
+    rows: int = 0  # messages in them
+    bad: int = 0  # records that could not be unpacked
+    holes: int = 0  # offsets without a message
+    source_bytes: int = 0  # bytes of the source's commit log
+    size_bytes: int = 0  # bytes of the files
+    entries: int = 0  # written to the log
     failed: list[tuple[Task | Overtaken, Exception]] = field(default_factory=list)
+    """Tasks that failed, and ends taken back that could not be forgotten; and why."""
     not_begun: int = 0
-    misfits: int = 0
+    """Segments left to another run, since the time was over or there was no room, or what was taken back before them
+    is not forgotten yet."""
+    misfits: int = 0  # rows whose bodies did not fit their topic's columns
     unknown: list[str] = field(default_factory=list)
+    """Topics whose columns could not be inferred: their bodies stay bytes."""
     left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Members of bodies that no column is of, by topic and member: how many values."""
     unfit: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Members that did not fit their columns, likewise: in how many rows."""
     is_extended: bool = False
+    """Columns were fixed for a topic of which messages are archived already."""
     remade: Remade | None = None
+    """What was made again, since it lacked columns; None: nothing was asked for."""
     stale: list[Stale] = field(default_factory=list)
+    """Rows without columns that were fixed since; after the run."""
     harmed: dict[str, str] = field(default_factory=dict)
+    """Files from before that are gone or cut, by key, and what is wrong with each."""
 
     @property
     def damaged(self) -> list[Task]:
@@ -235,25 +218,16 @@ METRICS = tuple(
 
 @dataclass(slots=True)
 class Watch:
-    """Counts what an engine archives.
+    """Counts what an engine archives."""
 
-    Attributes:
-        clock: Time.
-        segments_all: To be done; 0 before anybody knows.
-        bytes_all: Bytes of the commit log in them, at most.
-        segments: Done, whatever came of them.
-        size_bytes: Bytes of the commit log in these.
-        rows: Messages archived.
-        ahead: Work of an engine that it has not handed over yet, when it can tell.
-    """
-
-    clock: Clock
-    segments_all: int = 0
-    bytes_all: int = 0
-    segments: int = 0
-    size_bytes: int = 0
-    rows: int = 0
+    clock: Clock  # time
+    segments_all: int = 0  # to be done; 0 before anybody knows
+    bytes_all: int = 0  # bytes of the commit log in them, at most
+    segments: int = 0  # done, whatever came of them
+    size_bytes: int = 0  # bytes of the commit log in these
+    rows: int = 0  # messages archived
     ahead: Callable[[], int] = field(default=lambda: 0)
+    """Work of an engine that it has not handed over yet, when it can tell."""
     _began_s: float = 0.0
 
     def over(self, engine: Engine) -> Engine:
@@ -357,18 +331,14 @@ def fix_layouts(
     """Give each task its layout.
 
     Args:
-        log: Of the archive, at its head.
         tier: With retries.
-        prefix: Of the broker.
         tasks: In order of topic.
-        wishes: Of the job.
 
     Returns:
         The tasks; and the topics whose columns cannot be inferred, since none of their first bodies is a JSON object.
 
     Raises:
         InvalidError: What is wished contradicts what is fixed.
-        BackendError: A store failed.
     """
     layouts: dict[str, BodyLayout] = {}
     unknown = []
@@ -467,7 +437,6 @@ def extend_columns(log: JournalWriter[ArchiveState], at: Workshop) -> None:
 
     Raises:
         InvalidError: What is wished contradicts what is fixed.
-        BackendError: The store failed.
     """
     for topic in filter(at.takes, sorted(log.state.bodies)):
         wish = at.wishes.of(topic)
@@ -557,12 +526,7 @@ def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
 
 
 def plan_job(at: Workshop, state: ArchiveState) -> Plan:
-    """What there is to do now.
-
-    Raises:
-        DataError: The tier's journal is damaged.
-        BackendError: It could not be read.
-    """
+    """What there is to do now."""
     return plan_of(at, read_tier(at), state)
 
 
@@ -572,12 +536,7 @@ def plan_of(at: Workshop, reader: TierReader, state: ArchiveState) -> Plan:
 
 
 def read_tier(at: Workshop) -> TierReader:
-    """A reader of the tier as it is now.
-
-    Raises:
-        DataError: The tier's journal is damaged.
-        BackendError: It could not be read.
-    """
+    """A reader of the tier as it is now."""
     reader = TierReader(at.tier, at.place.prefix)
     reader.refresh()
     return reader
@@ -596,10 +555,7 @@ def run_job(
     """Archive all that is sealed and not archived yet.
 
     Args:
-        at: Tier and archive.
-        engine: Does the tasks.
         told: Called when the plan is made and after each entry, with the result so far.
-        limits: What the run is held to.
         small_bytes: Segments of less commit log share files (``tiered.archive.plan``); 0: none does.
         kind: What the engine is called in the log.
         again: Make files again that lack columns which were fixed since (``tiered.archive.stale``).
@@ -607,8 +563,6 @@ def run_job(
     Raises:
         InvalidError: What is wished of bodies cannot be done, or the archive's store does not keep to conditional writes,
             or lies within the tier (or round it).
-        DataError: A log is damaged.
-        BackendError: A store failed.
     """
     _require_apart(at)
     log, reader = log_writer(at), read_tier(at)

@@ -74,23 +74,15 @@ _NARROW: Final = ("broker", "queue_id", "incarnation", "queue_offset", "store_ts
 
 @dataclass(frozen=True, slots=True)
 class LatestVersion:
-    """A version of the table of one topic.
+    """A version of the table of one topic."""
 
-    Attributes:
-        number: Of the version; the greatest counts.
-        log_number: Of the last entry of the archive's log that it knows.
-        source: Of which rows it was made: a digest of files, stretches and the rule. Empty: of none, it is no table.
-        made_ms: When, UTC.
-        rows: In all files.
-        files: Key, rows, bytes and CRC-32 of each.
-    """
-
-    number: int
-    log_number: int
+    number: int  # of the version; the greatest counts
+    log_number: int  # of the last entry of the archive's log that it knows
     source: str
-    made_ms: int
-    rows: int
-    files: tuple[tuple[str, int, int, int], ...]
+    """Of which rows it was made: a digest of files, stretches and the rule. Empty: of none, it is no table."""
+    made_ms: int  # when, UTC
+    rows: int  # in all files
+    files: tuple[tuple[str, int, int, int], ...]  # key, rows, bytes and CRC-32 of each
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -103,11 +95,7 @@ class LatestVersion:
 
     @classmethod
     def of(cls, text: bytes, where: str) -> LatestVersion:
-        """Undo ``document``.
-
-        Raises:
-            DataError: It is none.
-        """
+        """Undo ``document``."""
         try:
             said = json.loads(text)
             numbers = [int(said[name]) for name in ("number", "log_number", "made_ms", "rows")]
@@ -125,24 +113,14 @@ class LatestVersion:
 
 
 def latest_version(archive: ObjectStore, place: Place, topic: str) -> LatestVersion | None:
-    """The version that counts; None: there is none yet.
-
-    Raises:
-        DataError: It is damaged.
-        BackendError: The store could not be read.
-    """
+    """The version that counts; None: there is none yet."""
     return _newest(archive, _folder(place, topic))
 
 
 def latest_versions(
     archive: ObjectStore, topics: Collection[str]
 ) -> dict[str, list[LatestVersion]]:
-    """The versions that count, one of each broker, of those topics that have any. One listing, and a request for each.
-
-    Raises:
-        DataError: One is damaged.
-        BackendError: The store could not be read.
-    """
+    """The versions that count, one of each broker, of those topics that have any. One listing, and a request for each."""
     folders = {f"/topic_dir={partition_value(topic)}/versions": topic for topic in topics}
     newest: dict[str, str] = {}
     for info in archive.list(ROOT):
@@ -162,25 +140,16 @@ def latest_versions(
 
 @dataclass(frozen=True, slots=True)
 class LatestPlan:
-    """What there is to do for one topic.
-
-    Attributes:
-        place: Which broker's rows: an archive may hold those of several, each with a table of its own.
-        topic: Whose.
-        log_number: Of the archive's log.
-        files: That hold rows which may be the newest.
-        source: See ``LatestVersion``.
-        before: The version that counts now.
-        across_queues: The newest of a key in all queues.
-    """
+    """What there is to do for one topic."""
 
     place: Place
+    """Which broker's rows: an archive may hold those of several, each with a table of its own."""
     topic: str
-    log_number: int
-    files: tuple[Chosen, ...]
-    source: str
-    before: LatestVersion | None
-    across_queues: bool
+    log_number: int  # of the archive's log
+    files: tuple[Chosen, ...]  # that hold rows which may be the newest
+    source: str  # see ``LatestVersion``
+    before: LatestVersion | None  # the version that counts now
+    across_queues: bool  # the newest of a key in all queues
 
     @property
     def has_work(self) -> bool:
@@ -208,7 +177,6 @@ def plan_latest(
     Raises:
         InvalidError: There is no archive, or it has no such topic.
         DataError: The log, or the last version, is damaged.
-        BackendError: The store could not be read.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
     state = read_archive(archive, log)
@@ -243,9 +211,6 @@ def update_latest(
 
     Args:
         archive: With retries.
-        plan: Of now.
-        clock: For what is old.
-        new_id: Of this run, which no other has.
         grace_ms: Files that no version names any more, or never did, stay so long.
 
     Raises:
@@ -333,8 +298,6 @@ def plan_leftovers(
     not tell how old an object is, it is young.
 
     Args:
-        archive: Versions are read.
-        listed: Of one folder.
         before_ms: UTC.
 
     Returns:
@@ -343,7 +306,6 @@ def plan_leftovers(
 
     Raises:
         DataError: A version is damaged.
-        BackendError: One could not be read.
     """
     every = sorted(listed, key=lambda info: info.key)
     keys = [info for info in every if "/versions/" in info.key]
@@ -384,7 +346,6 @@ def delete_leftovers(
 
     Raises:
         DataError: A version is damaged.
-        BackendError: The store failed.
     """
     newest = _newest(archive, folder)
     listed = [info for info in archive.list(folder) if folder_of(info.key) == folder]
@@ -540,7 +501,6 @@ def read_latest(archive: ObjectStore, place: Place, topic: str) -> pa.Table | No
     """The table, if it fits into memory; None: there is none yet.
 
     Raises:
-        DataError: It is damaged.
         BackendError: The store could not be read; also when its files went since (ask again).
     """
     from tiered.archive.parquet import read_columns  # noqa: PLC0415 (only who reads all of it)

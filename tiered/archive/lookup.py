@@ -64,23 +64,15 @@ COUNT = 64
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """What a lookup came to.
-
-    Attributes:
-        rows: The messages with all their columns, newest first; of equal times the greater queue offset first.
-        files: Files of the archive that hold the topic.
-        files_opened: Of which a footer was read.
-        files_read: Of which rows were read.
-        groups: Row groups of the files that may have had it by time and place.
-        groups_read: Of which rows were read.
-    """
+    """What a lookup came to."""
 
     rows: pa.Table
-    files: int
-    files_opened: int
-    files_read: int
-    groups: int
-    groups_read: int
+    """The messages with all their columns, newest first; of equal times the greater queue offset first."""
+    files: int  # files of the archive that hold the topic
+    files_opened: int  # of which a footer was read
+    files_read: int  # of which rows were read
+    groups: int  # row groups of the files that may have had it by time and place
+    groups_read: int  # of which rows were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +94,13 @@ def lookup(
     """Find messages.
 
     Args:
-        archive: Of which.
         wanted: With a key; a topic, times and places narrow it.
-        count: So many, the newest.
         spread: Looks at files (``map`` of an executor: several at once).
         state: What the log says, when that is known already.
         index: What ``key_index.read_index`` gave; it may be older than the state. None: it is read.
 
     Raises:
         InvalidError: There is no archive, no key is asked for, or a topic that the archive has not.
-        DataError: The log or a file is damaged.
-        BackendError: The store failed.
     """
     if wanted.key is None:
         raise InvalidError("no key is asked for")
@@ -329,34 +317,23 @@ Groups = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class IndexPart:
-    """One object of the index.
+    """One object of the index."""
 
-    Attributes:
-        key: Relative to the archive.
-        classes: Blocks of a filter, filters, and where the rows begin.
-        files: The row groups of each file, by its key.
-    """
-
-    key: str
+    key: str  # relative to the archive
     classes: tuple[tuple[int, int, int], ...]
-    files: dict[str, Groups]
+    """Blocks of a filter, filters, and where the rows begin."""
+    files: dict[str, Groups]  # the row groups of each file, by its key
 
 
 @dataclass(slots=True)
 class Built:
-    """What a build did.
+    """What a build did."""
 
-    Attributes:
-        objects: That are there now.
-        files: Covered by them.
-        size_bytes: Of them.
-        failed: Keys of files that could not be covered, and why. Lookups ask these themselves.
-    """
-
-    objects: int = 0
-    files: int = 0
-    size_bytes: int = 0
+    objects: int = 0  # that are there now
+    files: int = 0  # covered by them
+    size_bytes: int = 0  # of them
     failed: Failed[str] = field(default_factory=list)
+    """Keys of files that could not be covered, and why. Lookups ask these themselves."""
 
     def add(self, more: Built) -> None:
         """What somebody else has made."""
@@ -367,12 +344,7 @@ class Built:
 
 
 def read_index(archive: ObjectStore) -> list[IndexPart]:
-    """What the index covers: a listing, and a request for each object.
-
-    Raises:
-        DataError: An object is damaged.
-        BackendError: The store failed.
-    """
+    """What the index covers: a listing, and a request for each object."""
     found = []
     for info in archive.list(PREFIX):
         try:
@@ -386,11 +358,7 @@ def useless_parts(archive: ObjectStore, known: Collection[str]) -> list[ObjectIn
     """Objects of the index of which no file is known any more. One that is damaged is none: a person looks at it.
 
     Args:
-        archive: Of which.
         known: Keys of files that may be looked at yet.
-
-    Raises:
-        BackendError: The store failed.
     """
     found = []
     for info in archive.list(PREFIX):
@@ -401,12 +369,7 @@ def useless_parts(archive: ObjectStore, known: Collection[str]) -> list[ObjectIn
 
 
 def groups_with(archive: ObjectStore, part: IndexPart, text: str) -> dict[str, list[int]]:
-    """Which row groups may have a text, by the key of their file; files without one have an empty list. One request.
-
-    Raises:
-        DataError: The object is damaged.
-        BackendError: The store failed.
-    """
+    """Which row groups may have a text, by the key of their file; files without one have an empty list. One request."""
     value = text_hash(text)
     rows = [_row(one, value) for one in part.classes]
     data = archive.get_ranges(part.key, rows) if rows else []
@@ -419,12 +382,7 @@ def groups_with(archive: ObjectStore, part: IndexPart, text: str) -> dict[str, l
 
 
 def files_without(archive: ObjectStore, index: Iterable[IndexPart], text: str) -> set[str]:
-    """Files of which the index knows that they do not have a text; a request for each object.
-
-    Raises:
-        DataError: An object is damaged.
-        BackendError: The store failed.
-    """
+    """Files of which the index knows that they do not have a text; a request for each object."""
     found: set[str] = set()
     for part in index:
         try:
@@ -445,14 +403,7 @@ def build(
     """Make the index cover every file that the log names; one that is lost or damaged is left out, and named.
 
     Args:
-        archive: Of which.
-        state: What its log says.
         engine: Reads filters, and makes objects of them.
-        told: Called as objects are there.
-
-    Raises:
-        DataError: An object of the index is damaged.
-        BackendError: What there is could not be listed or read.
     """
     covered = {key for part in read_index(archive) for key in part.files}
     built = Built()

@@ -80,43 +80,24 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """How far a run had come when it wrote an entry. Numbers are of the run, this entry's included.
+    """How far a run had come when it wrote an entry. Numbers are of the run, this entry's included."""
 
-    Attributes:
-        run: Its random id.
-        program: Version of the program.
-        engine: What did the work: ``local`` or ``spark``.
-        began_ms: When it began, UTC.
-        elapsed_ms: Since then.
-        planned: Segments that it was to archive.
-        planned_bytes: Bytes of the commit log in them, at most.
-        segments: Archived.
-        overtaken: That others had archived first.
-        failed: That failed.
-        files: Made.
-        rows: Messages in them.
-        bad: Records that could not be unpacked.
-        holes: Offsets without a message.
-        source_bytes: Bytes of the commit log, read.
-        size_bytes: Bytes of the files.
-    """
-
-    run: str
-    program: str
-    engine: str
-    began_ms: int
-    elapsed_ms: int
-    planned: int = 0
-    planned_bytes: int = 0
-    segments: int = 0
-    overtaken: int = 0
-    failed: int = 0
-    files: int = 0
-    rows: int = 0
-    bad: int = 0
-    holes: int = 0
-    source_bytes: int = 0
-    size_bytes: int = 0
+    run: str  # its random id
+    program: str  # version of the program
+    engine: str  # what did the work: ``local`` or ``spark``
+    began_ms: int  # when it began, UTC
+    elapsed_ms: int  # since then
+    planned: int = 0  # segments that it was to archive
+    planned_bytes: int = 0  # bytes of the commit log in them, at most
+    segments: int = 0  # archived
+    overtaken: int = 0  # that others had archived first
+    failed: int = 0  # that failed
+    files: int = 0  # made
+    rows: int = 0  # messages in them
+    bad: int = 0  # records that could not be unpacked
+    holes: int = 0  # offsets without a message
+    source_bytes: int = 0  # bytes of the commit log, read
+    size_bytes: int = 0  # bytes of the files
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -161,33 +142,24 @@ CONDEMNED_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ArchiveState:
-    """Everything that an archive's log says.
-
-    Attributes:
-        lanes: Stretches of each lane, in order of offset, apart from one another.
-        tails: Marks of what brokers took back and the archive has dealt with, by lane.
-        refused: Entries' actions that came too late or did not fit.
-        updated_ms: Time of the last entry.
-        jobs: Records of the last runs, oldest first.
-        bodies: What bodies of each topic become, each fixed by an entry: the last holds, the others are of older files.
-        gone: Files that were part of the archive and are not any more, by key, with a number in their order.
-        gone_count: The number of the next of them.
-        fence: Which files may become part of it.
-        named: See ``Places``.
-        saved: The runs that ``lanes`` came from.
-    """
+    """Everything that an archive's log says."""
 
     lanes: Mapping[ArchiveLane, Sequence[Archived]] = field(default_factory=dict)
+    """Stretches of each lane, in order of offset, apart from one another."""
     tails: Mapping[ArchiveLane, tuple[TakenBack, ...]] = field(default_factory=dict)
-    refused: int = 0
-    updated_ms: int = 0
-    jobs: tuple[JobRecord, ...] = ()
+    """Marks of what brokers took back and the archive has dealt with, by lane."""
+    refused: int = 0  # entries' actions that came too late or did not fit
+    updated_ms: int = 0  # time of the last entry
+    jobs: tuple[JobRecord, ...] = ()  # records of the last runs, oldest first
     bodies: Mapping[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
+    """What bodies of each topic become, each fixed by an entry: the last holds, the others are of older files."""
     gone: Shared[str, tuple[int, Replaced]] = field(default_factory=Shared, compare=False)
-    gone_count: int = field(default=0, compare=False)
-    fence: Fence = field(default_factory=Fence)
+    """Files that were part of the archive and are not any more, by key, with a number in their order."""
+    gone_count: int = field(default=0, compare=False)  # the number of the next of them
+    fence: Fence = field(default_factory=Fence)  # which files may become part of it
     named: Mapping[Kind, Shared[str, int]] = field(default_factory=dict, compare=False)
-    saved: Saved = field(default_factory=Saved, compare=False)
+    """See ``Places``."""
+    saved: Saved = field(default_factory=Saved, compare=False)  # the runs that ``lanes`` came from
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:

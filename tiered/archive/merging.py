@@ -74,17 +74,11 @@ _STEP_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A file to be.
+    """A file to be."""
 
-    Attributes:
-        key: Relative to the archive.
-        pieces: What goes into it, in order of lane and offset; as it lies now.
-        epoch: Of the archive; see ``tiered.archive.moves.Fence``.
-    """
-
-    key: str
-    pieces: tuple[MovedPiece, ...]
-    epoch: int
+    key: str  # relative to the archive
+    pieces: tuple[MovedPiece, ...]  # what goes into it, in order of lane and offset; as it lies now
+    epoch: int  # of the archive; see ``tiered.archive.moves.Fence``
 
     @classmethod
     def of(cls, pieces: Iterable[MovedPiece], epoch: int) -> Together:
@@ -104,7 +98,6 @@ def write_together(bench: Workbench, together: Together) -> tuple[int, int]:
 
     Args:
         bench: Where the pieces lie, and the file goes.
-        together: What goes into it.
 
     Returns:
         Size and CRC-32 of the file.
@@ -112,7 +105,6 @@ def write_together(bench: Workbench, together: Together) -> tuple[int, int]:
     Raises:
         DataError: A file is not what the log says, or something else lies under the new key.
         InternalError: The new file does not hold what it was given; it was not put.
-        BackendError: A store failed.
     """
     archive, writer, files = bench.archive, FileWriter(), dict[str, _OldFile]()
     for piece in together.pieces:
@@ -196,29 +188,18 @@ ENTRY_FILES = 256
 
 @dataclass(slots=True)
 class Merged:
-    """What a merge did.
+    """What a merge did."""
 
-    Attributes:
-        planned: Files that were to be made.
-        new_files: Made, and part of the archive.
-        old_files: In the place of which they are.
-        rows: In them.
-        old_bytes: Of the old files.
-        new_bytes: Of the new ones.
-        entries: Written to the log.
-        overtaken: Files that were made in vain, or could not be, since the archive had changed meanwhile.
-        failed: Files that could not be made, and why.
-    """
-
-    planned: int = 0
-    new_files: int = 0
-    old_files: int = 0
-    rows: int = 0
-    old_bytes: int = 0
-    new_bytes: int = 0
-    entries: int = 0
+    planned: int = 0  # files that were to be made
+    new_files: int = 0  # made, and part of the archive
+    old_files: int = 0  # in the place of which they are
+    rows: int = 0  # in them
+    old_bytes: int = 0  # of the old files
+    new_bytes: int = 0  # of the new ones
+    entries: int = 0  # written to the log
     overtaken: int = 0
-    failed: Failed[Together] = field(default_factory=list)
+    """Files that were made in vain, or could not be, since the archive had changed meanwhile."""
+    failed: Failed[Together] = field(default_factory=list)  # files that could not be made, and why
 
     def count(self, new: NewFile) -> None:
         """One more file is part of the archive."""
@@ -240,9 +221,7 @@ def plan_merge(
     """Which files are to become one. Pure.
 
     Args:
-        state: What the log says.
         takes: Whether a queue is wanted; a file that it shares with one that is not stays.
-        small_bytes: Files of less are merged.
         merged_bytes: Of the old files of one new one, at most.
 
     Returns:
@@ -304,11 +283,6 @@ def _groups(files: Iterable[_File], merged_bytes: int) -> Iterator[list[_File]]:
 def plan_division(state: ArchiveState, lane: ArchiveLane, starts: Iterable[int]) -> list[Together]:
     """The files that separate some stretches of a lane from those with which they share files. Pure.
 
-    Args:
-        state: What the log says.
-        lane: Whose.
-        starts: Where the stretches begin.
-
     Returns:
         For each shared file one of the rows of these stretches, and one of the others'.
     """
@@ -341,9 +315,6 @@ def merge_each(
     """Make files, and put them in the place of those that they are made of; one that fails holds up no others.
 
     Args:
-        at: Tier and archive.
-        log: The archive's, at its head.
-        plan: What is to be made.
         engine: Makes the files; None: a thread, one after another.
         told: Called after each entry, with the result so far.
 
@@ -387,7 +358,6 @@ def merge(
     Raises:
         DataError: A file is not what the log says. What could be merged is merged.
         InternalError: A new file does not hold what it was made of.
-        BackendError: A store failed.
     """
     result = merge_each(at, log, plan, engine=engine)
     error = first_failure(result.failed)
@@ -421,7 +391,6 @@ def append_moves(log: JournalWriter[ArchiveState], made: list[NewFile], result: 
 
     Raises:
         FencedError: See ``JournalWriter.append``.
-        StoreUnavailableError: Likewise.
     """
     due = list(made)
 
@@ -450,7 +419,6 @@ def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
 
     Raises:
         FencedError: See ``JournalWriter.append``.
-        StoreUnavailableError: Likewise.
     """
     wanted = set(keys)
     while due := wanted - named_sizes(log.state).keys():

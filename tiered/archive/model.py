@@ -35,21 +35,13 @@ _NUMBERS_OF = itemgetter(*_NUMBERS)
 
 @dataclass(frozen=True, slots=True, order=True)
 class ArchiveLane:
-    """One incarnation of one queue of one broker.
+    """One incarnation of one queue of one broker."""
 
-    Attributes:
-        cluster: Name of the cluster.
-        broker: Name of the broker.
-        topic: As the tier has it.
-        queue_id: Number of the queue.
-        incarnation: Which life of the queue.
-    """
-
-    cluster: str
-    broker: str
-    topic: str
-    queue_id: int
-    incarnation: int
+    cluster: str  # name of the cluster
+    broker: str  # name of the broker
+    topic: str  # as the tier has it
+    queue_id: int  # number of the queue
+    incarnation: int  # which life of the queue
 
     @property
     def queue(self) -> MessageQueue:
@@ -81,16 +73,12 @@ class TakenBack(NamedTuple):
 
     Nothing of it is of the tier's parts, which change: they are merged, compacted and given up. What a mark does not know
     again is forgotten a second time, and with it what has come in its place since.
-
-    Attributes:
-        entry: Number of the entry of the tier's journal that says so (``QueueLife.cut_by``); 0: not known.
-        low: The first.
-        high: One past the last.
     """
 
     entry: int
-    low: int
-    high: int
+    """Number of the entry of the tier's journal that says so (``QueueLife.cut_by``); 0: not known."""
+    low: int  # the first
+    high: int  # one past the last
 
     def knows(self, other: TakenBack) -> bool:
         """Whether another mark is of this end.
@@ -121,30 +109,18 @@ class ParquetFile:
     """One file of messages, all of one UTC day of store time, in order of queue offset.
 
     Or a stretch's rows in a file that it shares with others, whose key, size and checksum each of them then names.
-
-    Attributes:
-        key: Relative to the archive.
-        low: Queue offset of the first row.
-        high: One past that of the last.
-        rows: How many.
-        size_bytes: Of the whole object.
-        crc: CRC-32 of the whole object.
-        store_min_ms: Smallest store time, UTC.
-        store_max_ms: Greatest.
-        body_crc_sum: Sum of the records' own body CRCs.
-        body_bytes: Sum of the bodies' sizes, unpacked.
     """
 
-    key: str
-    low: int
-    high: int
-    rows: int
-    size_bytes: int
-    crc: int
-    store_min_ms: int
-    store_max_ms: int
-    body_crc_sum: int
-    body_bytes: int
+    key: str  # relative to the archive
+    low: int  # queue offset of the first row
+    high: int  # one past that of the last
+    rows: int  # how many
+    size_bytes: int  # of the whole object
+    crc: int  # CRC-32 of the whole object
+    store_min_ms: int  # smallest store time, UTC
+    store_max_ms: int  # greatest
+    body_crc_sum: int  # sum of the records' own body CRCs
+    body_bytes: int  # sum of the bodies' sizes, unpacked
 
     def row(self) -> list[Any]:
         """As JSON: the fields in order."""
@@ -170,19 +146,12 @@ def check_file_rows(rows: Sequence[list[Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SideFile:
-    """A file of what could not become rows: holes of the source and records that cannot be unpacked, each with its reason.
+    """A file of what could not become rows: holes, and records that cannot be unpacked, each with its reason."""
 
-    Attributes:
-        key: Relative to the archive.
-        rows: How many.
-        size_bytes: Of the object.
-        crc: CRC-32 of the object.
-    """
-
-    key: str
-    rows: int
-    size_bytes: int
-    crc: int
+    key: str  # relative to the archive
+    rows: int  # how many
+    size_bytes: int  # of the object
+    crc: int  # CRC-32 of the object
 
     @classmethod
     def of(cls, row: list[Any]) -> SideFile:
@@ -199,39 +168,27 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """Queue offsets ``[start, end)`` of a lane, archived: every one is a row, a hole or a bad record.
+    """Queue offsets ``[start, end)`` of a lane, archived: every one is a row, a hole or a bad record."""
 
-    Attributes:
-        start: First queue offset.
-        end: One past the last.
-        holes: Offsets that the source knows to have no message.
-        bad: Records that could not be unpacked.
-        source_bytes: Bytes of the source's commit log.
-        files: In order of day and offset; none when there is no row.
-        side: Holes and bad records; None when there are none.
-        sources: Key below the broker's prefix and version (ETag) of each bundle read, in order.
-        schema: Version of the files' schema.
-        misfits: Messages whose bodies did not fit their topic's columns: rows, and in the side file too.
-        columns: Which of the columns that the log has fixed for the topic's bodies the files have, from 1; 0 is none.
-        has_records: The files have the stored bytes of each record.
-        left_out: Members of bodies that no column is of, each with how many values it had.
-        unfit: Members that did not fit their columns, each with in how many rows.
-    """
-
-    start: int
-    end: int
-    holes: int
-    bad: int
-    source_bytes: int
-    files: tuple[ParquetFile, ...]
-    side: SideFile | None
+    start: int  # first queue offset
+    end: int  # one past the last
+    holes: int  # offsets that the source knows to have no message
+    bad: int  # records that could not be unpacked
+    source_bytes: int  # bytes of the source's commit log
+    files: tuple[ParquetFile, ...]  # in order of day and offset; none when there is no row
+    side: SideFile | None  # holes and bad records; None when there are none
     sources: tuple[tuple[str, str], ...]
-    schema: int = SCHEMA_VERSION
+    """Key below the broker's prefix and version (ETag) of each bundle read, in order."""
+    schema: int = SCHEMA_VERSION  # version of the files' schema
     misfits: int = 0
+    """Messages whose bodies did not fit their topic's columns: rows, and in the side file too."""
     columns: int = 0
-    has_records: bool = False
+    """Which of the columns that the log has fixed for the topic's bodies the files have, from 1; 0 is none."""
+    has_records: bool = False  # the files have the stored bytes of each record
     left_out: tuple[tuple[str, int], ...] = ()
+    """Members of bodies that no column is of, each with how many values it had."""
     unfit: tuple[tuple[str, int], ...] = ()
+    """Members that did not fit their columns, each with in how many rows."""
 
     @property
     def rows(self) -> int:

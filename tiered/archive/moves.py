@@ -29,15 +29,11 @@ PACK = "pack"
 
 @dataclass(frozen=True, slots=True)
 class MovedPiece:
-    """Rows of one stretch in one file.
-
-    Attributes:
-        lane: Whose.
-        file: The numbers of these rows, with key, size and checksum of the file that holds them.
-    """
+    """Rows of one stretch in one file."""
 
     lane: ArchiveLane
     file: ParquetFile
+    """The numbers of these rows, with key, size and checksum of the file that holds them."""
 
     @property
     def mark(self) -> tuple[ArchiveLane, int]:
@@ -47,21 +43,13 @@ class MovedPiece:
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file that takes the place of others.
+    """A file that takes the place of others."""
 
-    Attributes:
-        key: Relative to the archive.
-        size_bytes: Of the object.
-        crc: CRC-32 of the object.
-        pieces: What it holds, as it lay before.
-        epoch: Of the archive when it was planned; see ``Fence``.
-    """
-
-    key: str
-    size_bytes: int
-    crc: int
-    pieces: tuple[MovedPiece, ...]
-    epoch: int = 0
+    key: str  # relative to the archive
+    size_bytes: int  # of the object
+    crc: int  # CRC-32 of the object
+    pieces: tuple[MovedPiece, ...]  # what it holds, as it lay before
+    epoch: int = 0  # of the archive when it was planned; see ``Fence``
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +60,11 @@ class Fence:
     names the keys that are about to be deleted. Behind it no entry can name these: who knows the new epoch makes other
     keys, work of the epoch before is refused if it has one of them, and older work is refused whatever it has. So a file
     that a fence has condemned may be deleted at any time, also by a process that has slept for a week.
-
-    Attributes:
-        epoch: How many fences there were.
-        condemned: Keys that the last one named; None: all of work from before.
     """
 
-    epoch: int = 0
+    epoch: int = 0  # how many fences there were
     condemned: frozenset[str] | None = frozenset()
+    """Keys that the last one named; None: all of work from before."""
 
     def lets(self, epoch: int, keys: Iterable[str]) -> bool:
         """Whether files that were planned in an epoch may become part of the archive."""
@@ -92,17 +77,11 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """An object that nothing names any more.
+    """An object that nothing names any more."""
 
-    Attributes:
-        key: Relative to the archive.
-        size_bytes: Of the object.
-        at_ms: Time of the entry since which that is so.
-    """
-
-    key: str
-    size_bytes: int
-    at_ms: int
+    key: str  # relative to the archive
+    size_bytes: int  # of the object
+    at_ms: int  # time of the entry since which that is so
 
     def row(self) -> list[Any]:
         """As JSON: the fields in order."""
@@ -130,8 +109,6 @@ def stretch_row(lane: ArchiveLane, archived: Archived, tails: int, epoch: int) -
     """A stretch as the actions that add it have it.
 
     Args:
-        lane: Whose.
-        archived: What was archived.
         tails: How many marks of the lane the archiver knew of.
         epoch: Of the archive when it was planned.
     """
@@ -218,18 +195,13 @@ def kind_of(lane: ArchiveLane) -> Kind:
 
 @dataclass(slots=True)
 class Places:
-    """Where everything lies: a state's part that merges change.
+    """Where everything lies: a state's part that merges change."""
 
-    Attributes:
-        lanes: Stretches of each lane.
-        named: By how many pieces each file of messages is named, of the kinds of which somebody has asked. It follows from
-            ``lanes``, and costs a look at all of a kind, which most runs never need.
-        fence: Which files may become part of it.
-    """
-
-    lanes: dict[ArchiveLane, Sequence[Archived]]
+    lanes: dict[ArchiveLane, Sequence[Archived]]  # stretches of each lane
     named: dict[Kind, Shared[str, int]]
-    fence: Fence = field(default_factory=Fence)
+    """By how many pieces each file of messages is named, of the kinds of which somebody has asked. It follows from
+    ``lanes``, and costs a look at all of a kind, which most runs never need."""
+    fence: Fence = field(default_factory=Fence)  # which files may become part of it
 
     def names(self, lane: ArchiveLane) -> Shared[str, int]:
         """Of the files of a lane's kind."""
@@ -261,10 +233,6 @@ class Places:
 
 def move(places: Places, action: Action) -> list[ParquetFile] | None:
     """Carry out a ``merge`` action.
-
-    Args:
-        places: Changed.
-        action: The action.
 
     Returns:
         The files (one of each key) that nothing names any more; None, and nothing is changed, when the action presumes

@@ -49,17 +49,12 @@ _BYTE = 8
 
 @dataclass(slots=True)
 class Digest:
-    """Of all rows so far.
+    """Of all rows so far."""
 
-    Attributes:
-        rows: How many.
-        counts: Values by place.
-        crcs: By place and kind of what was added up there.
-    """
-
-    rows: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
+    rows: int = 0  # how many
+    counts: dict[str, int] = field(default_factory=dict)  # values by place
     crcs: dict[str, int] = field(default_factory=dict)
+    """By place and kind of what was added up there."""
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Add rows behind those so far."""
@@ -173,25 +168,15 @@ _PIECES = "tiered.pieces"
 
 
 class Proof(NamedTuple):
-    """What rows prove that are in order of queue offset.
+    """What rows prove that are in order of queue offset."""
 
-    Attributes:
-        low: Queue offset of the first row.
-        high: One past that of the last.
-        rows: How many.
-        store_min_ms: Smallest store time.
-        store_max_ms: Greatest.
-        body_crc_sum: Sum of the records' own body CRCs.
-        body_bytes: Sum of the bodies' sizes.
-    """
-
-    low: int
-    high: int
-    rows: int
-    store_min_ms: int
-    store_max_ms: int
-    body_crc_sum: int
-    body_bytes: int
+    low: int  # queue offset of the first row
+    high: int  # one past that of the last
+    rows: int  # how many
+    store_min_ms: int  # smallest store time
+    store_max_ms: int  # greatest
+    body_crc_sum: int  # sum of the records' own body CRCs
+    body_bytes: int  # sum of the bodies' sizes
 
     @classmethod
     def of(cls, file: ParquetFile) -> Proof:
@@ -243,32 +228,20 @@ def _unordered(low: int) -> InternalError:
 
 
 class Piece(NamedTuple):
-    """Rows of one stretch in a file.
-
-    Attributes:
-        lane: Whose.
-        start: What the caller calls it.
-        proof: Of its rows.
-    """
+    """Rows of one stretch in a file."""
 
     lane: ArchiveLane
-    start: int
-    proof: Proof
+    start: int  # what the caller calls it
+    proof: Proof  # of its rows
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A finished file and what is in it.
+    """A finished file and what is in it."""
 
-    Attributes:
-        data: Its bytes, in buffers one behind the other.
-        crc: CRC-32 of them.
-        pieces: In order.
-    """
-
-    data: tuple[memoryview, bytes]
-    crc: int
-    pieces: tuple[Piece, ...]
+    data: tuple[memoryview, bytes]  # its bytes, in buffers one behind the other
+    crc: int  # CRC-32 of them
+    pieces: tuple[Piece, ...]  # in order
 
     @property
     def size_bytes(self) -> int:
@@ -278,13 +251,9 @@ class Written:
 
 @dataclass(slots=True)
 class FileWriter:
-    """One file under way. One thread.
+    """One file under way. One thread."""
 
-    Attributes:
-        size_bytes: Bytes that the columns took so far, before they were packed.
-    """
-
-    size_bytes: int = 0
+    size_bytes: int = 0  # bytes that the columns took so far, before they were packed
     _sink: Any = None
     _writer: Any = None
     _waiting: list[Any] = field(default_factory=list)
@@ -296,8 +265,6 @@ class FileWriter:
         """Take rows that come behind those before, in order of lane and queue offset.
 
         Args:
-            rows: At least one.
-            lane: Whose.
             start: Of which piece; what comes with another lane or start than before begins one.
 
         Raises:
@@ -427,9 +394,6 @@ def require_equal(made: Any, given: Digest, data: tuple[memoryview, bytes], step
     """See that a file has exactly the rows that were given to its writer: every column is read back, bodies too.
 
     Args:
-        made: The file as Parquet has it.
-        given: What was given to its writer.
-        data: The same with checksums.
         step: So many rows are read at once.
 
     Raises:
@@ -454,11 +418,7 @@ def open_whole(data: Any) -> Any:  # noqa: ANN401 (a buffer)
 
 
 def read_columns(data: Any) -> pa.Table:  # noqa: ANN401
-    """All rows of a file in memory, if it is as it was written.
-
-    Raises:
-        DataError: It is not.
-    """
+    """All rows of a file in memory, if it is as it was written."""
     arrow = load_pyarrow()
     require_sums(data)
     try:
@@ -468,11 +428,7 @@ def read_columns(data: Any) -> pa.Table:  # noqa: ANN401
 
 
 def read_metadata(data: Any) -> dict[str, str]:  # noqa: ANN401 (a buffer)
-    """What a file says of itself.
-
-    Raises:
-        DataError: It is no whole Parquet file.
-    """
+    """What a file says of itself."""
     arrow = load_pyarrow()
     try:
         found = open_whole(data).metadata.metadata or {}
@@ -573,7 +529,6 @@ def can_hold(raw: bytes | memoryview, text: str) -> bool:
 
     Args:
         raw: The filter as it lies in the file, header and bits.
-        text: What is looked for.
 
     Returns:
         False only when it does not. A filter of another kind says nothing.

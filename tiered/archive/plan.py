@@ -45,7 +45,6 @@ def has_times(stretches: Sequence[Archived], segment: Segment, start: int, end: 
 
     Args:
         stretches: What is archived of these offsets, whole stretches.
-        segment: Of the tier.
         start: First of the segment's offsets that count.
         end: One past the last.
     """
@@ -68,28 +67,19 @@ def has_times(stretches: Sequence[Archived], segment: Segment, start: int, end: 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Queue offsets ``[start, end)`` of one sealed segment, to be made Parquet.
-
-    Attributes:
-        lane: Whose.
-        start: First queue offset.
-        end: One past the last.
-        parts: Those that hold them, in order, without a gap.
-        tails: How many ends that were taken back the archive has dealt with, once the plan's are.
-        layout: Which columns the files get beside those that every file has.
-        epoch: Of the archive; see ``tiered.archive.moves.Fence``.
-        is_divided: Something beside it is damaged (``tiered.archive.divided``), and will be put right: which version its
-            objects are now proves nothing later.
-    """
+    """Queue offsets ``[start, end)`` of one sealed segment, to be made Parquet."""
 
     lane: ArchiveLane
-    start: int
-    end: int
-    parts: Parts
+    start: int  # first queue offset
+    end: int  # one past the last
+    parts: Parts  # those that hold them, in order, without a gap
     tails: int = 0
-    layout: BodyLayout = PLAIN
-    epoch: int = 0
+    """How many ends that were taken back the archive has dealt with, once the plan's are."""
+    layout: BodyLayout = PLAIN  # which columns the files get beside those that every file has
+    epoch: int = 0  # of the archive; see ``tiered.archive.moves.Fence``
     is_divided: bool = False
+    """Something beside it is damaged (``tiered.archive.divided``), and will be put right: which version its objects
+    are now proves nothing later."""
 
     @property
     def size_bytes(self) -> int:
@@ -132,17 +122,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """Stretches of the archive whose messages the broker took back.
-
-    Attributes:
-        lane: Whose.
-        starts: Of the stretches.
-        mark: What was taken back; the archive deals with each once.
-    """
+    """Stretches of the archive whose messages the broker took back."""
 
     lane: ArchiveLane
-    starts: tuple[int, ...]
-    mark: TakenBack
+    starts: tuple[int, ...]  # of the stretches
+    mark: TakenBack  # what was taken back; the archive deals with each once
 
     @property
     def start(self) -> int:
@@ -157,28 +141,18 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job is to do.
+    """What a job is to do."""
 
-    Attributes:
-        tasks: In order of topic, queue and offset.
-        opened: What is not sealed.
-        overtaken: What has to be forgotten before.
-        archived_segments: Sealed segments that are archived already.
-        outside: Segments left out, since none of their messages is of the wanted time.
-        postponed: Segments left to a later run.
-        postponed_bytes: Of their commit log.
-        strange: Lane and first offset of segments that count as archived, though what is archived has other store times:
-            most likely it is of another tier, whose broker has the same name.
-    """
-
-    tasks: tuple[Task, ...]
-    opened: tuple[Open, ...]
-    overtaken: tuple[Overtaken, ...]
-    archived_segments: int
-    outside: int = 0
-    postponed: int = 0
-    postponed_bytes: int = 0
+    tasks: tuple[Task, ...]  # in order of topic, queue and offset
+    opened: tuple[Open, ...]  # what is not sealed
+    overtaken: tuple[Overtaken, ...]  # what has to be forgotten before
+    archived_segments: int  # sealed segments that are archived already
+    outside: int = 0  # segments left out, since none of their messages is of the wanted time
+    postponed: int = 0  # segments left to a later run
+    postponed_bytes: int = 0  # of their commit log
     strange: tuple[tuple[ArchiveLane, int], ...] = ()
+    """Lane and first offset of segments that count as archived, though what is archived has other store times: most
+    likely it is of another tier, whose broker has the same name."""
 
     @property
     def size_bytes(self) -> int:
@@ -189,14 +163,7 @@ class Plan:
 def plan_archive(
     tier: TierState, place: Place, archive: ArchiveState, *, takes: Callable[[str], bool]
 ) -> Plan:
-    """Decide.
-
-    Args:
-        tier: Of the broker.
-        place: Which broker.
-        archive: What the log says.
-        takes: Whether a topic is wanted.
-    """
+    """Decide."""
     tasks: list[Task] = []
     opened: list[Open] = []
     overtaken: list[Overtaken] = []
@@ -308,8 +275,6 @@ def ends_dealt_with(archive: ArchiveState, lane: ArchiveLane, lives: Sequence[Qu
     """On which history the archive stands: that of so many ends taken back as its log has dealt with.
 
     Args:
-        archive: What the log says.
-        lane: The incarnation.
         lives: Of that incarnation, as they are in the tier; the last is the one that counts.
     """
     ends = range(len(lives) - 1)
@@ -326,19 +291,15 @@ def ends_dealt_with(archive: ArchiveState, lane: ArchiveLane, lives: Sequence[Qu
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run is held to.
-
-    Attributes:
-        from_ms: Leave out segments whose newest message was stored before this (UTC); None: no bound.
-        until_ms: Leave out segments whose oldest message was stored at this time or later; None: no bound.
-        bytes_max: Take segments of so many bytes of commit log, at most, but one at least; None: all.
-        runtime_ms: Begin no segment when so much time is over; None: no bound.
-    """
+    """What a run is held to."""
 
     from_ms: int | None = None
+    """Leave out segments whose newest message was stored before this (UTC); None: no bound."""
     until_ms: int | None = None
+    """Leave out segments whose oldest message was stored at this time or later; None: no bound."""
     bytes_max: int | None = None
-    runtime_ms: int | None = None
+    """Take segments of so many bytes of commit log, at most, but one at least; None: all."""
+    runtime_ms: int | None = None  # begin no segment when so much time is over; None: no bound
 
     def after(self, done_bytes: int) -> Limits:
         """What is left when so many bytes are archived."""
@@ -354,8 +315,6 @@ def limited(plan: Plan, limits: Limits, *, is_first: bool = True) -> Plan:
     """The part of a plan that a run takes on, and how much it leaves.
 
     Args:
-        plan: Of all there is.
-        limits: Of the run.
         is_first: Nothing is archived yet in this run, so that one segment is taken however large it is.
     """
     wanted = [task for task in plan.tasks if _touches(task, limits)]
@@ -410,13 +369,9 @@ TASKS_MAX = 2048
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an engine is given to do at once: a task, or several of one topic and layout that share files.
+    """What an engine is given to do at once: a task, or several of one topic and layout that share files."""
 
-    Attributes:
-        tasks: At least one, in order of lane and offset.
-    """
-
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task, ...]  # at least one, in order of lane and offset
 
     @property
     def size_bytes(self) -> int:
@@ -430,7 +385,6 @@ def plan_works(tasks: Sequence[Task], small_bytes: int = SMALL_SEGMENT_BYTES) ->
     Those of a day come together first, since files are of one day each; a work ends between two days when it is half full.
 
     Args:
-        tasks: What is to be done.
         small_bytes: Segments of less commit log share files; 0: none does.
 
     Returns:

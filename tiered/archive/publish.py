@@ -65,15 +65,10 @@ _NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where tables go.
+    """Where tables go."""
 
-    Attributes:
-        catalog: URI of a catalog, or the name of one in pyiceberg's own configuration.
-        namespace: Of the tables.
-    """
-
-    catalog: str
-    namespace: str
+    catalog: str  # URI of a catalog, or the name of one in pyiceberg's own configuration
+    namespace: str  # of the tables
 
     @classmethod
     def of(cls, text: str) -> Destination:
@@ -91,21 +86,13 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of one topic's table.
-
-    Attributes:
-        topic: The topic.
-        table: Its name, with the namespace.
-        added: Files added.
-        removed: Files taken out.
-        number: Of the archive's log, up to which the table is.
-    """
+    """What became of one topic's table."""
 
     topic: str
-    table: str
-    added: int
-    removed: int
-    number: int
+    table: str  # its name, with the namespace
+    added: int  # files added
+    removed: int  # files taken out
+    number: int  # of the archive's log, up to which the table is
 
 
 def table_name(topic: str) -> str:
@@ -124,9 +111,7 @@ def publish(
 
     Args:
         archive: The archive's store, with retries.
-        destination: Where the tables are.
         options: How S3 is reached.
-        engine: Reads the footers of new files.
 
     Yields:
         Each table when it is done.
@@ -134,9 +119,6 @@ def publish(
     Raises:
         InvalidError: pyiceberg is missing, or a table of that name is not of this archive, or has got other columns, or
             the archive was begun anew. When all other tables are done; so is a DataError.
-        StoreUnavailableError: The catalog refuses, or cannot be reached.
-        DataError: The log or a file is damaged.
-        BackendError: The archive's store failed.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
     open_log(archive, log)
@@ -169,7 +151,6 @@ def expire_snapshots(
 
     Args:
         archive: The archive's store, with retries.
-        destination: Where the tables are.
         options: How S3 is reached.
         before_ms: UTC.
 
@@ -178,9 +159,6 @@ def expire_snapshots(
 
     Raises:
         InvalidError: pyiceberg is missing, or a table of that name is not of this archive.
-        StoreUnavailableError: The catalog refuses, or cannot be reached.
-        DataError: The log is damaged.
-        BackendError: The archive's store failed.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
     open_log(archive, log)
@@ -348,11 +326,7 @@ class _Publisher:
                         snapshot.append_data_file(file)
 
     def _table(self, name: str, topic: str) -> Any:  # noqa: ANN401
-        """The topic's table, made if there is none.
-
-        Raises:
-            InvalidError: There is one that is not of this archive.
-        """
+        """The topic's table, made if there is none."""
         from pyiceberg.exceptions import (  # noqa: PLC0415 (heavy)
             NoSuchTableError,
             TableAlreadyExistsError,
@@ -395,11 +369,7 @@ class _Publisher:
         return self._catalog.load_table(name)
 
     def _add_columns(self, change: Any, topic: str) -> None:  # noqa: ANN401 (pyiceberg's)
-        """Add what files of the topic have got since.
-
-        Raises:
-            InvalidError: A column of the table is not what it is in the files.
-        """
+        """Add what files of the topic have got since."""
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415 (heavy)
         from pyiceberg.schema import Schema  # noqa: PLC0415
         from pyiceberg.table.update import (  # noqa: PLC0415
@@ -473,17 +443,11 @@ FOOTERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Footers:
-    """Files of which a table's metadata has to know sizes, counts and bounds.
+    """Files of which a table's metadata has to know sizes, counts and bounds."""
 
-    Attributes:
-        table: pyiceberg's metadata of the table, without its history.
-        root: Of the archive, as the table has it.
-        files: Key and bytes of each.
-    """
-
-    table: Any
-    root: str
-    files: tuple[tuple[str, int], ...]
+    table: Any  # pyiceberg's metadata of the table, without its history
+    root: str  # of the archive, as the table has it
+    files: tuple[tuple[str, int], ...]  # key and bytes of each
 
 
 def _footers(table: Any, root: str, files: list[ParquetFile]) -> Iterator[Footers]:  # noqa: ANN401
@@ -499,7 +463,6 @@ def read_footers(bench: Workbench, footers: Footers) -> list[Any]:
 
     Raises:
         DataError: A file is gone, shorter than the log says, or its end is damaged.
-        BackendError: The store failed.
     """
     from pyiceberg.io.pyarrow import parquet_file_to_data_file  # noqa: PLC0415 (heavy)
 
@@ -572,7 +535,6 @@ def _open(catalog: str, properties: Mapping[str, str]) -> Any:  # noqa: ANN401
 
     Raises:
         InvalidError: pyiceberg is not installed, or nobody knows such a catalog.
-        StoreUnavailableError: It cannot be reached.
     """
     load_pyarrow()
     try:

@@ -78,8 +78,6 @@ class SavedRun:
     Attributes:
         data: Its bytes.
         digest: By which they are known.
-        lanes: Of each, the first of its rows, and one past the last.
-        columns: ``COLUMNS``, a row each; none of them is written to.
     """
 
     __slots__ = ("__weakref__", "_blocks", "columns", "data", "digest", "lanes")
@@ -101,6 +99,7 @@ class SavedRun:
         ends = (at + np.cumsum([*head["columns"], *head["blocks"]])).tolist()
         frames = list(pairwise([at, *ends]))
         self.data, self.digest = data, digest_of(data)
+        # Of each, the first of its rows, and one past the last.
         self.lanes: dict[ArchiveLane, tuple[int, int]] = {}
         first = 0
         for lane, n in rows:
@@ -114,6 +113,7 @@ class SavedRun:
         if not is_whole or len(self.lanes) != len(rows):
             raise ValueError("a run is cut, or says two things of itself")
         packed = (data[low:high] for low, high in frames[: len(COLUMNS)])
+        # ``COLUMNS``, a row each; none of them is written to.
         self.columns = _numbers(packed, count)
         self._require_apart()
 
@@ -129,11 +129,7 @@ class SavedRun:
             raise ValueError("stretches of a run overlap")
 
     def some(self, first: int, last: int) -> Iterator[Archived]:
-        """Stretches ``[first, last)``: a block of them is parsed and checked at once.
-
-        Raises:
-            DataError: They are not what the columns say.
-        """
+        """Stretches ``[first, last)``: a block of them is parsed and checked at once."""
         for at, documents in self._documents(first, last):
             with _no_nonsense():
                 found = Archived.of_many(documents)
@@ -142,11 +138,7 @@ class SavedRun:
             yield from found
 
     def files(self, first: int, last: int) -> Iterator[list[Any]]:
-        """Rows of the files of stretches ``[first, last)``, as ``ParquetFile.row`` gives them. Nothing else is checked.
-
-        Raises:
-            DataError: They are not what files and columns are.
-        """
+        """Rows of the files of stretches ``[first, last)``, as ``ParquetFile.row`` gives them. Nothing else is checked."""
         for at, documents in self._documents(first, last):
             with _no_nonsense():
                 rows = [row for one in documents for row in one["files"]]
@@ -374,11 +366,7 @@ class Stretches(Sequence[Archived]):
         return np.concatenate(found, axis=1) if found else np.zeros((len(COLUMNS), 0), np.int64)
 
     def files(self) -> Iterator[list[Any]]:
-        """Rows of their files, as ``ParquetFile.row`` gives them: no value is made of what a run has.
-
-        Raises:
-            DataError: They are not what files and columns are.
-        """
+        """Rows of their files, as ``ParquetFile.row`` gives them: no value is made of what a run has."""
         for chunk in self._chunks:
             if isinstance(chunk, Slice):
                 yield from chunk.run.files(chunk.first, chunk.last)
@@ -532,15 +520,10 @@ Lanes = Mapping[ArchiveLane, Sequence[Archived]]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What runs say, the oldest first.
+    """What runs say, the oldest first."""
 
-    Attributes:
-        runs: Of each is more than twice as large as the next.
-        lanes: Stretches of each lane.
-    """
-
-    runs: tuple[SavedRun, ...] = ()
-    lanes: Mapping[ArchiveLane, Stretches] = field(default_factory=dict)
+    runs: tuple[SavedRun, ...] = ()  # of each is more than twice as large as the next
+    lanes: Mapping[ArchiveLane, Stretches] = field(default_factory=dict)  # stretches of each lane
 
     @classmethod
     def of(cls, runs: Sequence[SavedRun]) -> Saved:

@@ -30,10 +30,6 @@ ENTRY = 500
 def seal_open(at: Workplace, takes: Callable[[str], bool]) -> int:
     """Seal the open segments of the wanted topics.
 
-    Args:
-        at: The tier.
-        takes: Whether a topic is wanted.
-
     Returns:
         How many.
 

@@ -31,17 +31,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is wanted; all of it must hold.
-
-    Attributes:
-        bounds: Least and greatest value, both included, of columns among ``NUMBERS``.
-        texts: Values of columns among ``TEXTS``.
-        key: One of the message's keys, or its unique id.
-    """
+    """What is wanted; all of it must hold."""
 
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Least and greatest value, both included, of columns among ``NUMBERS``."""
     texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    key: str | None = None
+    """Values of columns among ``TEXTS``."""
+    key: str | None = None  # one of the message's keys, or its unique id
 
     def within(self, column: str, low: int, high: int) -> Selection:
         """The same, with a column between two values, both included."""
@@ -67,11 +63,6 @@ class Selection:
 
     def require_topics(self, known: Collection[str], place: str, do: str) -> None:
         """See that the topics asked for are there: one that is not would be left out without a word.
-
-        Args:
-            known: Those of the place.
-            place: What has them, for the error.
-            do: What tells them, for the error.
 
         Raises:
             InvalidError: One is not there.

@@ -65,19 +65,12 @@ _LEAN = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 @dataclass(frozen=True, slots=True)
 class SparkOrder:
-    """What workers have to know of the job.
+    """What workers have to know of the job."""
 
-    Attributes:
-        tier: URL.
-        prefix: Of the broker.
-        archive: URL.
-        options: How to reach S3.
-    """
-
-    tier: str
-    prefix: str
-    archive: str
-    options: S3Options
+    tier: str  # URL
+    prefix: str  # of the broker
+    archive: str  # URL
+    options: S3Options  # how to reach S3
 
 
 def require_java() -> None:
@@ -108,7 +101,6 @@ def open_session(master: str | None, conf: Mapping[str, str], *, is_lean: bool =
 
     Args:
         master: Where Spark runs; None: as ``spark-submit`` says, else ``MASTER``.
-        conf: Settings of Spark.
         is_lean: No rows enter its JVM, so it may start cheaply; one that ``spark-submit`` has started is as it is.
 
     Raises:
@@ -140,7 +132,6 @@ def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
     About two tasks a core are under way, however much there is to do; driver and closures hold no more than these.
 
     Args:
-        session: Of Spark.
         order: Where tier and archive are, as workers see them.
     """
     context = session.sparkContext

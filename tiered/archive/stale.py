@@ -37,17 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Rows of a topic that are null in columns that their bodies may have.
-
-    Attributes:
-        topic: Whose.
-        columns: Names of the columns.
-        rows: How many there are, at most: a body need not have the member.
-    """
+    """Rows of a topic that are null in columns that their bodies may have."""
 
     topic: str
-    columns: tuple[str, ...]
-    rows: int
+    columns: tuple[str, ...]  # names of the columns
+    rows: int  # how many there are, at most: a body need not have the member
 
     def said(self) -> str:
         """For people."""
@@ -67,7 +61,6 @@ def stale_rows(state: ArchiveState, topics: Collection[str] | None = None) -> li
     """Of each topic that has some, in order.
 
     Args:
-        state: What the log says.
         topics: Only of these; None: of all.
     """
     found: dict[str, tuple[dict[str, None], int]] = {}
@@ -111,32 +104,21 @@ def _unread(one: Archived, lacking: list[list[str]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Stretches that share files, to be archived once more.
+    """Stretches that share files, to be archived once more."""
 
-    Attributes:
-        old: Each as the log has it, in order.
-        work: What to do.
-    """
-
-    old: tuple[tuple[ArchiveLane, Archived], ...]
-    work: Work
+    old: tuple[tuple[ArchiveLane, Archived], ...]  # each as the log has it, in order
+    work: Work  # what to do
 
 
 @dataclass(slots=True)
 class Remade:
-    """What was made again.
+    """What was made again."""
 
-    Attributes:
-        rows: In new files.
-        stretches: Of the log.
-        entries: Written to it.
-        left: Topic, and why some of it stays as it is.
-    """
-
-    rows: int = 0
-    stretches: int = 0
-    entries: int = 0
+    rows: int = 0  # in new files
+    stretches: int = 0  # of the log
+    entries: int = 0  # written to it
     left: list[tuple[str, str]] = field(default_factory=list)
+    """Topic, and why some of it stays as it is."""
 
 
 def plan_again(
@@ -221,18 +203,7 @@ class _ChangedError(Exception):
 def decode_again(
     at: Workshop, log: JournalWriter[ArchiveState], engine: Engine, reader: TierReader
 ) -> Remade:
-    """Make all again that is stale and can be made.
-
-    Args:
-        at: Tier and archive.
-        log: Of the archive, at its head.
-        engine: Does the tasks.
-        reader: Of the tier, refreshed.
-
-    Raises:
-        DataError: The tier is damaged.
-        BackendError: A store failed.
-    """
+    """Make all again that is stale and can be made."""
     planned, left = plan_again(at, log.state, reader)
     done, by_work = Remade(left=left), {id(one.work): one for one in planned}
     with engine(do_work, [one.work for one in planned]) as outcomes:

@@ -33,13 +33,10 @@ def read_archive(
     """What the log says now.
 
     Args:
-        archive: Whose.
         log: Of the archive; it follows. None: it is read from its checkpoint on.
 
     Raises:
         InvalidError: There is no archive.
-        DataError: The log is damaged.
-        BackendError: It could not be read.
     """
     log = log or JournalReader(archive, LOG, ArchiveMachine())
     open_log(archive, log)
@@ -75,34 +72,22 @@ _BLOOMED = {"uniq_key": "uniq_key", "msg_key": "msg_key"}
 
 
 class TablePiece(NamedTuple):
-    """Rows of a file that count: one lane's, between two offsets.
-
-    Attributes:
-        lane: Whose.
-        low: First queue offset.
-        high: One past the last.
-        rows: How many.
-    """
+    """Rows of a file that count: one lane's, between two offsets."""
 
     lane: ArchiveLane
-    low: int
-    high: int
-    rows: int
+    low: int  # first queue offset
+    high: int  # one past the last
+    rows: int  # how many
 
 
 @dataclass(slots=True)
 class Chosen:
-    """A file that has to be read.
+    """A file that has to be read."""
 
-    Attributes:
-        key: Relative to the archive.
-        size_bytes: Of the object.
-        pieces: What of it may be wanted. A file may hold more that counts, or that does not count any more.
-    """
-
-    key: str
-    size_bytes: int
+    key: str  # relative to the archive
+    size_bytes: int  # of the object
     pieces: list[TablePiece]
+    """What of it may be wanted. A file may hold more that counts, or that does not count any more."""
 
     @property
     def rows(self) -> int:
@@ -112,27 +97,20 @@ class Chosen:
 
 @dataclass(slots=True)
 class Pruning:
-    """What a selection lets us leave out.
+    """What a selection lets us leave out."""
 
-    Attributes:
-        files: Files that have to be read.
-        files_left: Files that are left out, by what: a column of the log.
-        keys_left: Their keys.
-        foreign: Keys of files, of any, that have rows of other queues than those that are wanted.
-        groups: Row groups of ``files`` that have to be read; None when no footer was looked at.
-        groups_left: Row groups of ``files`` that are left out, by ``statistics of <column>`` or ``bloom filter of …``.
-        rows: In the row groups (or files) that have to be read.
-        rows_all: In all files.
-    """
-
-    files: list[Chosen] = field(default_factory=list)
+    files: list[Chosen] = field(default_factory=list)  # files that have to be read
     files_left: Counter[str] = field(default_factory=Counter)
+    """Files that are left out, by what: a column of the log."""
     keys_left: set[str] = field(default_factory=set)
     foreign: set[str] = field(default_factory=set)
+    """Keys of files, of any, that have rows of other queues than those that are wanted."""
     groups: int | None = None
+    """Row groups of ``files`` that have to be read; None when no footer was looked at."""
     groups_left: Counter[str] = field(default_factory=Counter)
-    rows: int = 0
-    rows_all: int = 0
+    """Row groups of ``files`` that are left out, by ``statistics of <column>`` or ``bloom filter of …``."""
+    rows: int = 0  # in the row groups (or files) that have to be read
+    rows_all: int = 0  # in all files
 
     def keys(self) -> set[str]:
         """Of all files of the archive."""
@@ -215,8 +193,6 @@ def choose_groups(
     """The row groups of a file that may hold what is wanted.
 
     Args:
-        metadata: Of the file.
-        wanted: What.
         read: Gives ``size`` bytes of the file from ``start`` on.
 
     Returns:
@@ -308,14 +284,10 @@ def explain(archive: ObjectStore, wanted: Selection, *, footers: bool = True) ->
     """What a read of a selection would leave out; reads the log, the footers of the files chosen, and filters of keys.
 
     Args:
-        archive: Of which.
-        wanted: What.
         footers: Look into the files; else the log alone is asked.
 
     Raises:
         InvalidError: There is no archive, or a topic is asked for that it has not.
-        DataError: The log, or a filter, is damaged.
-        BackendError: The store failed.
     """
     found = plan_files(read_archive(archive), wanted)
     if footers:

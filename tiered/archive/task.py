@@ -66,29 +66,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What an archive job works with.
+    """What an archive job works with."""
 
-    Attributes:
-        tier: The tier's store, with retries.
-        place: Which broker.
-        archive: The archive's store, with retries.
-        bare: The same without, for the log, which tries again by itself.
-        clock: Time.
-        rng: For ids and jitter.
-        takes: Whether a topic is wanted.
-        wishes: What bodies shall become.
-        give_up_s: A store that has refused an entry of the log for so long is given up.
-    """
-
-    tier: ObjectStore
-    place: Place
-    archive: ObjectStore
-    bare: ObjectStore
-    clock: Clock
-    rng: random.Random
-    takes: Callable[[str], bool] = lambda _topic: True
-    wishes: BodyWishes = NOTHING
+    tier: ObjectStore  # the tier's store, with retries
+    place: Place  # which broker
+    archive: ObjectStore  # the archive's store, with retries
+    bare: ObjectStore  # the same without, for the log, which tries again by itself
+    clock: Clock  # time
+    rng: random.Random  # for ids and jitter
+    takes: Callable[[str], bool] = lambda _topic: True  # whether a topic is wanted
+    wishes: BodyWishes = NOTHING  # what bodies shall become
     give_up_s: float = GIVE_UP_S
+    """A store that has refused an entry of the log for so long is given up."""
 
     @property
     def bench(self) -> Workbench:
@@ -109,7 +98,6 @@ def do_work(bench: Workbench, work: Work) -> tuple[Archived, ...]:
 
     Args:
         bench: Where the segments lie, and the objects go.
-        work: What to do.
 
     Returns:
         What was made, for each task in order; each offset of a task is accounted for.
@@ -118,7 +106,6 @@ def do_work(bench: Workbench, work: Work) -> tuple[Archived, ...]:
         DataError: A segment is damaged, or something else lies under one of our keys.
         InternalError: A file did not reconcile; none of it was published.
         ObjectNotFoundError: A part has been merged or has expired meanwhile: plan again.
-        BackendError: A store failed.
     """
     source = _Bundles(bench.tier, bench.prefix, work)
     making = _Making(bench.archive, bench.prefix, work)
@@ -319,10 +306,6 @@ def publish_file(archive: ObjectStore, key: str, written: Written) -> tuple[int,
 
     Returns:
         Size and CRC-32 of what lies there then.
-
-    Raises:
-        DataError: Something else lies there.
-        BackendError: The store failed.
     """
     try:
         archive.put_if_absent(key, written.data)

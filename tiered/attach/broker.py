@@ -112,9 +112,7 @@ def open_named(
     """Open a store directory; with ``waits_for_names`` look again while it cannot tell its names yet.
 
     Args:
-        directory: The broker's store directory.
         settings: Names that are given, and how to ask the broker.
-        clock: Time.
         stopping: Ends the waiting, and the scans of a store that is opened.
 
     Raises:
@@ -161,7 +159,6 @@ def require_apart(directory: str, url: str) -> None:
     """Refuse a tier inside the store directory, in which nothing is ever written (I10), or where its links lead.
 
     Args:
-        directory: The broker's store directory.
         url: Of the tier, as its opened store tells it.
 
     Raises:
@@ -194,15 +191,9 @@ def place_of(store: ObjectStore, identity: StoreIdentity, settings: AttachSettin
     Names that are given rule. Else the store's own names, unless there is nothing there and another place remembers
     this very store: the names that a store tells can come and go with its files.
 
-    Args:
-        store: The tier's.
-        identity: Of the local store.
-        settings: Names that are given.
-
     Raises:
         InvalidError: Its keys would be too long for an object store, or its broker may have several names.
         DataError: The journal of a place that fits is lost or damaged, so nobody can tell whether it is this store's.
-        StoreUnavailableError: It could not be read, likewise.
     """
     place = _chosen(store, identity, settings)
     require_fitting(store.url, place)

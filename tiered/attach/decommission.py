@@ -78,32 +78,20 @@ _ITEMS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Something that only the broker would have done.
+    """Something that only the broker would have done."""
 
-    Attributes:
-        what: In words.
-        count: Of messages, about; of a queue that could not be read, 0.
-        do: What to do about it.
-    """
-
-    what: str
-    count: int
-    do: str
+    what: str  # in words
+    count: int  # of messages, about; of a queue that could not be read, 0
+    do: str  # what to do about it
 
 
 @dataclass(frozen=True, slots=True)
 class Decommissioned:
-    """How a decommissioning ended.
+    """How a decommissioning ended."""
 
-    Attributes:
-        near: What the store told.
-        obstacles: What stands in its way, pending or other.
-        key: Of the object that holds what the broker knew; empty: it was not decommissioned.
-    """
-
-    near: Near
-    obstacles: tuple[Pending, ...]
-    key: str
+    near: Near  # what the store told
+    obstacles: tuple[Pending, ...]  # what stands in its way, pending or other
+    key: str  # of the object that holds what the broker knew; empty: it was not decommissioned
 
 
 def decommission(
@@ -112,8 +100,6 @@ def decommission(
     """Hand a broker's place over to its tier. After ``Attachment.run`` with ``once``, before it is closed.
 
     Args:
-        attachment: Of this store.
-        directory: The store's.
         accepts_pending: What is near and not done is given up (it stays in the store's files), and is no obstacle.
 
     Raises:
@@ -163,17 +149,12 @@ def _obstacles(attachment: Attachment) -> Iterator[Pending]:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """What a store directory tells.
+    """What a store directory tells."""
 
-    Attributes:
-        metadata: What the broker knows, without what is pending.
-        pending: What is not done, each with a count above 0 (or a table that cannot be read).
-        retries: Messages in retry topics that their group has not committed.
-    """
-
-    metadata: Handover
+    metadata: Handover  # what the broker knows, without what is pending
     pending: tuple[Pending, ...]
-    retries: int
+    """What is not done, each with a count above 0 (or a table that cannot be read)."""
+    retries: int  # messages in retry topics that their group has not committed
 
 
 def look(directory: str, now_ms: int) -> Near:

@@ -53,16 +53,7 @@ _SAY_AGAIN_S = 60.0
 
 
 class IndexThread:
-    """Makes the key index while a writer runs.
-
-    Attributes:
-        objects: Made by this thread, and named.
-        items: In them.
-        size_bytes: Of them.
-        failures: Tries that failed.
-        defect: By what defect the thread ended; empty: by none.
-        refused: Objects that did not fit the state any more when the journal was to name them.
-    """
+    """Makes the key index while a writer runs."""
 
     def __init__(
         self,
@@ -80,13 +71,8 @@ class IndexThread:
 
         Args:
             store: The tier's, with retries.
-            prefix: Of the broker.
-            state: What the journal says now.
             say: Has the next entry say something (``TieredDispatcher.say``).
             next_id: Id of an object that is about to be begun.
-            settings: When an object is made.
-            clock: Time.
-            stop: Ends everything here.
         """
         self._feed = KeyFeed(clock)
         throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
@@ -107,11 +93,12 @@ class IndexThread:
         self._done: TierState | None = None  # the state of which nothing was left
         self._is_failing = self._has_ended = False
         self._said_s = 0.0
-        self.defect = ""
-        self.objects = 0
-        self.items = 0
-        self.size_bytes = 0
-        self.failures = 0
+        self.defect = ""  # by what defect the thread ended; empty: by none
+        self.objects = 0  # made by this thread, and named
+        self.items = 0  # in them
+        self.size_bytes = 0  # of them
+        self.failures = 0  # tries that failed
+        # Objects that did not fit the state any more when the journal was to name them.
         self.refused = 0
 
     @property
@@ -174,7 +161,6 @@ class IndexThread:
         """Have everything that is committed now indexed and named; for at most so long. From any thread.
 
         Args:
-            timeout_s: How long to wait.
             is_ending: After half of that time, name what is collected by then instead of going on.
 
         Returns:

@@ -143,20 +143,14 @@ _ENTRIES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class QueueLag:
-    """What one queue of the tier lacks of the local store.
+    """What one queue of the tier lacks of the local store."""
 
-    Attributes:
-        local_max_offset: One past the last committed local message.
-        messages: Committed locally and not in the tier.
-        size_bytes: Bytes of their records (estimated beyond a million in a queue); None when the store cannot tell
-            without reading them.
-        seconds: Age of the oldest of them; 0 without any.
-    """
-
-    local_max_offset: QueueOffset
-    messages: int
+    local_max_offset: QueueOffset  # one past the last committed local message
+    messages: int  # committed locally and not in the tier
     size_bytes: int | None
-    seconds: float
+    """Bytes of their records (estimated beyond a million in a queue); None when the store cannot tell without
+    reading them."""
+    seconds: float  # age of the oldest of them; 0 without any
 
 
 def _timers(attachment: Attachment, clock: Clock) -> Iterator[Sample]:
@@ -181,7 +175,6 @@ def measure_lag(
     """The lag of every local queue. Reads one record, and the consume-queue entries, of each queue that is behind.
 
     Args:
-        local: The local store.
         commits: Commit offset of each queue of the tier; a queue that is missing has nothing there.
         now_ms: UTC.
     """

@@ -73,23 +73,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class TimerImport:
-    """What an import did.
+    """What an import did."""
 
-    Attributes:
-        place: Of the broker.
-        counts: What became of the records that were looked at, by source.
-        bundles: Objects made.
-        entries: Rounds that were named.
-        due_from_ms: What was due before it stayed.
-        waiting: What of the store cannot be read yet, or at all; timers may be among it.
-    """
-
-    place: Place
-    due_from_ms: int
+    place: Place  # of the broker
+    due_from_ms: int  # what was due before it stayed
     counts: dict[MessageQueue, Counts] = field(default_factory=dict)
-    bundles: int = 0
-    entries: int = 0
+    """What became of the records that were looked at, by source."""
+    bundles: int = 0  # objects made
+    entries: int = 0  # rounds that were named
     waiting: Waiting = field(default_factory=Waiting)
+    """What of the store cannot be read yet, or at all; timers may be among it."""
 
     @property
     def total(self) -> Counts:
@@ -102,21 +95,15 @@ class TimerImport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSettings:
-    """How to import.
-
-    Attributes:
-        near_ms: What is due within so long stays with the broker; 0: nothing that is pending does.
-        cluster: Name that is given; None: as the store says.
-        broker: Likewise.
-        wait: Wait for another holder of the lease, instead of giving up.
-        dispatch: Sizes of bundles, and how they are merged.
-    """
+    """How to import."""
 
     near_ms: int
-    cluster: str | None = None
-    broker: str | None = None
-    wait: bool = False
+    """What is due within so long stays with the broker; 0: nothing that is pending does."""
+    cluster: str | None = None  # name that is given; None: as the store says
+    broker: str | None = None  # likewise
+    wait: bool = False  # wait for another holder of the lease, instead of giving up
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    """Sizes of bundles, and how they are merged."""
 
 
 def import_timers(
@@ -132,13 +119,8 @@ def import_timers(
     """Take what is pending in a store and due late enough; see the module.
 
     Args:
-        directory: The broker's store directory.
-        url: Of the tier.
-        settings: What to take.
         options: For S3.
-        clock: Time.
         rng: For ids and jitter; by default from the system.
-        stop: Ends it between two rounds.
 
     Raises:
         ClosedError: ``stop`` was set; what was taken is durable, and another run goes on.
@@ -167,14 +149,7 @@ def import_timers(
 
 
 class TimerFollower:
-    """Takes the timers of a store that a dispatcher follows. ``run`` is for a thread of its own; nothing else is.
-
-    Attributes:
-        total: What became of the records that were looked at since the start.
-        error: Why nothing is taken at the moment; empty: nothing is wrong.
-        has_all: Everything that was pending is in the tier, as of a look that left nothing with the broker.
-        positions: Of each source, one past the last record that is in the tier or known to stay with the broker.
-    """
+    """Takes the timers of a store that a dispatcher follows. ``run`` is for a thread of its own; nothing else is."""
 
     def __init__(
         self,
@@ -193,22 +168,18 @@ class TimerFollower:
 
         Args:
             local: Shows timer topics; whoever follows it keeps it fresh.
-            directory: Of it.
             bare: Of the tier, without tries.
-            place: Of the broker.
-            settings: What to take.
             freshness_s: Between two looks, at least.
-            clock: Time.
-            rng: For ids and jitter.
-            stop: Ends it.
         """
         self._local, self._directory, self._bare = local, directory, bare
         self._place, self._settings = timers_of(place), settings
         self._clock, self._rng, self._stop = clock, rng, stop
         self._pause_s = max(freshness_s, settings.near_ms / 1000 / _LOOKS)
-        self.total = Counts()
-        self.error = ""
+        self.total = Counts()  # what became of the records that were looked at since the start
+        self.error = ""  # why nothing is taken at the moment; empty: nothing is wrong
+        # Everything that was pending is in the tier, as of a look that left nothing with the broker.
         self.has_all = False
+        # Of each source, one past the last record that is in the tier or known to stay with the broker.
         self.positions: Mapping[MessageQueue, QueueOffset] = {}
 
     def run(self) -> None:
@@ -304,11 +275,7 @@ class _Taking:
         self._shrunk: set[MessageQueue] = set()
 
     def run(self, *, is_incremental: bool = False) -> TimerImport:
-        """Take what is to be taken now.
-
-        Args:
-            is_incremental: Look only at what has come since it was looked at last, in this run or an earlier one.
-        """
+        """Take what is to be taken now."""
         is_first = self._writer is None
         if self._writer is None:
             self._journal.catch_up()

@@ -77,15 +77,11 @@ def take_lease(
 
     Args:
         lease: Of those who take timers, or of those who hand them over.
-        clock: For the pauses.
-        stop: Ends it.
-        wait: Wait until it is free.
         announce: Told of a holder that is waited for.
 
     Raises:
         ClosedError: ``stop`` was set, and another has it.
         FencedError: Another has it, and we do not wait.
-        BackendError: It could not be read or written.
     """
     try:
         lease.acquire(wait=wait, announce=announce, stop=lambda seconds: clock.wait(stop, seconds))

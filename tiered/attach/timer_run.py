@@ -101,49 +101,30 @@ class Delivering(Target, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How to hand over.
+    """How to hand over."""
 
-    Attributes:
-        near_ms: So long before an hour its file is handed over.
-        cluster: Of the broker whose timers are meant; None: the only one.
-        broker: Likewise.
-        rate: Messages handed over in a second, at most; 0: no limit.
-        once: End when nothing is to be handed over now, and nothing of what was is still to be delivered within the near
-            window.
-        wait: Wait for another run's lease.
-    """
-
-    near_ms: int = 3_600_000
-    cluster: str | None = None
-    broker: str | None = None
-    rate: int = 0
+    near_ms: int = 3_600_000  # so long before an hour its file is handed over
+    cluster: str | None = None  # of the broker whose timers are meant; None: the only one
+    broker: str | None = None  # likewise
+    rate: int = 0  # messages handed over in a second, at most; 0: no limit
     once: bool = False
-    wait: bool = True
+    """End when nothing is to be handed over now, and nothing of what was is still to be delivered within the near
+    window."""
+    wait: bool = True  # wait for another run's lease
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run did.
+    """What a run did."""
 
-    Attributes:
-        place: Of the broker.
-        run: Its number.
-        counters: What was handed over.
-        refused: Messages that the target refused, when it was given them or when they were due.
-        missing: Messages that their hour's file, or the target when they were due, has lost.
-        delivered: What the target's own wheel delivered.
-        waiting: What is still in it.
-        next_ms: When the next hour is to be handed over; None: nothing is left.
-    """
-
-    place: Place
-    run: int
-    counters: HandCounters
-    refused: int
-    missing: int
-    delivered: int
-    waiting: int
-    next_ms: int | None
+    place: Place  # of the broker
+    run: int  # its number
+    counters: HandCounters  # what was handed over
+    refused: int  # messages that the target refused, when it was given them or when they were due
+    missing: int  # messages that their hour's file, or the target when they were due, has lost
+    delivered: int  # what the target's own wheel delivered
+    waiting: int  # what is still in it
+    next_ms: int | None  # when the next hour is to be handed over; None: nothing is left
 
 
 class KeptLease:
@@ -197,8 +178,6 @@ class TimerDelivery:
         target: Where messages go.
         run: The hand-over.
         place: Of the broker.
-        delivered: Messages that the target's own wheel delivered.
-        trouble: Why nothing can be handed over at present; empty when it can.
     """
 
     def __init__(
@@ -220,8 +199,8 @@ class TimerDelivery:
         self._looked_s = clock.monotonic_s()
         self._look_s = min(_LOOK_S_MAX, max(_LOOK_S, settings.near_ms / 100_000))
         self._free_s = clock.monotonic_s()  # by the rate, the next batch goes then
-        self.trouble = ""
-        self.delivered = 0
+        self.trouble = ""  # why nothing can be handed over at present; empty when it can
+        self.delivered = 0  # messages that the target's own wheel delivered
 
     @property
     def refused(self) -> int:
@@ -279,7 +258,6 @@ class TimerDelivery:
 
         Raises:
             FencedError: Another run has begun.
-            StoreUnavailableError: The tier or the target refuses us for good.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="tiered-handing") as pool:
             try:
@@ -400,14 +378,10 @@ def hand_over(
     """Hand timers over; see the module.
 
     Args:
-        url: Of the tier.
         open_target: Opens the target, once the lease is ours; given the place, what the journal says (as of the store from
             which the timers were taken), and whom to ask whether the lease is ours still.
-        settings: How.
         options: For S3.
-        clock: Time.
         rng: For ids and jitter; by default from the system.
-        stop: Ends it.
         announce: Told of a run whose lease is waited for.
         beside: Goes on beside the work, which it may look at from other threads.
 
@@ -416,7 +390,6 @@ def hand_over(
         InvalidError: There are no timers, or a wrong URL or target.
         FencedError: Another run has begun, or holds the lease.
         StoreUnavailableError: The tier's store, or the target, cannot be reached or refuses us.
-        DataError: A file is damaged.
     """
     rng, stop, abandon = rng or random.SystemRandom(), stop or threading.Event(), threading.Event()
     with contextlib.ExitStack() as opened, backend_errors():

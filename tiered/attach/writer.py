@@ -64,21 +64,14 @@ _LOG = logging.getLogger("tiered.attach")
 
 @dataclass(frozen=True, slots=True)
 class AttachResult:
-    """What a run left behind.
+    """What a run left behind."""
 
-    Attributes:
-        is_complete: Everything that was committed locally (as far as selected) is in the tier.
-        waiting: What is in the store but not proven committed.
-        behind: Messages that are committed locally and not in the tier.
-        quarantined: Damaged records put into quarantine in this run.
-        missing: Queue offsets taken in this run of which the local store should have a message, and has nothing.
-    """
-
-    is_complete: bool
-    waiting: Waiting
-    behind: int
-    quarantined: int
+    is_complete: bool  # everything that was committed locally (as far as selected) is in the tier
+    waiting: Waiting  # what is in the store but not proven committed
+    behind: int  # messages that are committed locally and not in the tier
+    quarantined: int  # damaged records put into quarantine in this run
     missing: int
+    """Queue offsets taken in this run of which the local store should have a message, and has nothing."""
 
 
 class Attachment:
@@ -158,11 +151,7 @@ class Attachment:
         """Open both ends, check that they belong together, take lease and reign.
 
         Args:
-            directory: The broker's store directory.
-            url: Of the tier.
-            settings: What to do.
             options: For S3.
-            clock: For tests.
             rng: For tests; by default from the system.
             announce: Told of a holder whose lease is waited for.
             stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
@@ -312,7 +301,6 @@ class Attachment:
         Raises:
             FencedError: Another writer has taken over.
             StoreUnavailableError: ``once``: the store refuses us, or did not answer for ``give_up_s``.
-            TieredStoreError: The local store cannot be read any more.
         """
         dispatcher = self._running()
         if once:
@@ -344,11 +332,7 @@ class Attachment:
         return self._result(dict(self.local.queues()))
 
     def look_again(self) -> AttachResult:
-        """How far the tier is behind what the store has now. After ``run`` with ``once``.
-
-        Raises:
-            TieredStoreError: The local store cannot be read any more.
-        """
+        """How far the tier is behind what the store has now. After ``run`` with ``once``."""
         self.local.refresh()
         return self._result(dict(self.local.queues()))
 
@@ -574,20 +558,17 @@ class Starting:
     no loss either.
 
     Threads: any, once it knows. After a crash nothing has to survive.
-
-    Attributes:
-        is_first: No reign was on record when the journal was read behind ``note``: nobody was attached before.
     """
 
     def __init__(self, local: LocalStore, start: str | int) -> None:
         """Know nothing yet.
 
         Args:
-            local: Where queues are.
             start: ``earliest``, ``latest``, or a time (UTC ms).
         """
         self._local = local
         self._start = start
+        # No reign was on record when the journal was read behind ``note``: nobody was attached before.
         self.is_first = False
         self._present: dict[MessageQueue, QueueBounds] = {}
 
@@ -601,7 +582,6 @@ class Starting:
         """Where a queue begins; below ``bounds.min`` where what is missing is a gap.
 
         Args:
-            queue: One that the tier has never met.
             bounds: What the local store has of it now.
         """
         present = self._present.get(queue)

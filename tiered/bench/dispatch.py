@@ -30,15 +30,10 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a piece of work took.
+    """What a piece of work took."""
 
-    Attributes:
-        seconds: By the clock.
-        cpu_seconds: Of all threads of this process, kernel time included.
-    """
-
-    seconds: float
-    cpu_seconds: float
+    seconds: float  # by the clock
+    cpu_seconds: float  # of all threads of this process, kernel time included
 
 
 class Stopwatch:
@@ -56,27 +51,17 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of one measurement.
+    """The result of one measurement."""
 
-    Attributes:
-        what: ``dispatch`` or ``read``.
-        messages: How many.
-        size_bytes: Of their records.
-        cost: What it took.
-        requests: To the object store.
-        copied: Plain copying of the same bytes, with fsync; for ``read``: plain GETs, of as many bytes.
-        peak_rss_bytes: Of this process so far.
-        more: Further fields.
-    """
-
-    what: str
-    messages: int
-    size_bytes: int
-    cost: Cost
-    requests: int
+    what: str  # ``dispatch`` or ``read``
+    messages: int  # how many
+    size_bytes: int  # of their records
+    cost: Cost  # what it took
+    requests: int  # to the object store
     copied: Cost
-    peak_rss_bytes: int
-    more: dict[str, Any] = field(default_factory=dict)
+    """Plain copying of the same bytes, with fsync; for ``read``: plain GETs, of as many bytes."""
+    peak_rss_bytes: int  # of this process so far
+    more: dict[str, Any] = field(default_factory=dict)  # further fields
 
     def document(self) -> dict[str, Any]:
         """For ``--json``."""

@@ -48,19 +48,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """What is added to each request that reads.
+    """What is added to each request that reads."""
 
-    Attributes:
-        latency_ms: Before it is made.
-        mib_per_s: Bandwidth of each request by itself: so many MiB come in a second; None: no limit.
-        stall_percent: Of the requests, chosen at random, so many
-        stall_ms: are held up by so much more.
-    """
-
-    latency_ms: float = 0.0
+    latency_ms: float = 0.0  # before it is made
     mib_per_s: float | None = None
-    stall_percent: float = 0.0
-    stall_ms: float = 1000.0
+    """Bandwidth of each request by itself: so many MiB come in a second; None: no limit."""
+    stall_percent: float = 0.0  # of the requests, chosen at random, so many
+    stall_ms: float = 1000.0  # are held up by so much more
 
     def __post_init__(self) -> None:
         slow = self.latency_ms >= 0 and self.stall_ms >= 0 and 0 <= self.stall_percent <= 100  # noqa: PLR2004
@@ -69,22 +63,16 @@ class Slowness:
 
 
 class SlowStore(WrappingStore):
-    """Waits as told, and counts. For any thread.
-
-    Attributes:
-        is_on: Whether it waits.
-        requests: Reads of objects.
-        size_bytes: What they gave.
-    """
+    """Waits as told, and counts. For any thread."""
 
     def __init__(
         self, inner: ObjectStore, slowness: Slowness, clock: Clock, rng: random.Random
     ) -> None:
         """Wrap a store; ``rng`` chooses the stalls."""
         super().__init__(inner)
-        self.is_on = False
-        self.requests = 0
-        self.size_bytes = 0
+        self.is_on = False  # whether it waits
+        self.requests = 0  # reads of objects
+        self.size_bytes = 0  # what they gave
         self._slowness = slowness
         self._clock = clock
         self._rng = rng
@@ -140,27 +128,16 @@ SAMPLE_EVERY = 64
 
 @dataclass(frozen=True, slots=True)
 class ReadLoad:
-    """What readers do.
+    """What readers do."""
 
-    Attributes:
-        pattern: See the module.
-        groups: Readers (``sequential``, ``groups``).
-        queues: Only the first so many; None: all.
-        threads: That read (``sequential``, ``seeks``).
-        count: Messages that a client wants at once.
-        reads: How many (``seeks``, ``stops``, ``keys``, ``times``).
-        seconds: How long (``groups``).
-        seed: Of what is random.
-    """
-
-    pattern: str = "sequential"
-    groups: int = 1
-    queues: int | None = None
-    threads: int = 1
-    count: int = 32
-    reads: int = 200
-    seconds: float = 5.0
-    seed: int = 1
+    pattern: str = "sequential"  # see the module
+    groups: int = 1  # readers (``sequential``, ``groups``)
+    queues: int | None = None  # only the first so many; None: all
+    threads: int = 1  # that read (``sequential``, ``seeks``)
+    count: int = 32  # messages that a client wants at once
+    reads: int = 200  # how many (``seeks``, ``stops``, ``keys``, ``times``)
+    seconds: float = 5.0  # how long (``groups``)
+    seed: int = 1  # of what is random
 
     @property
     def is_whole(self) -> bool:
@@ -170,41 +147,24 @@ class ReadLoad:
 
 @dataclass
 class PatternRun:
-    """One measurement under way. Threads add to it by ``add``.
+    """One measurement under way. Threads add to it by ``add``."""
 
-    Attributes:
-        open_tier: Gives a tier with nothing cached.
-        slow: The store below all of them.
-        queues: To read.
-        load: What to do.
-        clock: Time.
-        messages: Delivered.
-        size_bytes: Of their records.
-        seconds: How long each read took.
-        group_bytes: What each group was given (``groups``).
-        lookups: Requests of each lookup, by what it was: hit, miss or time (``keys``, ``times``).
-        requests: Made for data while reading.
-        fetched_bytes: What they gave, and what was under way when a reader stopped.
-        hedges: Second requests.
-        hedge_wins: Of these, so many were first.
-        cache_bytes_max: Most memory that a fetcher counted, sampled.
-    """
-
-    open_tier: Callable[[], Tier]
-    slow: SlowStore
-    queues: list[MessageQueue]
-    load: ReadLoad
-    clock: Clock
-    messages: int = 0
-    size_bytes: int = 0
-    seconds: array[float] = field(default_factory=lambda: array("d"))
-    group_bytes: list[int] = field(default_factory=list)
+    open_tier: Callable[[], Tier]  # gives a tier with nothing cached
+    slow: SlowStore  # the store below all of them
+    queues: list[MessageQueue]  # to read
+    load: ReadLoad  # what to do
+    clock: Clock  # time
+    messages: int = 0  # delivered
+    size_bytes: int = 0  # of their records
+    seconds: array[float] = field(default_factory=lambda: array("d"))  # how long each read took
+    group_bytes: list[int] = field(default_factory=list)  # what each group was given (``groups``)
     lookups: dict[str, list[int]] = field(default_factory=dict)
-    requests: int = 0
-    fetched_bytes: int = 0
-    hedges: int = 0
-    hedge_wins: int = 0
-    cache_bytes_max: int = 0
+    """Requests of each lookup, by what it was: hit, miss or time (``keys``, ``times``)."""
+    requests: int = 0  # made for data while reading
+    fetched_bytes: int = 0  # what they gave, and what was under way when a reader stopped
+    hedges: int = 0  # second requests
+    hedge_wins: int = 0  # of these, so many were first
+    cache_bytes_max: int = 0  # most memory that a fetcher counted, sampled
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _before: tuple[int, int] = (0, 0)
     _tier: Tier | None = None

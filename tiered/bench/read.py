@@ -35,19 +35,12 @@ SINGLE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReadBench:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        load: What readers do.
-        slowness: Of the store.
-        memory_bytes: Of the fetcher.
-        requests: Under way at once, on both sides.
-    """
-
-    load: ReadLoad = field(default_factory=ReadLoad)
-    slowness: Slowness = field(default_factory=Slowness)
-    memory_bytes: int = 256 * MIB
-    requests: int = 16
+    load: ReadLoad = field(default_factory=ReadLoad)  # what readers do
+    slowness: Slowness = field(default_factory=Slowness)  # of the store
+    memory_bytes: int = 256 * MIB  # of the fetcher
+    requests: int = 16  # under way at once, on both sides
 
 
 def bench_read(tier: Tier, queues: list[MessageQueue], bench: ReadBench, clock: Clock) -> Measured:
@@ -55,7 +48,6 @@ def bench_read(tier: Tier, queues: list[MessageQueue], bench: ReadBench, clock: 
 
     Raises:
         InvalidError: There is nothing to read, or no such pattern.
-        TieredStoreError: As the fetcher.
     """
     load = bench.load
     if load.pattern not in PATTERNS:

@@ -53,29 +53,17 @@ _READ_BYTES = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class StoreBench:
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        messages: To append, and to recover; in all.
-        body_bytes: Of each body.
-        threads: That append under sync.
-        seconds: How long each of those is measured, and visibility.
-        rate: Messages a second while visibility is measured.
-    """
-
-    messages: int
-    body_bytes: int
-    threads: int
-    seconds: float
-    rate: int
+    messages: int  # to append, and to recover; in all
+    body_bytes: int  # of each body
+    threads: int  # that append under sync
+    seconds: float  # how long each of those is measured, and visibility
+    rate: int  # messages a second while visibility is measured
 
 
 def bench_store(folder: Path, bench: StoreBench, clock: Clock, rng: random.Random) -> list[Row]:
-    """Measure everything in an empty folder, which is empty again afterwards.
-
-    Raises:
-        StoreUnavailableError: The disk refuses it.
-    """
+    """Measure everything in an empty folder, which is empty again afterwards."""
     batches, large, single = (_batches(bench, rng, size) for size in (BATCH, LARGE_BATCH, 1))
     few = replace(bench, messages=max(1, bench.messages // _SINGLE_SHARE))
     return [

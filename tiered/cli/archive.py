@@ -241,11 +241,7 @@ def run(call: Call, options: ArchiveOptions) -> int:
 
 
 def _require_dry(call: Call, options: ArchiveOptions) -> None:
-    """See that what is said to do nothing does nothing.
-
-    Raises:
-        InvalidError: It would.
-    """
+    """See that what is said to do nothing does nothing."""
     acts = {"--apply": options.apply, "--key-index": options.key_index}
     for name, is_given in acts.items():
         if options.dry_run and is_given:
@@ -274,11 +270,7 @@ def open_workshop(call: Call, options: ArchiveOptions, stack: contextlib.ExitSta
 
 
 def _files(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
-    """What is done to files alone.
-
-    Raises:
-        InvalidError: Both are asked for.
-    """
+    """What is done to files alone."""
     if options.merge and options.clean:
         raise InvalidError(
             "--merge and --clean contradict each other",

@@ -225,23 +225,14 @@ class AttachOptions:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        result: What it left behind.
-        report: What was met in the store that is explained and recorded.
-        unmatched: Globs of ``--topics`` that no topic of the store fits.
-        is_drained: What was in hand became durable.
-        seconds: How long it took.
-        handover: How the decommissioning ended; None: there was to be none.
-    """
-
-    result: AttachResult
-    report: StoreReport
-    unmatched: Sequence[str]
-    is_drained: bool
-    seconds: float
-    handover: Decommissioned | None
+    result: AttachResult  # what it left behind
+    report: StoreReport  # what was met in the store that is explained and recorded
+    unmatched: Sequence[str]  # globs of ``--topics`` that no topic of the store fits
+    is_drained: bool  # what was in hand became durable
+    seconds: float  # how long it took
+    handover: Decommissioned | None  # how the decommissioning ended; None: there was to be none
 
 
 def run(call: Call, options: AttachOptions) -> int:

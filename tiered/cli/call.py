@@ -109,42 +109,26 @@ class CommonOptions:
 
 @dataclass(slots=True)
 class Surroundings:
-    """What a program meets when it is started; tests bring their own.
+    """What a program meets when it is started; tests bring their own."""
 
-    Attributes:
-        environment: Variables.
-        clock: Time.
-        watch: Takes signals over.
-        debug: Whether a defect shows its traceback; set once the settings are known.
-        log_format: Of what goes to stderr; "" until the settings are known.
-    """
-
-    environment: Mapping[str, str]
-    clock: Clock = field(default_factory=SystemClock)
-    watch: SignalWatch = field(default_factory=SignalWatch)
-    debug: bool = False
-    log_format: str = ""
+    environment: Mapping[str, str]  # variables
+    clock: Clock = field(default_factory=SystemClock)  # time
+    watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
+    debug: bool = False  # whether a defect shows its traceback; set once the settings are known
+    log_format: str = ""  # of what goes to stderr; "" until the settings are known
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a command is given beside its own options.
+    """What a command is given beside its own options."""
 
-    Attributes:
-        path: The command as typed, as ``tiered bench read``.
-        section: Of its settings, as ``bench.read``.
-        common: What every command can be told.
-        chosen: The value of each setting that was looked at and where it came from, by key.
-        clock: Time.
-        watch: Takes signals over.
-    """
-
-    path: str
-    section: str
-    common: CommonOptions
+    path: str  # the command as typed, as ``tiered bench read``
+    section: str  # of its settings, as ``bench.read``
+    common: CommonOptions  # what every command can be told
     chosen: Mapping[str, SettingInForce]
-    clock: Clock
-    watch: SignalWatch = field(default_factory=SignalWatch)
+    """The value of each setting that was looked at and where it came from, by key."""
+    clock: Clock  # time
+    watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
 
     def is_given(self, key: str) -> bool:
         """Whether the command line itself says it, by the key of the setting."""
@@ -247,15 +231,11 @@ def open_tier(
     """The one broker's tier that is meant.
 
     Args:
-        call: What says so.
-        url: Of the tier.
-        stack: Closes it.
         memory_bytes: What it caches and reads ahead at most; default: that of the API.
         is_sequential: See ``tiered.open``.
 
     Raises:
         InvalidError: There is none, or there are several.
-        StoreUnavailableError: The store cannot be reached or refuses us.
     """
     from tiered.api.tier import MEMORY_BYTES
     from tiered.api.tier import open as open_tier_at

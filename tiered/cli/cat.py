@@ -229,12 +229,7 @@ def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> 
 
 
 def _print_lives(tier: Tier, printer: Printer, topic: str, number: int | None, which: str) -> None:
-    """Each life that is meant, the oldest of a queue first; the last of an incarnation is what was not taken back of it.
-
-    Raises:
-        InvalidError: No queue has that incarnation.
-        DataError: A block is damaged.
-    """
+    """Each life that is meant, the oldest of a queue first; the last of an incarnation is what was not taken back of it."""
     from tiered.log.takeback import is_tail
 
     found = False
@@ -279,44 +274,27 @@ DOCUMENT = "document"
 
 @dataclass(frozen=True, slots=True)
 class PrintWish:
-    """What to print of each queue.
+    """What to print of each queue."""
 
-    Attributes:
-        offset: First queue offset.
-        from_ms: Begin with the first message stored at or after it.
-        until_ms: End before the first message stored at or after it.
-        filter: Only these; None for all.
-        form: One of the formats, or ``document``.
-        raw_body: Bodies as stored.
-    """
-
-    offset: int
-    from_ms: int | None
-    until_ms: int | None
-    filter: Filter | None
-    form: str
-    raw_body: bool
+    offset: int  # first queue offset
+    from_ms: int | None  # begin with the first message stored at or after it
+    until_ms: int | None  # end before the first message stored at or after it
+    filter: Filter | None  # only these; None for all
+    form: str  # one of the formats, or ``document``
+    raw_body: bool  # bodies as stored
 
 
 @dataclass(slots=True)
 class Printer:
-    """Writes what is wanted of one queue after another.
+    """Writes what is wanted of one queue after another."""
 
-    Attributes:
-        wish: What.
-        out: Where to.
-        left: How many messages may still be written; None for all.
-        source: Reads ahead.
-        say: Is told what is passed over, for people.
-        places: Where to go on, by queue.
-    """
-
-    wish: PrintWish
-    out: BinaryIO
-    left: int | None
-    source: OpenTier
-    say: Callable[[str], None] = lambda _: None
+    wish: PrintWish  # what
+    out: BinaryIO  # where to
+    left: int | None  # how many messages may still be written; None for all
+    source: OpenTier  # reads ahead
+    say: Callable[[str], None] = lambda _: None  # is told what is passed over, for people
     places: dict[MessageQueue, tuple[QueueCursor, QueueOffset]] = field(default_factory=dict)
+    """Where to go on, by queue."""
     _written: int = 0
     _life: tuple[int, bool] | None = None
 
@@ -365,7 +343,6 @@ class Printer:
         """Write what one life of a queue has, from its beginning; each message says which life it is of.
 
         Args:
-            reader: Of the life.
             is_taken_back: It is an end that the broker took back, which has the number of the life it was cut from.
 
         Raises:
@@ -517,9 +494,6 @@ def queues_ahead(
     What that meets, such as damage, is left to whoever reads the queue.
 
     Args:
-        source: Reads.
-        group: In whose name.
-        readers: Of the present lives of queues.
         start: Where the reading of a queue will begin.
     """
 

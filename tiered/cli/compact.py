@@ -151,11 +151,7 @@ def run(call: Call, options: CompactOptions) -> int:
 
 
 def _require_sound(plan: Plan, url: str) -> None:
-    """End with damage that a plan met, when all else is done.
-
-    Raises:
-        DataError: There was some.
-    """
+    """End with damage that a plan met, when all else is done."""
     rows = plan["damaged"]
     if not rows:
         return
@@ -269,12 +265,7 @@ def _topics(
     """Topics that are named, or that their store says are of this kind.
 
     Args:
-        call: The command.
-        options: What it was told.
         there: Which of the store's there are: one to which nothing was sent yet keeps no other from it.
-
-    Raises:
-        InvalidError: There is none, or the store's table cannot be read.
     """
     named = set(options.topic)
     if options.store:
@@ -315,11 +306,7 @@ def _archived(archive: ObjectStore, topics: frozenset[str]) -> set[str]:
 
 
 def _require_same(options: CompactOptions, plan: Plan) -> None:
-    """Raise when a plan that was loaded is of other topics, or keeps other messages.
-
-    Raises:
-        InvalidError: It is.
-    """
+    """Raise when a plan that was loaded is of other topics, or keeps other messages."""
     settings = settings_of(options)
     mine = settings.retention.name, settings.retention.tombstone_retention_ms
     if mine != (plan["policy"], plan["tombstone_retention_ms"]):

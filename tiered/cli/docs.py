@@ -229,11 +229,7 @@ def mount_codes_page() -> str:
 
 
 def where_page(root: Path) -> str:
-    """Every module of the product, a line each, as its docstring begins.
-
-    Args:
-        root: The checkout.
-    """
+    """Every module of the product, a line each, as its docstring begins."""
     lines = [
         MARK,
         "# Where things are",

@@ -47,7 +47,6 @@ def ending(body: Callable[[], int], around: Surroundings, arguments: Sequence[st
     """Run a command and turn whatever ends it into an exit code, with at most one line on stderr.
 
     Args:
-        body: The command.
         around: Says how errors are shown, once the settings are known.
         arguments: Of the command line, which say it until then.
     """

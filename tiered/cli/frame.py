@@ -42,15 +42,10 @@ _VERBOSE = frozenset({"attach", "mount"})
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command that a group knows of without loading it.
+    """A command that a group knows of without loading it."""
 
-    Attributes:
-        place: Its module in ``tiered.cli``, and its name there where that is not ``COMMAND``.
-        summary: One sentence.
-    """
-
-    place: str
-    summary: str
+    place: str  # its module in ``tiered.cli``, and its name there where that is not ``COMMAND``
+    summary: str  # one sentence
 
 
 COMMANDS: Mapping[str, CommandEntry] = {
@@ -173,15 +168,10 @@ class _Sections:
 
 
 class CliCommand(_Sections, click.Command):
-    """A command with common options and examples.
+    """A command with common options and examples."""
 
-    Attributes:
-        settings: Its own.
-        details: When to use it; "" where that goes without saying.
-    """
-
-    settings: Sequence[Setting] = ()
-    details = ""
+    settings: Sequence[Setting] = ()  # its own
+    details = ""  # when to use it; "" where that goes without saying
 
 
 class Program(_Sections, click.Group):

@@ -62,37 +62,24 @@ class Shape(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing that can be set.
+    """One thing that can be set."""
 
-    Attributes:
-        help: What it does, as a clause with its unit.
-        metavar: What stands for the value in help, with its unit.
-        parse: Makes the value out of its text.
-        shape: How it is written.
-        default: Value when nobody says anything.
-        default_text: How help puts the default when the value alone would not tell; "" when there is nothing to say.
-        separator: Divides the values of a list that is written as one text.
-        spellings: Options on the command line, when they are not just ``--name``.
-        is_required: There must be a value.
-        is_masked: Values are not shown, only the part before ``=``.
-        section: The command it belongs to (``bench.read`` for a command of a command); "" for all commands.
-        field: Of the dataclass.
-        name: Its long option without the dashes, and its key in a file.
-    """
-
-    help: str
-    metavar: str = ""
-    parse: Parse[object] = str
-    shape: Shape = Shape.ONE
-    default: object = None
+    help: str  # what it does, as a clause with its unit
+    metavar: str = ""  # what stands for the value in help, with its unit
+    parse: Parse[object] = str  # makes the value out of its text
+    shape: Shape = Shape.ONE  # how it is written
+    default: object = None  # value when nobody says anything
     default_text: str = ""
-    separator: str = ","
+    """How help puts the default when the value alone would not tell; "" when there is nothing to say."""
+    separator: str = ","  # divides the values of a list that is written as one text
     spellings: tuple[str, ...] = ()
-    is_required: bool = False
-    is_masked: bool = False
+    """Options on the command line, when they are not just ``--name``."""
+    is_required: bool = False  # there must be a value
+    is_masked: bool = False  # values are not shown, only the part before ``=``
     section: str = ""
-    field: str = ""
-    name: str = ""
+    """The command it belongs to (``bench.read`` for a command of a command); "" for all commands."""
+    field: str = ""  # of the dataclass
+    name: str = ""  # its long option without the dashes, and its key in a file
 
     @property
     def key(self) -> str:
@@ -358,7 +345,6 @@ def resolve(
     Args:
         settings: All that may be asked for.
         file: By key, as ``read_file`` gives it.
-        file_name: Of that file.
         environment: Variables; an empty one is as good as none.
         given: By key, what the command line says, converted already.
 
@@ -388,13 +374,6 @@ def build(
     arguments: Mapping[str, object],
 ) -> T:
     """A dataclass of what rules.
-
-    Args:
-        options: The dataclass.
-        settings: Its settings.
-        chosen: By key.
-        path: The command as typed, for errors.
-        arguments: Its arguments, by field.
 
     Raises:
         InvalidError: Nobody gave what must be given.

@@ -55,7 +55,6 @@ class Output:
         Args:
             document: What ``json`` shows.
             rows: What the other forms show; taken one by one for ``jsonl`` and ``csv``.
-            columns: Of table and CSV.
         """
         if self.form == "json":
             self.document(document)
@@ -83,9 +82,6 @@ class Output:
         """Exactly one JSON document: ``head`` and behind it a list, whose rows are taken and written one by one.
 
         Args:
-            head: What stands before it.
-            name: Of the list.
-            rows: Its rows.
             behind: What stands behind it; asked for when they are written.
         """
         opened = json_bytes({**head, name: []}, indent=2)
@@ -145,9 +141,6 @@ def fit(
     of ``ALARMS`` only what is nothing.
 
     Args:
-        columns: Titles.
-        cells: By row.
-        right: Which columns hold numbers.
         width: Of the terminal; when not even the first column and a number fit, it is passed.
     """
     table = [

@@ -86,16 +86,12 @@ def open_workplace(
     """The one broker's tier that is meant, or its timers.
 
     Args:
-        call: The command.
-        url: Of the tier.
-        stack: Closes the store.
         give_up_s: How long a store may refuse.
         signs: See ``find_places``; None: the usual ones.
         timers: Its timers, which lie apart, are meant.
 
     Raises:
         InvalidError: There is none, or there are several.
-        BackendError: The store cannot be reached or refuses us.
     """
     from tiered.api.broker_place import SIGNS, choose_place
     from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
@@ -296,11 +292,7 @@ def versions_kept(
     """Whether the bucket keeps what is deleted as old versions, as it stands in documents.
 
     Args:
-        call: The command.
-        at: The tier.
-        url: Of it.
         looks: Count those of deleted objects; else only whether there can be any is told, as far as the bucket lets us know.
-        deletes: Delete them for good.
 
     Raises:
         BackendError: With ``looks``: the bucket does not tell, or a permission is missing.
@@ -345,11 +337,7 @@ def version_lines(document: Document) -> Iterator[str]:
 
 
 def _require_as_planned(options: GcOptions, plan: Plan, *, is_grace_given: bool) -> None:
-    """Raise when an option is given with a plan file that was made without it.
-
-    Raises:
-        InvalidError: It is.
-    """
+    """Raise when an option is given with a plan file that was made without it."""
     if options.erase and not plan["erases"]:
         raise InvalidError(
             "this plan was made without --erase", where=options.apply or "", do="plan again"
@@ -550,11 +538,7 @@ def _expire_timers(call: Call, options: ExpireOptions) -> int:
 
 
 def _archive_url(call: Call, options: ExpireOptions) -> str | None:
-    """The archive that has to hold what is given up; None when none has to.
-
-    Raises:
-        InvalidError: ``--archived`` without ``--archive``, or the other way.
-    """
+    """The archive that has to hold what is given up; None when none has to."""
     url = options.archive
     if options.archived == (url is not None):
         return url
@@ -566,12 +550,7 @@ def _archive_url(call: Call, options: ExpireOptions) -> str | None:
 
 
 def _proof(call: Call, at: Workplace, url: str, stack: contextlib.ExitStack) -> ArchiveProof:
-    """What an archive proves.
-
-    Raises:
-        InvalidError: There is no archive.
-        DataError: Its log is damaged.
-    """
+    """What an archive proves."""
     from tiered.archive.evidence import Evidence
     from tiered.archive.tables import read_archive
     from tiered.cli.call import open_objects
@@ -786,11 +765,7 @@ def _asked(call: Call, options: TakeBackOptions) -> tuple[MessageQueue, int] | N
 
 
 def _require_same(options: TakeBackOptions, plan: Plan) -> None:
-    """Raise when a plan that was loaded is of something else than what the command line says.
-
-    Raises:
-        InvalidError: It is.
-    """
+    """Raise when a plan that was loaded is of something else than what the command line says."""
     said = {"topic": options.topic, "queue_id": options.queue, "to": options.to}
     for name, value in said.items():
         if value is not None and plan[name] != value:

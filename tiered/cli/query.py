@@ -94,11 +94,7 @@ def run(call: Call, options: QueryOptions) -> int:
 
 
 def _require_sound(found: Lookup, url: str) -> None:
-    """End with what could not be read, when all that was found is printed.
-
-    Raises:
-        DataError: There was something.
-    """
+    """End with what could not be read, when all that was found is printed."""
     if not found.damaged:
         return
     places = list(dict.fromkeys(f"{one.what} ({one.where})" for one in found.damaged))
@@ -191,8 +187,6 @@ def look(call: Call, options: QueryOptions, archive: ObjectStore) -> list[bytes]
 
     Raises:
         InvalidError: The archive has no such topic, or an option is given that means nothing of an archive.
-        DataError: The log or a file is damaged.
-        BackendError: The store failed.
     """
     from tiered.archive.lookup import lines, lookup
     from tiered.archive.selection import MAX, MIN, Selection

@@ -141,16 +141,12 @@ def _refill(store: MessageStore, source: _RefillSource, queue: MessageQueue) -> 
 
 
 class _Met:
-    """Counts what a source has not got.
-
-    Attributes:
-        limit: Queue offset up to which it is looked at.
-        unknown: Queue offsets, from the first that it has on, of which it has neither a message nor the word that a newer
-            one has replaced it.
-    """
+    """Counts what a source has not got."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = limit  # queue offset up to which it is looked at
+        # Queue offsets, from the first that it has on, of which it has neither a message nor the word that a newer one
+        # has replaced it.
         self.unknown = 0
 
     def passing(self, batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:

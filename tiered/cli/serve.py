@@ -26,11 +26,7 @@ T = TypeVar("T")
 
 
 def open_unless_stopped(stopper: Stopper, open_it: Callable[[], T]) -> T | None:
-    """What opens; None when that ended because of a signal, and so with nothing in hand.
-
-    Raises:
-        TieredStoreError: It failed by itself.
-    """
+    """What opens; None when that ended because of a signal, and so with nothing in hand."""
     try:
         return open_it()
     except TieredStoreError:
@@ -60,7 +56,6 @@ def metrics_served(
     """Serve metrics and health at an address while the block runs.
 
     Args:
-        call: Is told where.
         address: Of ``--metrics-listen``.
         metrics: Text of ``/metrics``.
         health: What is wrong, for ``/healthz``.
@@ -84,11 +79,7 @@ _REQUEST_S = 10.0
 
 
 class MetricsServer:
-    """One address with two pages, or three.
-
-    Attributes:
-        port: That is listened at.
-    """
+    """One address with two pages, or three."""
 
     def __init__(
         self,
@@ -102,7 +93,6 @@ class MetricsServer:
 
         Args:
             address: Where; no host: at all of this machine's; port 0: any free one.
-            metrics: Makes the text for Prometheus.
             health: What is wrong, in one clause; empty when nothing is.
             readiness: Why nobody should come yet, or any more; likewise. None: there is no such page.
 
@@ -119,7 +109,7 @@ class MetricsServer:
             server.socket.close()
             server.socket = listener
             self._servers.append(server)
-        self.port = int(self._servers[0].socket.getsockname()[1])
+        self.port = int(self._servers[0].socket.getsockname()[1])  # that is listened at
         # Daemons: a scraper that hangs must not keep the process from ending.
         self._threads = [
             threading.Thread(

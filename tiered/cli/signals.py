@@ -38,15 +38,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopper:
-    """Takes the first signal over while a ``with`` block runs.
-
-    Attributes:
-        received: The first signal that came; None so far.
-    """
+    """Takes the first signal over while a ``with`` block runs."""
 
     def __init__(self, watch: SignalWatch, stop: Callable[[], None], *, seconds: float) -> None:
         """Have a first signal call ``stop``, in another thread, and leave the command ``seconds`` to drain."""
-        self.received: signal.Signals | None = None
+        self.received: signal.Signals | None = None  # the first signal that came; None so far
         self.seconds = seconds
         self._watch = watch
         self._stop = stop
@@ -75,11 +71,7 @@ class Stopper:
 
 
 class SignalWatch:
-    """Reads signals from a pipe; until ``begin`` is called, none come.
-
-    Attributes:
-        stopper: Of the command that drains; None while nothing is in hand.
-    """
+    """Reads signals from a pipe; until ``begin`` is called, none come."""
 
     def __init__(
         self,
@@ -87,6 +79,7 @@ class SignalWatch:
         tidy: Callable[[], object] = atexit._run_exitfuncs,  # noqa: SLF001 (what temporary folders have registered)
     ) -> None:
         """Make a watch; ``end`` ends the process with an exit code, after ``tidy``."""
+        # Of the command that drains; None while nothing is in hand.
         self.stopper: Stopper | None = None
         self._end = end
         self._tidy = tidy

@@ -41,10 +41,7 @@ def write_line(
 
     Args:
         form: ``text`` or ``json``.
-        now_ms: For JSON, as the level.
-        level: In lower case.
         text: As people read it, ``tiered: `` included.
-        fields: More, for JSON.
     """
     if form == "json":
         for prefix in _PREFIXES:
@@ -190,17 +187,11 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """How far things are.
+    """How far things are."""
 
-    Attributes:
-        text: For people.
-        done: Units done.
-        total: Units in all; None when nobody knows.
-    """
-
-    text: str
-    done: float = 0
-    total: float | None = None
+    text: str  # for people
+    done: float = 0  # units done
+    total: float | None = None  # units in all; None when nobody knows
 
 
 class Progress:

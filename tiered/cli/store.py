@@ -101,15 +101,10 @@ class RecoverOptions(StoreDirOptions):
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What one line says.
+    """What one line says."""
 
-    Attributes:
-        place: Its number, for errors.
-        document: Its object.
-    """
-
-    place: str
-    document: dict[str, Any]
+    place: str  # its number, for errors
+    document: dict[str, Any]  # its object
 
 
 def create(call: Call, options: CreateOptions) -> int:
@@ -258,11 +253,7 @@ class _Writer:
         self._keep_offsets = keep_offsets
 
     def put(self, lines: list[_Line]) -> None:
-        """Append a batch.
-
-        Raises:
-            InvalidError: A message cannot be stored, or not at its queue offset.
-        """
+        """Append a batch."""
         messages = [message_of(line.document, where=line.place) for line in lines]
         if self._keep_offsets:
             self._check_offsets([line.document for line in lines], messages)
@@ -295,10 +286,6 @@ def message_of(document: dict[str, Any], *, where: str = "") -> NewMessage:
 
     What is not said is as a producer leaves it: queue 0, no tags, keys or properties, born when it is stored. Properties
     rule over ``tags`` and ``keys``. The cluster's name and the place become the store's.
-
-    Args:
-        document: The line.
-        where: Its place, for errors.
 
     Raises:
         InvalidError: A field is missing, of another type, or contradicts another.

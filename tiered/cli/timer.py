@@ -303,11 +303,7 @@ def _damaged_rows(damaged: Damaged) -> list[Row]:
 
 
 def _require_sound(call: Call, damaged: Damaged) -> None:
-    """End with what could not be listed, when all else was.
-
-    Raises:
-        DataError: There is something.
-    """
+    """End with what could not be listed, when all else was."""
     from tiered.log.timers import HOUR_MS
 
     if not damaged:
@@ -324,11 +320,7 @@ def _require_sound(call: Call, damaged: Damaged) -> None:
 
 
 def message_row(message: DueMessage) -> Row:
-    """One pending message, as JSON.
-
-    Raises:
-        DataError: It is damaged.
-    """
+    """One pending message, as JSON."""
     from tiered.format.message_forms import decompress_body
     from tiered.format.record import decode_record, offset_msg_id
     from tiered.format.sysflag import COMPRESSED
@@ -359,11 +351,7 @@ def _emit_messages(
     what: Callable[[int], Iterator[DueMessage]],
     hours: Iterable[int],
 ) -> None:
-    """List the messages of some hours.
-
-    Raises:
-        DataError: Some could not be read; the others are listed.
-    """
+    """List the messages of some hours."""
     from timer.dequeue import read_hours
 
     output, damaged = Output(call), dict[int, DataError]()
@@ -572,12 +560,7 @@ def _open_target(
     stop: threading.Event,
     is_ours: Callable[[], bool],
 ) -> Delivering:
-    """An embedded store, or live brokers.
-
-    Raises:
-        InvalidError: It is none, or the one that the timers were taken from.
-        StoreUnavailableError: No name server answers.
-    """
+    """An embedded store, or live brokers."""
     import random
 
     scheme, colon, rest = options.to.partition("://")
@@ -624,12 +607,7 @@ def _open_brokers(
     stop: threading.Event,
     is_ours: Callable[[], bool],
 ) -> Delivering:
-    """Live brokers.
-
-    Raises:
-        InvalidError: The near window is longer than brokers keep timers.
-        StoreUnavailableError: No name server answers.
-    """
+    """Live brokers."""
     from timer.broker_target import NEAR_MS_MAX, BrokerTarget
     from timer.producer import Producer
 
@@ -659,9 +637,6 @@ def _require_other(call: Call, directory: str, state: TierState) -> None:
 
     A store that has nothing but its names to be told apart by, as ours and those of brokers before 5.4, says the same as one
     that is made here for what was taken from it. So one that the journal names as the target goes on as that.
-
-    Raises:
-        InvalidError: It is that store, or none.
     """
     from tiered.local.rocketmq import RocketMQStore
     from timer.progress import WheelState

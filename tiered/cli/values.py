@@ -57,8 +57,6 @@ def counted(count: int, one: str, many: str = "") -> str:
     """A number of things, as ``1 message`` or ``1,234 messages``.
 
     Args:
-        count: How many.
-        one: The word for one.
         many: For any other number; without it, the word with an s.
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"

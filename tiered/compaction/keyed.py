@@ -38,7 +38,6 @@ def keyed_records(batch: RecordBatch) -> Iterator[KeyedRecords]:
     """The records of a batch, some thousand at a time; holes are none.
 
     Raises:
-        DataError: A record is damaged.
         InvalidError: One holds an inner batch: its messages cannot go one by one.
     """
     real = np.flatnonzero(batch.sizes > 0)
@@ -52,7 +51,6 @@ def keyed_block(block: RecordBlock, offsets: Indices, queue: MessageQueue) -> Ke
     """Some thousand records of a queue, at any queue offsets.
 
     Raises:
-        DataError: A record is damaged.
         InvalidError: One holds an inner batch: its messages cannot go one by one.
     """
     if not block.is_sound:

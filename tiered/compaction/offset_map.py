@@ -171,12 +171,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class OffsetMap:
-    """The newest queue offset of each key that was put.
-
-    Attributes:
-        latest: The greatest queue offset of what was put or passed (``passed``); -1: nothing was.
-        keys: Distinct keys.
-    """
+    """The newest queue offset of each key that was put."""
 
     def __init__(self, memory_bytes: int, *, load: float = LOAD) -> None:
         """An empty map.
@@ -196,8 +191,9 @@ class OffsetMap:
                 do=f"give it more memory: {ENTRY_BYTES} bytes a key, and room for the load",
             )
         self._rows = np.zeros((self.slots, 3), np.uint64)
+        # The greatest queue offset of what was put or passed (``passed``); -1: nothing was.
         self.latest = ABSENT
-        self.keys = 0
+        self.keys = 0  # distinct keys
 
     @property
     def memory_bytes(self) -> int:

@@ -20,40 +20,25 @@ NEVER_MS: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """One file (segment) of a log.
+    """One file (segment) of a log."""
 
-    Attributes:
-        start: First queue offset.
-        end: One past the last.
-        size_bytes: Of its records.
-        oldest_ms: Smallest store time; -1: it has no record.
-        newest_ms: Greatest store time; -1 likewise.
-        is_active: It is still written to.
-    """
-
-    start: int
-    end: int
-    size_bytes: int
-    oldest_ms: int
-    newest_ms: int
-    is_active: bool = False
+    start: int  # first queue offset
+    end: int  # one past the last
+    size_bytes: int  # of its records
+    oldest_ms: int  # smallest store time; -1: it has no record
+    newest_ms: int  # greatest store time; -1 likewise
+    is_active: bool = False  # it is still written to
 
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """When a pass is made.
-
-    Attributes:
-        dirty_ratio: What is new must be more than this share of what is compacted and new; 0: anything new is enough.
-        lag_ms_min: Younger messages are not touched.
-        lag_ms_max: What has waited so long is compacted whatever the ratio.
-        files_min: New files that a pass needs.
-    """
+    """When a pass is made."""
 
     dirty_ratio: float = 0.5
-    lag_ms_min: int = 0
-    lag_ms_max: int = NEVER_MS
-    files_min: int = 1
+    """What is new must be more than this share of what is compacted and new; 0: anything new is enough."""
+    lag_ms_min: int = 0  # younger messages are not touched
+    lag_ms_max: int = NEVER_MS  # what has waited so long is compacted whatever the ratio
+    files_min: int = 1  # new files that a pass needs
 
 
 class Due(StrEnum):
@@ -67,23 +52,14 @@ class Due(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """What a pass would be over.
+    """What a pass would be over."""
 
-    Attributes:
-        due: Why, or why not.
-        start: First queue offset.
-        dirty_from: First that was not compacted.
-        end: One past the last that may be touched.
-        clean_bytes: Of records that were compacted.
-        dirty_bytes: Of those that were not, and may be.
-    """
-
-    due: Due
-    start: int
-    dirty_from: int
-    end: int
-    clean_bytes: int
-    dirty_bytes: int
+    due: Due  # why, or why not
+    start: int  # first queue offset
+    dirty_from: int  # first that was not compacted
+    end: int  # one past the last that may be touched
+    clean_bytes: int  # of records that were compacted
+    dirty_bytes: int  # of those that were not, and may be
 
     @property
     def is_due(self) -> bool:
@@ -104,7 +80,6 @@ def plan_pass(
     Args:
         files: Of one log, in order.
         compacted_to: One past the last queue offset that a pass has looked at.
-        settings: When it pays.
         now_ms: UTC.
     """
     youngest_ms = now_ms - settings.lag_ms_min if settings.lag_ms_min else NEVER_MS

@@ -46,17 +46,13 @@ AnyPass = TypeVar("AnyPass", bound=Passed)
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What the two systems do differently.
+    """What the two systems do differently."""
 
-    Attributes:
-        name: As people write it.
-        keeps_keyless: Records without a key stay; else they go, as a topic that is compacted should have none.
-        tombstone_retention_ms: How long a tombstone stays after the first pass that met it; 0: it goes at once.
-    """
-
-    name: str
+    name: str  # as people write it
     keeps_keyless: bool
+    """Records without a key stay; else they go, as a topic that is compacted should have none."""
     tombstone_retention_ms: int
+    """How long a tombstone stays after the first pass that met it; 0: it goes at once."""
 
 
 ROCKETMQ: Final = RetentionPolicy("rocketmq", keeps_keyless=False, tombstone_retention_ms=0)
@@ -68,23 +64,14 @@ POLICIES: Final = {policy.name: policy for policy in (CAREFUL, KAFKA, ROCKETMQ)}
 
 @dataclass(frozen=True, slots=True)
 class KeyedRecords:
-    """Records of one queue in columns, in the order of their offsets.
+    """Records of one queue in columns, in the order of their offsets."""
 
-    Attributes:
-        offsets: int64[n], queue offsets, ascending.
-        digests: uint64[n, 2], of the keys; of a record without a key anything.
-        has_key: bool[n].
-        is_tombstone: bool[n], the value is empty.
-        sizes: int64[n], bytes of each.
-        times_ms: int64[n], when each was stored, UTC.
-    """
-
-    offsets: npt.NDArray[np.int64]
-    digests: Digests
-    has_key: Flags
-    is_tombstone: Flags
-    sizes: npt.NDArray[np.int64]
-    times_ms: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]  # int64[n], queue offsets, ascending
+    digests: Digests  # uint64[n, 2], of the keys; of a record without a key anything
+    has_key: Flags  # bool[n]
+    is_tombstone: Flags  # bool[n], the value is empty
+    sizes: npt.NDArray[np.int64]  # int64[n], bytes of each
+    times_ms: npt.NDArray[np.int64]  # int64[n], when each was stored, UTC
 
     def __len__(self) -> int:
         """Number of records."""
@@ -147,7 +134,6 @@ def tombstones_gone(passes: Iterable[Passed], policy: RetentionPolicy, now_ms: i
 
     Args:
         passes: All that were made, or the last of each time (``with_pass``).
-        policy: How long.
         now_ms: UTC.
     """
     if not policy.tombstone_retention_ms:
@@ -163,7 +149,6 @@ def with_pass(passes: Sequence[AnyPass], new: AnyPass, horizon_ms: int) -> tuple
 
     Args:
         passes: Oldest first.
-        new: Made after them.
         horizon_ms: Of passes made before it only the last is kept.
     """
     old = [one for one in passes if one.time_ms <= horizon_ms]
@@ -176,7 +161,6 @@ def fill(known: OffsetMap, pieces: Iterable[KeyedRecords], end: int) -> int:
     """Put the keys of records into a map, until it is full.
 
     Args:
-        known: The map.
         pieces: Records in the order of their offsets.
         end: One past the last queue offset that they reach.
 
@@ -200,9 +184,6 @@ def stays(
     """bool[n], which records stay.
 
     Args:
-        records: Of one queue, any.
-        known: Filled.
-        policy: Of the topic.
         tombstones_to: The queue offset below which tombstones may go (``tombstones_gone``).
     """
     newest = records.offsets >= known.get(records.digests)

@@ -154,10 +154,8 @@ class Beginnings:
         """Decide on a queue that did not look the same.
 
         Args:
-            queue: Which.
             life: Its present life in the tier, in which nothing is (left); None: the journal has not met it.
             bounds: What the local store has; not empty.
-            goes_on: Where it would go on.
 
         Returns:
             What the journal has to say; None when it may well go on there.
@@ -185,28 +183,20 @@ _RIPE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Vouched:
-    """A last record that cannot be compared by the journal's mark alone, and was decided on.
-
-    Attributes:
-        offset: Its offset.
-        marks: What the local store had there, and before it, downwards to the nearest message that both sides have.
-    """
+    """A last record that cannot be compared by the journal's mark alone, and was decided on."""
 
     offset: QueueOffset
     marks: tuple[int, ...]
+    """What the local store had there, and before it, downwards to the nearest message that both sides have."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Short:
-    """A local queue that is shorter than the tier, and has nothing else.
+    """A local queue that is shorter than the tier, and has nothing else."""
 
-    Attributes:
-        end: Of the local queue.
-        mark: Of its last record; None: it has none, since it was deleted or retention has emptied it.
-    """
-
-    end: QueueOffset
+    end: QueueOffset  # of the local queue
     mark: int | None
+    """Of its last record; None: it has none, since it was deleted or retention has emptied it."""
 
 
 class Continuity:
@@ -226,13 +216,8 @@ class Continuity:
         """Wire it.
 
         Args:
-            local: Held against what was taken.
             store: Where tier records are read, when marks do not decide.
-            prefix: The broker's, ending in a slash.
             files: The write sides, which are made anew when a queue has moved; and where new queues begin.
-            context: Time, and where to count.
-            state: What the journal says now.
-            say: Has the next entry say something.
         """
         self._local = local
         self._store = store
@@ -273,7 +258,6 @@ class Continuity:
         """Whether the queue goes on where it was; False: compensation has to decide. Cheap when it is not open.
 
         Args:
-            file: Write side of the queue.
             waits: Wait for its lock; else a queue whose lock is taken is left to compensation.
         """
         queue = file.queue
@@ -369,13 +353,7 @@ class Continuity:
         return self._is_fine(file, is_ripe=is_ripe, reads=reads)
 
     def _is_fine(self, file: CompositeFlatFile, *, is_ripe: bool, reads: bool) -> bool:
-        """Look; a queue that is fine is not open any more, another is suspect, or is left open.
-
-        Args:
-            file: Write side of the queue.
-            is_ripe: It is suspect also when the local queue is shorter.
-            reads: It is suspect also when only reading the tier can tell.
-        """
+        """Look; a queue that is fine is not open any more, another is suspect, or is left open."""
         queue = file.queue
         if queue in self._suspect:
             return False
@@ -422,8 +400,6 @@ class Continuity:
         """Hold the last record taken against the local store. One small local read, two where nothing was taken.
 
         Args:
-            queue: Which.
-            start: Where it would go on.
             last: What was taken last, and its mark.
         """
         if last is None:
@@ -467,7 +443,6 @@ class Continuity:
 
         Args:
             batch: Begins before ``start``.
-            start: Where the queue goes on.
             last: What was taken last, and its mark.
         """
         if last is None:

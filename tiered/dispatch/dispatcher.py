@@ -94,14 +94,7 @@ class Following:
         """Begin.
 
         Args:
-            local: The store.
             starts: Where to go on in each queue.
-            files: Write sides.
-            continuity: Told of queues whose offsets fell.
-            compensation: Told of queues that are suspect.
-            dispatch: Offers the batches of a window.
-            throttle: Of bytes read.
-            stop: Ends a long poll early.
         """
         self._follower: Follower = local.follow(starts, stop)
         self._files = files
@@ -161,8 +154,6 @@ def register(
     So their bounds are seen in the tier, and a restart goes on where they began, whatever came in between.
 
     Args:
-        unknown: Queues that it has never met.
-        say: Has the next entry say something.
         fall_behind: Leaves a queue to compensation, which records what is gone of it: no record of it will be met.
     """
     for queue, offset in unknown.above_0.items():
@@ -188,16 +179,7 @@ _STALL_AGAIN_S = 60.0
 
 
 class TieredDispatcher:
-    """Copies one local store into one tier.
-
-    Attributes:
-        counters: What was done so far.
-        budget: Memory held.
-        uploader: Makes the objects.
-        continuity: Holds what was taken against the local store.
-        say: Has the next journal entry say something else than parts (a ``Fact``). From any thread.
-        fault: Why the dispatcher ended by itself; None while it runs.
-    """
+    """Copies one local store into one tier."""
 
     def __init__(
         self,
@@ -216,22 +198,16 @@ class TieredDispatcher:
         """Wire the parts; no thread runs yet.
 
         Args:
-            store: The tier's object store.
             prefix: The broker's prefix, ending in a slash.
-            journal: With our reign taken.
-            local: Where messages come from.
-            settings: Limits and periods.
             start: Where a queue begins that the tier has never met.
-            selects: Which queues are tiered.
-            clock: Time.
-            rng: Jitter.
             escapes_case: The store takes names for one that differ only in case.
         """
         self._context = DispatchContext(
             settings, MemoryBudget(settings.buffer_bytes_max), clock, rng
         )
-        self.counters = self._context.counters
-        self.budget = self._context.budget
+        self.counters = self._context.counters  # what was done so far
+        self.budget = self._context.budget  # memory held
+        # Why the dispatcher ended by itself; None while it runs.
         self.fault: BaseException | None = None
         self._journal = journal
         self._local = local
@@ -247,11 +223,14 @@ class TieredDispatcher:
             made=lambda queue: self.continuity.reopen([queue]),
         )
         self._stop, self._wake = self._context.stop, self._context.wake
+        # Makes the objects.
         self.uploader = self._make_uploader(store, prefix, escapes_case=escapes_case)
         self._catch_up_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-catch-up")
         self._rounds = RoundBuilder(journal, clock, committed=self._committed)
+        # Has the next journal entry say something else than parts (a ``Fact``). From any thread.
         self.say = self._rounds.state_fact
         self._commits = self._make_commits()
+        # Holds what was taken against the local store.
         self.continuity = self._make_continuity(store, prefix)
         self._compensation = self._make_compensation()
         self._merging = self._make_merging(store, prefix)
@@ -383,11 +362,7 @@ class TieredDispatcher:
         """Body of the dispatch thread: follow the local store until ``stop`` says so.
 
         Args:
-            stop: Asked between windows.
             until_idle: Return when the committed end is reached.
-
-        Raises:
-            TieredStoreError: The local store cannot be read.
         """
         starts = self._files.starts()
         fall_behind = self._compensation.fall_behind
@@ -475,9 +450,6 @@ class TieredDispatcher:
 
         Returns:
             How many are being sealed.
-
-        Raises:
-            TieredStoreError: The dispatcher has ended by itself.
         """
         told: list[threading.Event] = []
         for queue, lives in self._journal.state.queues.items():
@@ -678,11 +650,9 @@ class Compensation:
         """Wire it.
 
         Args:
-            local: Read in bulk.
             context: How much to read at once, and whether memory has room for it.
             take: Appends a batch to a queue's buffer, if the queue was reopened just so often; with None: commits what the
                 buffer holds.
-            file: Write side of a queue.
             state_fact: Has the next journal entry say something.
             continuity: Says whether a queue goes on where it was.
         """

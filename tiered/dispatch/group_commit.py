@@ -75,13 +75,7 @@ if TYPE_CHECKING:
 
 
 class Uploader:
-    """Puts objects under keys that no other try has. From any thread.
-
-    Attributes:
-        budget: Keeps small bundles of level 0 for a while.
-        on_stored: Told of commits that are durable and about to be named, in the order of each queue, while they still
-            have their records; must not raise.
-    """
+    """Puts objects under keys that no other try has. From any thread."""
 
     def __init__(
         self,
@@ -98,16 +92,12 @@ class Uploader:
         """Begin.
 
         Args:
-            store: Where the objects go.
-            prefix: Of the broker.
-            generation: Our reign.
-            writer: Our id.
             clock: Keys of bundles begin with the time.
             escapes_case: The store takes names for one that differ only in case (``tiered.keys``).
             sequences: Numbers of its objects, each once; default: 0, 1, ... See ``tiered.keys.guest_sequences``.
             budget: Keeps what is put for the merge that will gather it; None: nothing is kept.
         """
-        self.budget = budget or MemoryBudget(0)
+        self.budget = budget or MemoryBudget(0)  # keeps small bundles of level 0 for a while
         self._store = store
         self._escapes_case = escapes_case
         self._prefix = prefix
@@ -115,6 +105,8 @@ class Uploader:
         self._writer = writer
         self._clock = clock
         self._sequences = sequences or itertools.count()
+        # Told of commits that are durable and about to be named, in the order of each queue, while they still have
+        # their records; must not raise.
         self.on_stored: Callable[[Sequence[GroupCommit]], None] = lambda _some: None
 
     def put_commits(self, commits: Sequence[GroupCommit], *, alone: bool) -> StoredBundle:
@@ -270,14 +262,11 @@ class InFlight:
     On a slow way all that share it take as long as their sum, until all of them miss their deadline, are sent again, and
     miss it again. So each that was quick allows one more, and each that was slow, whatever became of it, half as many;
     whatever the speed, what is on its way stays far from the deadline. Not thread safe.
-
-    Attributes:
-        limit: From 1 to ``uploads_max``.
     """
 
     def __init__(self, uploads_max: int) -> None:
         self._max = uploads_max
-        self.limit = min(_AT_FIRST, uploads_max)
+        self.limit = min(_AT_FIRST, uploads_max)  # from 1 to ``uploads_max``
 
     def ended(self, took_s: float, *, is_stored: bool) -> None:
         """Learn how long one took. That it failed quickly says nothing about the way."""
@@ -288,13 +277,7 @@ class InFlight:
 
 
 class GroupCommitter:
-    """Uploads group commits, round by round. From any thread.
-
-    Attributes:
-        flush: Take every buffer, due or not.
-        is_awaited: The follower waits for memory, so whatever has it is taken.
-        last_success_s: Monotonic time of the last upload that went well.
-    """
+    """Uploads group commits, round by round. From any thread."""
 
     def __init__(
         self,
@@ -307,7 +290,6 @@ class GroupCommitter:
         """Wire it.
 
         Args:
-            uploader: Makes the bundles.
             submit: Told of what is durable, in the order of each queue.
             context: Its ``wake`` is set when a round is due, for whoever calls ``scan``.
             guard: Runs a thread's body and reports its error.
@@ -333,9 +315,10 @@ class GroupCommitter:
         self._planned: deque[Sequence[GroupCommit]] = deque()
         self._in_flight = InFlight(settings.uploads_max)
         self._uploading = 0
-        self.flush = False
-        self.is_awaited = False
+        self.flush = False  # take every buffer, due or not
+        self.is_awaited = False  # the follower waits for memory, so whatever has it is taken
         self._is_growing = False
+        # Monotonic time of the last upload that went well.
         self.last_success_s = clock.monotonic_s()
 
     @contextmanager
@@ -595,15 +578,10 @@ def refused(error: BackendError) -> TieredStoreError:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something else than a part that the next entry shall say.
-
-    Attributes:
-        action: The action.
-        done: Called when the entry is durable.
-    """
+    """Something else than a part that the next entry shall say."""
 
     action: Action
-    done: Callable[[], None]
+    done: Callable[[], None]  # called when the entry is durable
 
 
 class RoundBuilder:
@@ -619,8 +597,6 @@ class RoundBuilder:
         """Wire the builder.
 
         Args:
-            journal: Ours alone from now on.
-            clock: For pauses.
             committed: Told of what an entry has named, when it is durable.
         """
         self._journal = journal
@@ -656,7 +632,6 @@ class RoundBuilder:
 
         Raises:
             FencedError: Another writer has taken over.
-            StoreUnavailableError: Told to stop while the store did not answer.
         """
         while not stop.is_set():
             self._clock.wait(self._wake, 0.25)

@@ -155,15 +155,10 @@ def plan_reads(parts: Iterable[Part]) -> list[list[Part]]:
 
 @dataclass(frozen=True, slots=True)
 class MergedBundle:
-    """A bundle that a merge has made.
+    """A bundle that a merge has made."""
 
-    Attributes:
-        output: What it was to be.
-        stored: What it is.
-    """
-
-    output: MergeOutput
-    stored: StoredBundle
+    output: MergeOutput  # what it was to be
+    stored: StoredBundle  # what it is
 
     def action(self) -> Action:
         """For the journal."""
@@ -190,9 +185,6 @@ class Merger:
         """Wire it.
 
         Args:
-            uploader: Makes the bundles.
-            store: Where the parts are read.
-            prefix: The broker's, ending in a slash.
             pace: Waits until so many bytes may be uploaded.
             packer: Compresses what is of the last level; None: nothing does.
         """
@@ -291,11 +283,7 @@ def row_of(run: MergeRun) -> SectionRow:
 
 
 class MergeThread:
-    """Gathers what is due.
-
-    Attributes:
-        stands_back: Dispatch has much to catch up with; then this thread begins only when there is much to gather.
-    """
+    """Gathers what is due."""
 
     def __init__(
         self,
@@ -310,11 +298,7 @@ class MergeThread:
         """Wire it; no thread runs yet.
 
         Args:
-            uploader: Makes the bundles.
-            store: Where the parts are read.
-            prefix: The broker's, ending in a slash.
             context: Policy, pauses, rate, and whether memory is short.
-            state: What the journal says now.
             say: Has the next entry say something (``RoundBuilder.state_fact``).
         """
         settings = context.settings
@@ -333,6 +317,7 @@ class MergeThread:
         self._wake = threading.Event()
         self._new = 0
         self._is_busy = True  # it looks when it begins
+        # Dispatch has much to catch up with; then this thread begins only when there is much to gather.
         self.stands_back = False
         self._damaged: set[str] = set()
         self._planned: MergePlan | None = None

@@ -31,13 +31,9 @@ _SECTION_BYTES = 8 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """How merging compresses.
+    """How merging compresses."""
 
-    Attributes:
-        level: Of zstd.
-    """
-
-    level: int = PACK_LEVEL
+    level: int = PACK_LEVEL  # of zstd
 
     def __post_init__(self) -> None:
         if not 1 <= self.level <= PACK_LEVEL_MAX:
@@ -46,44 +42,34 @@ class Compression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchSettings:
-    """Settings of a dispatcher.
-
-    Attributes:
-        freshness_s: A committed message is durable in the tier at most so long after it is seen, while the store answers.
-        bundle_bytes: A round's bundles are of about so many bytes; it is due at half as many more (``round_bytes``).
-        buffer_bytes_max: Limit of the records held in memory; see ``tiered.dispatch.settings`` for the formula.
-        window_bytes: Bytes of the local log looked at in one step (more where queues are many, ``step_bytes``): two
-            bundles of default size, with room to spare, so that they are not three.
-        uploads_max: Bundles on their way at once.
-        segment_bytes_max: A segment of the commit log is rolled at this size.
-        segment_age_hours_max: And at this age.
-        poll_s: Pause between two looks at a store that grows slowly or not at all, at most; see ``pause_s``.
-        backoff_s_min: First pause after a failed upload of a queue; doubled each time, with jitter.
-        backoff_s_max: Greatest such pause.
-        fan_in: Bundles of a level that are merged into the next.
-        merged_bytes_max: Of a bundle that merging makes.
-        own_bytes: A queue (a topic) with so many bytes in a merge gets bundles of its own.
-        read_rate_bytes_s: Bytes of the local store read in a second, at most; 0: no limit.
-        upload_rate_bytes_s: Bytes uploaded in a second, at most; 0: no limit. Merging has the same limit once more.
-        compression: How merging compresses records at the last level; None: not at all.
-    """
+    """Settings of a dispatcher."""
 
     freshness_s: float = 2.0
+    """A committed message is durable in the tier at most so long after it is seen, while the store answers."""
     bundle_bytes: int = 16 * MIB
+    """A round's bundles are of about so many bytes; it is due at half as many more (``round_bytes``)."""
     buffer_bytes_max: int = 128 * MIB
+    """Limit of the records held in memory; see ``tiered.dispatch.settings`` for the formula."""
     window_bytes: int = 30 * MIB
-    uploads_max: int = 8
-    segment_bytes_max: int = 1024 * MIB
-    segment_age_hours_max: float = 24.0
+    """Bytes of the local log looked at in one step (more where queues are many, ``step_bytes``): two bundles of
+    default size, with room to spare, so that they are not three."""
+    uploads_max: int = 8  # bundles on their way at once
+    segment_bytes_max: int = 1024 * MIB  # a segment of the commit log is rolled at this size
+    segment_age_hours_max: float = 24.0  # and at this age
     poll_s: float = 0.5
+    """Pause between two looks at a store that grows slowly or not at all, at most; see ``pause_s``."""
     backoff_s_min: float = 0.1
-    backoff_s_max: float = 30.0
-    fan_in: int = FAN_IN
-    merged_bytes_max: int = BUNDLE_BYTES_MAX
+    """First pause after a failed upload of a queue; doubled each time, with jitter."""
+    backoff_s_max: float = 30.0  # greatest such pause
+    fan_in: int = FAN_IN  # bundles of a level that are merged into the next
+    merged_bytes_max: int = BUNDLE_BYTES_MAX  # of a bundle that merging makes
     own_bytes: int = OWN_BYTES
-    read_rate_bytes_s: int = 0
+    """A queue (a topic) with so many bytes in a merge gets bundles of its own."""
+    read_rate_bytes_s: int = 0  # bytes of the local store read in a second, at most; 0: no limit
     upload_rate_bytes_s: int = 0
+    """Bytes uploaded in a second, at most; 0: no limit. Merging has the same limit once more."""
     compression: Compression | None = field(default_factory=Compression)
+    """How merging compresses records at the last level; None: not at all."""
 
     def __post_init__(self) -> None:
         for name in ("freshness_s", "bundle_bytes", "window_bytes", "uploads_max", "poll_s"):
@@ -278,53 +264,33 @@ class Throttle:
 
 @dataclass(slots=True)
 class DispatchCounters:
-    """Totals since the dispatcher started.
+    """Totals since the dispatcher started."""
 
-    Attributes:
-        messages: Items committed, holes included.
-        record_bytes: Bytes of records committed.
-        parts: Parts committed.
-        bundles: Bundles that they lie in.
-        rounds: Journal entries written for them.
-        uploads_failed: Uploads that failed or whose outcome is unknown.
-        switches: File switches after a failed upload.
-        lock_misses: Batches that dispatch left to compensation because a queue was busy.
-        compensated: Batches taken by compensation.
-        gaps: Gaps recorded.
-        taken_back: Times that a queue was ended at an earlier offset, because the broker has other messages from there on.
-        begun_anew: Times that a queue began anew, because the broker has nothing of its history any more.
-        quarantined: Damaged records put into quarantine.
-        missing: Queue offsets of which the local store should have a message, and has nothing.
-        sealed_segments: Segments sealed on request.
-        merged_bundles: Bundles made by merging.
-        merged_parts: Parts that were gathered into these.
-        merged_bytes: Bytes of those, records and index, as they are before they are packed.
-        merged_stored_bytes: What is stored of them.
-        merges_failed: Tries of merging that the store did not carry out; each is tried again.
-        unmergeable_bundles: Bundles left as they are, because something in them is damaged or gone.
-    """
-
-    messages: int = 0
-    record_bytes: int = 0
-    parts: int = 0
-    bundles: int = 0
-    rounds: int = 0
-    uploads_failed: int = 0
-    switches: int = 0
-    lock_misses: int = 0
-    compensated: int = 0
-    gaps: int = 0
+    messages: int = 0  # items committed, holes included
+    record_bytes: int = 0  # bytes of records committed
+    parts: int = 0  # parts committed
+    bundles: int = 0  # bundles that they lie in
+    rounds: int = 0  # journal entries written for them
+    uploads_failed: int = 0  # uploads that failed or whose outcome is unknown
+    switches: int = 0  # file switches after a failed upload
+    lock_misses: int = 0  # batches that dispatch left to compensation because a queue was busy
+    compensated: int = 0  # batches taken by compensation
+    gaps: int = 0  # gaps recorded
     taken_back: int = 0
+    """Times that a queue was ended at an earlier offset, because the broker has other messages from there on."""
     begun_anew: int = 0
-    quarantined: int = 0
+    """Times that a queue began anew, because the broker has nothing of its history any more."""
+    quarantined: int = 0  # damaged records put into quarantine
     missing: int = 0
-    sealed_segments: int = 0
-    merged_bundles: int = 0
-    merged_parts: int = 0
-    merged_bytes: int = 0
-    merged_stored_bytes: int = 0
-    merges_failed: int = 0
+    """Queue offsets of which the local store should have a message, and has nothing."""
+    sealed_segments: int = 0  # segments sealed on request
+    merged_bundles: int = 0  # bundles made by merging
+    merged_parts: int = 0  # parts that were gathered into these
+    merged_bytes: int = 0  # bytes of those, records and index, as they are before they are packed
+    merged_stored_bytes: int = 0  # what is stored of them
+    merges_failed: int = 0  # tries of merging that the store did not carry out; each is tried again
     unmergeable_bundles: int = 0
+    """Bundles left as they are, because something in them is damaged or gone."""
 
 
 # -- context -----------------------------------------------------------------------------------------
@@ -332,27 +298,19 @@ class DispatchCounters:
 
 @dataclass(frozen=True, slots=True)
 class DispatchContext:
-    """What all parts of one dispatcher share.
+    """What all parts of one dispatcher share."""
 
-    Attributes:
-        settings: Limits and periods.
-        budget: Memory held.
-        clock: Time.
-        rng: Jitter.
-        stop: Ends everything when set; nothing new is begun.
-        wake: Set when the scanner may have something to do.
-        room: Set when memory has been given back.
-        counters: Where to count.
-    """
-
-    settings: DispatchSettings
-    budget: MemoryBudget
-    clock: Clock
-    rng: random.Random
+    settings: DispatchSettings  # limits and periods
+    budget: MemoryBudget  # memory held
+    clock: Clock  # time
+    rng: random.Random  # jitter
     stop: threading.Event = field(default_factory=threading.Event)
+    """Ends everything when set; nothing new is begun."""
     wake: threading.Event = field(default_factory=threading.Event)
+    """Set when the scanner may have something to do."""
     room: threading.Event = field(default_factory=threading.Event)
-    counters: DispatchCounters = field(default_factory=DispatchCounters)
+    """Set when memory has been given back."""
+    counters: DispatchCounters = field(default_factory=DispatchCounters)  # where to count
 
     def backoff_s(self, failures: int) -> float:
         """Pause before the next try, from the number of failures in a row: doubled each time, with jitter."""

@@ -96,37 +96,25 @@ class RecordBlock:
 
     Positions are byte addresses in ``buffer``. For a record with the fault SHORT, MAGIC, SIZE or
     LENGTHS only ``positions``, ``sizes`` and ``faults`` mean anything: the rest of it is 0.
-
-    Attributes:
-        buffer: What was parsed; kept alive, not copied.
-        positions: int64[n].
-        sizes: int32[n], whole record.
-        faults: uint8[n], of ``RecordFault``; ``check_records`` adds to it.
-        body_crcs: uint32[n], as stored.
-        queue_ids: int32[n].
-        queue_offsets: int64[n].
-        physical_offsets: int64[n], as stored in the record.
-        sys_flags: int32[n].
-        store_timestamps_ms: int64[n], UTC.
-        body_positions, body_sizes: int64[n], int32[n].
-        topic_positions, topic_sizes: int64[n], int32[n].
-        properties_positions, properties_sizes: int64[n], int32[n].
     """
 
-    buffer: Buffer
-    positions: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int32]
-    faults: npt.NDArray[np.uint8]
-    body_crcs: npt.NDArray[np.uint32]
-    queue_ids: npt.NDArray[np.int32]
-    queue_offsets: npt.NDArray[np.int64]
-    physical_offsets: npt.NDArray[np.int64]
-    sys_flags: npt.NDArray[np.int32]
-    store_timestamps_ms: npt.NDArray[np.int64]
+    buffer: Buffer  # what was parsed; kept alive, not copied
+    positions: npt.NDArray[np.int64]  # int64[n]
+    sizes: npt.NDArray[np.int32]  # int32[n], whole record
+    faults: npt.NDArray[np.uint8]  # uint8[n], of ``RecordFault``; ``check_records`` adds to it
+    body_crcs: npt.NDArray[np.uint32]  # uint32[n], as stored
+    queue_ids: npt.NDArray[np.int32]  # int32[n]
+    queue_offsets: npt.NDArray[np.int64]  # int64[n]
+    physical_offsets: npt.NDArray[np.int64]  # int64[n], as stored in the record
+    sys_flags: npt.NDArray[np.int32]  # int32[n]
+    store_timestamps_ms: npt.NDArray[np.int64]  # int64[n], UTC
+    # body_positions, body_sizes: int64[n], int32[n].
     body_positions: npt.NDArray[np.int64]
     body_sizes: npt.NDArray[np.int32]
+    # topic_positions, topic_sizes: int64[n], int32[n].
     topic_positions: npt.NDArray[np.int64]
     topic_sizes: npt.NDArray[np.int32]
+    # properties_positions, properties_sizes: int64[n], int32[n].
     properties_positions: npt.NDArray[np.int64]
     properties_sizes: npt.NDArray[np.int32]
 
@@ -164,7 +152,6 @@ def parse_records(
     """Gather the fields of the records at ``positions``, which may come in any order and overlap.
 
     Args:
-        buffer: Holds the records.
         positions: int64[n], of first bytes.
         sizes: int32[n], what the caller believes; a record that says otherwise gets the fault SIZE.
 
@@ -312,7 +299,6 @@ def check_records(
     Args:
         block: Its ``faults`` are changed. Records that have a fault already are left as they are.
         expected_physical: int64[n], the local physical offset of each record; None: not compared.
-        check_crc: Read every body.
     """
     if expected_physical is not None:
         elsewhere = block.physical_offsets != expected_physical
@@ -350,19 +336,12 @@ class Stop(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A chain of records.
+    """A chain of records."""
 
-    Attributes:
-        positions: int64[n], where each record begins in the buffer.
-        sizes: int32[n], bytes of each record.
-        end: Where the walk stopped: one past the last record.
-        stop: Why.
-    """
-
-    positions: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int32]
-    end: int
-    stop: Stop
+    positions: npt.NDArray[np.int64]  # int64[n], where each record begins in the buffer
+    sizes: npt.NDArray[np.int32]  # int32[n], bytes of each record
+    end: int  # where the walk stopped: one past the last record
+    stop: Stop  # why
 
 
 def walk_records(buffer: Buffer, start: int, end: int, *, size_max: int) -> Walk:
@@ -373,8 +352,6 @@ def walk_records(buffer: Buffer, start: int, end: int, *, size_max: int) -> Walk
     tried cost more.
 
     Args:
-        buffer: Holds the records.
-        start: Where a record begins.
         end: One past the last byte to look at.
         size_max: Bytes of the largest record that is believed.
 
@@ -426,17 +403,12 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Records of a block, divided by queue.
+    """Records of a block, divided by queue."""
 
-    Attributes:
-        queues: In the order in which they first occur.
-        indices: int64[m], the records of the first queue in block order, then those of the second, …
-        starts: Where the records of each queue begin in ``indices``; last ``m``.
-    """
-
-    queues: list[MessageQueue]
+    queues: list[MessageQueue]  # in the order in which they first occur
     indices: Indices
-    starts: list[int]
+    """int64[m], the records of the first queue in block order, then those of the second, …"""
+    starts: list[int]  # where the records of each queue begin in ``indices``; last ``m``
 
     def __len__(self) -> int:
         """Number of queues."""
@@ -472,7 +444,6 @@ def queue_groups(block: RecordBlock, *, among: npt.NDArray[np.bool_] | None = No
     divided by plain comparison.
 
     Args:
-        block: Parsed records.
         among: bool[n], which records to take; default: those without a fault. (Others must have a
             topic: a record whose fault is CRC or PHYSICAL_OFFSET has.)
     """
@@ -602,7 +573,6 @@ def topics_equal(block: RecordBlock, indices: Indices, topic: str) -> npt.NDArra
     """Whether each of the records at ``indices`` is of ``topic``; False where a fault hides it.
 
     Args:
-        block: Parsed records.
         indices: int64[m], into the block.
         topic: As in ``MessageQueue``: other bytes than UTF-8 by surrogate escapes.
     """
@@ -836,12 +806,9 @@ def split_records(
     """Walk, parse and check what lies in ``[start, end)`` of a piece of the local log.
 
     Args:
-        buffer: Holds the piece.
-        start: Where a record begins.
         end: One past the last byte to look at.
         physical_offset: Local physical offset of the byte at ``start``.
         size_max: Bytes of the largest record that is believed.
-        check_crc: Read every body.
 
     Returns:
         The records, faults included, and the walk. A record with a fault does not end the walk as

@@ -96,15 +96,11 @@ _CHECK: Final = Struct(">qqqq")
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """What ``timercheck`` says.
-
-    Attributes:
-        read_ms: All that is due below it has been delivered, unless it came into the topic later.
-        queue_offset: What is below it is in the wheel (or was, and was delivered).
-    """
+    """What ``timercheck`` says."""
 
     read_ms: int = 0
-    queue_offset: int = 0
+    """All that is due below it has been delivered, unless it came into the topic later."""
+    queue_offset: int = 0  # what is below it is in the wheel (or was, and was delivered)
 
 
 def decode_timer_check(data: bytes) -> TimerCheck:

@@ -150,25 +150,15 @@ SECTION_ROW: Final = np.dtype([*SECTION.descr, *SECTION_SPARSE.descr])
 
 @dataclass(frozen=True, slots=True)
 class SectionPlace:
-    """Where a section lies in its bundle, and how it is divided: all that a reader has to know.
+    """Where a section lies in its bundle, and how it is divided: all that a reader has to know."""
 
-    Attributes:
-        start: Position in the bundle.
-        records_bytes: Size of the records.
-        stored_bytes: What is stored of them; less than ``records_bytes`` if they are packed.
-        count: Items.
-        size_bytes: Of the whole section.
-        crc: CRC-32 of everything before the block table.
-        gone: Items that are not stored: the section is sparse.
-    """
-
-    start: int
-    records_bytes: int
-    stored_bytes: int
-    count: int
-    size_bytes: int
-    crc: int
-    gone: int = 0
+    start: int  # position in the bundle
+    records_bytes: int  # size of the records
+    stored_bytes: int  # what is stored of them; less than ``records_bytes`` if they are packed
+    count: int  # items
+    size_bytes: int  # of the whole section
+    crc: int  # CRC-32 of everything before the block table
+    gone: int = 0  # items that are not stored: the section is sparse
 
     @property
     def is_packed(self) -> bool:
@@ -212,11 +202,7 @@ class SectionPlace:
         return self.items_at + self.stored_items_bytes
 
     def check(self, *, where: str) -> None:
-        """Hold the sizes against each other.
-
-        Raises:
-            DataError: They contradict each other.
-        """
+        """Hold the sizes against each other."""
         entry = _PACKED_ENTRY.itemsize if self.is_packed else _CRC.itemsize
         entries = _blocks(self.records_bytes, self.block_bytes)
         entries += _blocks(self.stored_items_bytes)
@@ -236,15 +222,10 @@ def _blocks(size: int, block_bytes: int = BLOCK_BYTES) -> int:
 
 
 class Section(NamedTuple):
-    """A section ready to be put into a bundle.
+    """A section ready to be put into a bundle."""
 
-    Attributes:
-        buffers: Its bytes, in order; the records' are the caller's own, not copied.
-        place: Its sizes and checksum; ``start`` is 0.
-    """
-
-    buffers: Sequence[Buffer]
-    place: SectionPlace
+    buffers: Sequence[Buffer]  # its bytes, in order; the records' are the caller's own, not copied
+    place: SectionPlace  # its sizes and checksum; ``start`` is 0
 
 
 def sparse_items(items: Buffer) -> bytes | None:
@@ -261,11 +242,7 @@ def sparse_items(items: Buffer) -> bytes | None:
 
 
 def dense_items(stored: Buffer, place: SectionPlace, *, where: str) -> memoryview:
-    """All items of a section, from what is stored of them, checked.
-
-    Raises:
-        DataError: Their numbers are not those of such items.
-    """
+    """All items of a section, from what is stored of them, checked."""
     if not place.gone:
         return memoryview(stored).cast("B")
     some = np.frombuffer(memoryview(stored).cast("B"), SPARSE_ITEM)
@@ -399,17 +376,11 @@ def _block_crcs(buffers: Sequence[Buffer]) -> tuple[int, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class SectionTable:
-    """The sections of a bundle, in columns.
+    """The sections of a bundle, in columns."""
 
-    Attributes:
-        topics: Names that the column ``topic`` counts.
-        rows: ``SECTION_ROW``, one a section, in the order in which they lie.
-        level: Of the bundle.
-    """
-
-    topics: Sequence[str]
-    rows: npt.NDArray[np.void]
-    level: int = 0
+    topics: Sequence[str]  # names that the column ``topic`` counts
+    rows: npt.NDArray[np.void]  # ``SECTION_ROW``, one a section, in the order in which they lie
+    level: int = 0  # of the bundle
 
     def __len__(self) -> int:
         """Number of sections."""
@@ -461,7 +432,6 @@ def tail_bytes(footer: Buffer, *, where: str) -> int:
 
     Args:
         footer: The last ``FOOTER_BYTES`` of it, at least.
-        where: Its key, for messages.
 
     Raises:
         DataError: The footer is damaged, or the object is no bundle.
@@ -490,11 +460,8 @@ def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
 
     Args:
         tail: Its last ``tail_bytes``, or more.
-        object_bytes: Size of the whole object.
-        where: Its key, for messages.
 
     Raises:
-        DataError: It is damaged, or contradicts itself.
         OtherVersionError: It is whole, and of another form.
     """
     view = memoryview(tail).cast("B")
@@ -520,12 +487,6 @@ def find_table(tail: Buffer, object_bytes: int, level: int, *, where: str) -> Se
 
     Args:
         tail: The end of the object, or all of it.
-        object_bytes: Size of the object.
-        level: That the bundle is taken to have.
-        where: Its key, for messages.
-
-    Raises:
-        DataError: There is none that proves itself.
     """
     data = bytes(memoryview(tail).cast("B"))
     at = data.rfind(_FRAME_MAGIC)
@@ -556,11 +517,7 @@ def _lies_behind(table: SectionTable, position: int) -> bool:
 
 
 def unpack_table(packed: Buffer, level: int = 0, *, where: str) -> SectionTable:
-    """Undo ``pack_table``: of a whole bundle, or of those of its sections that an entry names.
-
-    Raises:
-        DataError: It is none, or contradicts itself.
-    """
+    """Undo ``pack_table``: of a whole bundle, or of those of its sections that an entry names."""
     table = _parse_table(_unpacked_table(memoryview(packed).cast("B"), where), level, where)
     rows = table.rows
     wrong = (rows["topic"] >= len(table.topics)) | (rows["holes"] > rows["count"])
@@ -610,17 +567,12 @@ def _parse_table(data: bytes, level: int, where: str) -> SectionTable:
 
 @dataclass(frozen=True, slots=True)
 class SectionBlocks:
-    """A section's block table, proven: what ranges of it are read and checked by.
-
-    Attributes:
-        place: Of the section.
-        starts: Position in the section of each block, records, then dictionary, then items; last the table's own.
-        crcs: CRC-32 of each, as stored.
-    """
+    """A section's block table, proven: what ranges of it are read and checked by."""
 
     place: SectionPlace
     starts: npt.NDArray[np.int64]
-    crcs: npt.NDArray[np.uint32]
+    """Position in the section of each block, records, then dictionary, then items; last the table's own."""
+    crcs: npt.NDArray[np.uint32]  # CRC-32 of each, as stored
 
     @classmethod
     def parse(cls, data: Buffer, place: SectionPlace, *, where: str) -> SectionBlocks:
@@ -628,11 +580,6 @@ class SectionBlocks:
 
         Args:
             data: The section's bytes from ``place.table_at`` on.
-            place: As the journal has it.
-            where: Of the bundle, for messages.
-
-        Raises:
-            DataError: It is not the table of that section.
         """
         place.check(where=where)
         view = memoryview(data).cast("B")
@@ -656,11 +603,6 @@ class SectionBlocks:
 
         Args:
             data: The section's bytes up to ``place.table_at``, proven (``check_section``).
-            place: As the journal has it.
-            where: Of the bundle, for messages.
-
-        Raises:
-            DataError: The records are not blocks one after another.
         """
         place.check(where=where)
         view = memoryview(data).cast("B")[: place.table_at]
@@ -695,7 +637,6 @@ class SectionBlocks:
 
         Args:
             data: Whole blocks that were read from a position of the section.
-            start: That position.
         """
         view = memoryview(data).cast("B")
         first = int(np.searchsorted(self.starts, start))
@@ -759,12 +700,7 @@ class RecordsUnpacker:
         """Take the dictionary in.
 
         Args:
-            blocks: The section's block table.
             dictionary: Its bytes, checked; may be empty.
-            where: Of the bundle, for messages.
-
-        Raises:
-            DataError: The dictionary is none.
         """
         self._blocks = blocks
         self._where = where
@@ -781,12 +717,8 @@ class RecordsUnpacker:
         """Records' bytes of whole blocks.
 
         Args:
-            stored: Their bytes as stored, checked.
             start: Position of the first in the records; where a block begins.
             end: One past the last; where a block ends.
-
-        Raises:
-            DataError: A frame is not one of exactly its block.
         """
         view, room = memoryview(stored).cast("B"), np.empty(end - start, np.uint8).data
         starts, at = self._blocks.starts, 0
@@ -823,11 +755,6 @@ def check_section(data: Buffer, place: SectionPlace, *, where: str) -> None:
 
     Args:
         data: Its bytes up to the block table, at least.
-        place: As the journal has it.
-        where: Of the bundle, for messages.
-
-    Raises:
-        DataError: It is damaged.
     """
     view = memoryview(data).cast("B")
     if len(view) < place.table_at or zlib_ng.crc32(view[: place.table_at]) != place.crc:
@@ -864,8 +791,6 @@ def train(payload: Buffer, *, level: int = PACK_LEVEL, size_bytes: int = DICTION
 
     Args:
         payload: Records; samples are taken from all over it.
-        level: Of zstd, at which it will be used.
-        size_bytes: Largest dictionary.
 
     Returns:
         Nothing when the payload is too small, or has nothing in common with itself.

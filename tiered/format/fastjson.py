@@ -19,15 +19,11 @@ _TOO_MANY_DIGITS: Final = "a number of more digits than Python reads"
 
 
 class JsonError(ValueError):
-    """Text that is not JSON of this kind, or not all of it.
-
-    Attributes:
-        position: Character at which it fails.
-    """
+    """Text that is not JSON of this kind, or not all of it."""
 
     def __init__(self, what: str, position: int) -> None:
         super().__init__(f"{what} at character {position}")
-        self.position = position
+        self.position = position  # character at which it fails
 
 
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 (JSON is of any type)

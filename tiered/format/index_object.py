@@ -100,15 +100,10 @@ def places_of(keys: Hashes) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """Items with the same upper half of their hash, which only their times tell apart.
+    """Items with the same upper half of their hash, which only their times tell apart."""
 
-    Attributes:
-        at: int64[n], where they lie, ascending.
-        upper: uint64[n], what is the same.
-    """
-
-    at: npt.NDArray[np.int64]
-    upper: Hashes
+    at: npt.NDArray[np.int64]  # int64[n], where they lie, ascending
+    upper: Hashes  # uint64[n], what is the same
 
     @classmethod
     def of(cls, keys: Hashes) -> Ties:
@@ -138,17 +133,11 @@ def build_filter(ordered: Hashes, bits: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class KeyFilter:
-    """Directory and fingerprints of one object. Immutable; about 2.25 bytes an item.
+    """Directory and fingerprints of one object. Immutable; about 2.25 bytes an item."""
 
-    Attributes:
-        bits: Of a bucket's number.
-        directory: uint32[2^bits + 1].
-        prints: uint16[count].
-    """
-
-    bits: int
-    directory: npt.NDArray[np.uint32]
-    prints: npt.NDArray[np.uint16]
+    bits: int  # of a bucket's number
+    directory: npt.NDArray[np.uint32]  # uint32[2^bits + 1]
+    prints: npt.NDArray[np.uint16]  # uint16[count]
 
     @classmethod
     def parse(cls, data: Buffer, count: int, bits: int, *, where: str) -> KeyFilter:
@@ -186,10 +175,7 @@ def check_payload(payload: Buffer, count: int, lengths: list[int], *, where: str
     """Check the whole payload of an object.
 
     Args:
-        payload: All of it.
-        count: Items that it has to have.
         lengths: How many queue offsets it covers of each queue in its list.
-        where: Key of the object, for messages.
 
     Raises:
         OtherVersionError: It contradicts itself, though it is proven; the message says how.

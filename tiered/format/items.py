@@ -67,7 +67,6 @@ def decode_items(data: Buffer, dtype: np.dtype[np.void] = ITEM) -> Items:
     """The whole items in ``data``, as a view; bytes of an incomplete last item are left out.
 
     Args:
-        data: Begins with an item.
         dtype: ``ITEM`` or ``BATCH_ITEM``.
     """
     view = memoryview(data)

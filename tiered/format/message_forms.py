@@ -77,7 +77,6 @@ def decompress_body(body: bytes, sys_flag: int, *, bytes_max: int = BODY_BYTES_M
     """The body as a client gets it.
 
     Args:
-        body: As stored.
         sys_flag: Of the record; without the compressed bit ``body`` is returned as it is.
         bytes_max: Largest result that is made (inclusive).
 
@@ -148,7 +147,6 @@ def compress_body(body: bytes, compression: int) -> tuple[bytes, int]:
     """Compress a body as a producer does.
 
     Args:
-        body: Plain.
         compression: ``COMPRESSION_ZLIB``, ``COMPRESSION_LZ4`` or ``COMPRESSION_ZSTD``.
 
     Returns:
@@ -212,7 +210,6 @@ def split_batch(record: Record, *, body_bytes_max: int = BODY_BYTES_MAX) -> list
     offset are 0, as Java gives them.
 
     Args:
-        record: Any.
         body_bytes_max: Bound on the body once it is unpacked.
 
     Raises:
@@ -241,11 +238,7 @@ def split_batch(record: Record, *, body_bytes_max: int = BODY_BYTES_MAX) -> list
 
 
 def decode_inner_messages(body: bytes) -> Iterator[InnerMessage]:
-    """The inner messages of a plain body, in order.
-
-    Raises:
-        DataError: The sizes do not fill the body exactly.
-    """
+    """The inner messages of a plain body, in order."""
     position = 0
     while position < len(body):
         if position + _HEAD.size + _SHORT.size > len(body):
@@ -297,14 +290,10 @@ def message_json(
 
     Args:
         record: The message; an inner message as ``split_batch`` gives it.
-        tag_code: Of its consume-queue item.
         log_offset: Where its record begins in the tiered commit log; None when it is not from a
             tier.
         raw_body: Leave the body as stored (and the compressed bit set).
         stored_sys_flag: Of the record that holds an inner message; default: the record's own.
-
-    Raises:
-        DataError: The body cannot be unpacked.
     """
     plain = record.body if raw_body else decompress_body(record.body, record.sys_flag)
     properties = record.properties
@@ -391,11 +380,7 @@ def message_line(
 def messages_json(
     record: Record, *, tag_code: int, log_offset: int | None, raw_body: bool
 ) -> list[dict[str, Any]]:
-    """The messages of a record: one, or those of an inner batch in order. See ``message_json``.
-
-    Raises:
-        DataError: The body cannot be unpacked or split.
-    """
+    """The messages of a record: one, or those of an inner batch in order. See ``message_json``."""
     return [
         message_json(
             message,

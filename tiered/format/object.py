@@ -55,40 +55,24 @@ Head = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What stands behind an object's payload.
+    """What stands behind an object's payload."""
 
-    Attributes:
-        payload_bytes: Size of the payload.
-        trailer_bytes: Size of the trailer itself.
-        block_bytes: Size of the blocks that have a checksum.
-        block_crcs: CRC-32 of each block.
-        payload_crc: CRC-32 of the payload.
-        description: What the object says of itself.
-    """
-
-    payload_bytes: int
-    trailer_bytes: int
-    block_bytes: int
-    block_crcs: tuple[int, ...]
-    payload_crc: int
-    description: Mapping[str, Any]
+    payload_bytes: int  # size of the payload
+    trailer_bytes: int  # size of the trailer itself
+    block_bytes: int  # size of the blocks that have a checksum
+    block_crcs: tuple[int, ...]  # CRC-32 of each block
+    payload_crc: int  # CRC-32 of the payload
+    description: Mapping[str, Any]  # what the object says of itself
 
 
 @dataclass(frozen=True, slots=True)
 class SealedObject:
-    """An object ready to be uploaded.
+    """An object ready to be uploaded."""
 
-    Attributes:
-        buffers: The payload, then the trailer.
-        payload_bytes: Size of the payload.
-        payload_crc: CRC-32 of the payload.
-        trailer_bytes: Size of the trailer.
-    """
-
-    buffers: Sequence[Buffer]
-    payload_bytes: int
-    payload_crc: int
-    trailer_bytes: int
+    buffers: Sequence[Buffer]  # the payload, then the trailer
+    payload_bytes: int  # size of the payload
+    payload_crc: int  # CRC-32 of the payload
+    trailer_bytes: int  # size of the trailer
 
     @property
     def size_bytes(self) -> int:
@@ -114,15 +98,8 @@ def trailer_size(tail: bytes) -> int:
 def _split_trailer(tail: bytes, *, where: str) -> tuple[int, Head, bytes]:
     """Take a trailer apart, of whatever version.
 
-    Args:
-        tail: The end of the object, holding at least the whole trailer.
-        where: Key of the object, for messages.
-
     Returns:
         Its version, its head, and what stands before the footer.
-
-    Raises:
-        DataError: The trailer is damaged, or the object is none of ours.
     """
     size = trailer_size(tail)
     if not size:
@@ -139,11 +116,7 @@ def _split_trailer(tail: bytes, *, where: str) -> tuple[int, Head, bytes]:
 
 
 def _read_description(text: bytes, where: str) -> Mapping[str, Any]:
-    """A right checksum proves no good will: whoever may write into a bucket can compute it.
-
-    Raises:
-        OtherVersionError: It is no JSON object.
-    """
+    """A right checksum proves no good will: whoever may write into a bucket can compute it."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -168,7 +141,6 @@ def build_object(
     Args:
         buffers: The payload's bytes, to be joined in order.
         description: JSON-able; what a rebuild from a listing needs to know.
-        block_bytes: Size of the checksummed blocks.
     """
     payload_bytes, payload_crc, crcs = _checksums(buffers, block_bytes)
     text = json.dumps(description, separators=(",", ":"), sort_keys=True).encode()
@@ -205,7 +177,6 @@ def parse_trailer(tail: bytes, *, where: str) -> Trailer:
 
     Args:
         tail: The end of the object, holding at least the whole trailer.
-        where: Key of the object, for messages.
 
     Raises:
         DataError: The trailer is damaged, or the object is none of ours.

@@ -117,7 +117,6 @@ def offset_msg_id(store_host: str, physical_offset: int) -> str:
 
     Args:
         store_host: ``ip:port`` or ``[ip]:port``.
-        physical_offset: Local physical offset.
     """
     return (pack_host(store_host) + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
 
@@ -187,60 +186,35 @@ class RecordFault(IntEnum):
 
 
 class RecordError(ValueError):
-    """Bytes that are no sound record. Retrying helps only while they are still being written.
-
-    Attributes:
-        fault: Which check failed.
-        detail: With the values that differ.
-    """
+    """Bytes that are no sound record. Retrying helps only while they are still being written."""
 
     def __init__(self, fault: RecordFault, detail: str) -> None:
         super().__init__(f"{fault.name}: {detail}")
-        self.fault = fault
-        self.detail = detail
+        self.fault = fault  # which check failed
+        self.detail = detail  # with the values that differ
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The fields of one record, as stored.
+    """The fields of one record, as stored."""
 
-    Attributes:
-        size: Bytes of the whole record.
-        version: 1 or 2.
-        body_crc: As stored; not compared by this class.
-        queue_id: Number of the queue in its topic.
-        flag: The producer's flag.
-        queue_offset: Ordinal in the queue; of an inner batch, that of its first message.
-        physical_offset: Byte address in the local log.
-        sys_flag: See ``tiered.format.sysflag``.
-        born_timestamp_ms: Producer's clock, UTC.
-        born_host: ``ip:port`` or ``[ip]:port``.
-        store_timestamp_ms: Broker's clock, UTC.
-        store_host: The broker, in the same form.
-        reconsume_times: How often it was sent back.
-        prepared_transaction_offset: Physical offset of the half message, or 0.
-        body: As stored, perhaps compressed.
-        topic: Bytes that are no UTF-8 are kept by surrogate escapes.
-        properties_raw: As stored.
-    """
-
-    size: int
-    version: int
-    body_crc: int
-    queue_id: int
-    flag: int
-    queue_offset: int
-    physical_offset: int
-    sys_flag: int
-    born_timestamp_ms: int
-    born_host: str
-    store_timestamp_ms: int
-    store_host: str
-    reconsume_times: int
-    prepared_transaction_offset: int
-    body: bytes
-    topic: str
-    properties_raw: bytes
+    size: int  # bytes of the whole record
+    version: int  # 1 or 2
+    body_crc: int  # as stored; not compared by this class
+    queue_id: int  # number of the queue in its topic
+    flag: int  # the producer's flag
+    queue_offset: int  # ordinal in the queue; of an inner batch, that of its first message
+    physical_offset: int  # byte address in the local log
+    sys_flag: int  # see ``tiered.format.sysflag``
+    born_timestamp_ms: int  # producer's clock, UTC
+    born_host: str  # ``ip:port`` or ``[ip]:port``
+    store_timestamp_ms: int  # broker's clock, UTC
+    store_host: str  # the broker, in the same form
+    reconsume_times: int  # how often it was sent back
+    prepared_transaction_offset: int  # physical offset of the half message, or 0
+    body: bytes  # as stored, perhaps compressed
+    topic: str  # bytes that are no UTF-8 are kept by surrogate escapes
+    properties_raw: bytes  # as stored
 
     @property
     def properties(self) -> dict[str, str]:
@@ -268,7 +242,6 @@ def decode_record(
     """Decode and check the record that begins at ``position``.
 
     Args:
-        buffer: May go on behind the record.
         position: Of the record's first byte; at least 0.
         check_crc: Compare the body with its CRC. An empty body is never compared (nor does the
             broker).

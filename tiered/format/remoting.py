@@ -89,29 +89,17 @@ class Form(IntEnum):
 
 @dataclass(slots=True)
 class Command:
-    """A request or an answer. Nobody changes one: frozen, it would take three times as long to make.
+    """A request or an answer. Nobody changes one: frozen, it would take three times as long to make."""
 
-    Attributes:
-        code: What is asked, or how it went.
-        opaque: Number of the request among its connection's.
-        flag: ``ANSWER``, ``ONEWAY``.
-        remark: For people; empty: none.
-        fields: The named values, all as text.
-        body: Pieces that follow one another; what was decoded has one or none.
-        language: Of the sender; what is not in ``LANGUAGES`` is ``OTHER``.
-        version: Ordinal of the sender's version.
-        form: Of the header.
-    """
-
-    code: int
-    opaque: int = 0
-    flag: int = 0
-    remark: str = ""
-    fields: Mapping[str, str] = field(default_factory=dict)
-    body: Sequence[Buffer] = ()
-    language: str = "JAVA"
-    version: int = VERSION
-    form: Form = Form.JSON
+    code: int  # what is asked, or how it went
+    opaque: int = 0  # number of the request among its connection's
+    flag: int = 0  # ``ANSWER``, ``ONEWAY``
+    remark: str = ""  # for people; empty: none
+    fields: Mapping[str, str] = field(default_factory=dict)  # the named values, all as text
+    body: Sequence[Buffer] = ()  # pieces that follow one another; what was decoded has one or none
+    language: str = "JAVA"  # of the sender; what is not in ``LANGUAGES`` is ``OTHER``
+    version: int = VERSION  # ordinal of the sender's version
+    form: Form = Form.JSON  # of the header
 
     @property
     def is_answer(self) -> bool:
@@ -161,9 +149,6 @@ def frame_size(prefix: Buffer) -> int:
 
 def decode(frame: bytes) -> Command:
     """Undo ``encode``.
-
-    Args:
-        frame: What follows the size.
 
     Raises:
         FrameError: The bytes are no frame.
@@ -339,13 +324,8 @@ class RemotingClient:
         """Connect.
 
         Args:
-            host: Of the server.
-            port: Likewise.
             timeout_s: How long nothing may come of an answer that is waited for.
             connect_s: How long connecting may take; None: as long.
-
-        Raises:
-            OSError: The server cannot be reached.
         """
         self._opaque, self._timeout_s = count(1), timeout_s
         self._socket = socket.create_connection((host, port), connect_s or timeout_s)

@@ -169,21 +169,14 @@ Spans = tuple[Indices, Indices]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of some messages: one element a key in each array, in no particular order.
+    """The keys of some messages: one element a key in each array, in no particular order."""
 
-    Attributes:
-        hashes: uint64[n], see ``tiered.index.extract``.
-        queue_offsets: int64[n], of the message.
-        positions: int64[n], of its record in the batch's data (``shifted``: in the tiered commit log).
-        sizes: int32[n], of its record.
-        store_ms: int64[n], store time.
-    """
-
-    hashes: Hashes
-    queue_offsets: Indices
+    hashes: Hashes  # uint64[n], see ``tiered.index.extract``
+    queue_offsets: Indices  # int64[n], of the message
     positions: Indices
-    sizes: npt.NDArray[np.int32]
-    store_ms: Indices
+    """int64[n], of its record in the batch's data (``shifted``: in the tiered commit log)."""
+    sizes: npt.NDArray[np.int32]  # int32[n], of its record
+    store_ms: Indices  # int64[n], store time
 
     def __len__(self) -> int:
         """Number of keys."""
@@ -213,38 +206,23 @@ def shifted(keys: Keys, log_offset: int) -> Keys:
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """Records that are messages of their own, of any queues: one element a record in each array.
+    """Records that are messages of their own, of any queues: one element a record in each array."""
 
-    Attributes:
-        buffer: Holds them.
-        ends: int64[n], where in ``buffer`` each ends.
-        positions: int64[n], where it begins in the data of its batch.
-        sizes: int32[n].
-        properties_sizes: int32[n].
-        store_ms: int64[n].
-        offsets: int64[n], queue offsets.
-        seeds: Of the hashes of each record's keys; one for all.
-    """
-
-    buffer: Buffer
-    ends: Indices
-    positions: Indices
-    sizes: npt.NDArray[np.int32]
-    properties_sizes: npt.NDArray[np.int32]
-    store_ms: Indices
-    offsets: Indices
-    seeds: Hashes | int
+    buffer: Buffer  # holds them
+    ends: Indices  # int64[n], where in ``buffer`` each ends
+    positions: Indices  # int64[n], where it begins in the data of its batch
+    sizes: npt.NDArray[np.int32]  # int32[n]
+    properties_sizes: npt.NDArray[np.int32]  # int32[n]
+    store_ms: Indices  # int64[n]
+    offsets: Indices  # int64[n], queue offsets
+    seeds: Hashes | int  # of the hashes of each record's keys; one for all
 
 
 def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
     """The keys of a batch, some thousand records at a time; holes have none.
 
     Args:
-        batch: Records of one queue.
         seed: ``topic_seed`` of its topic.
-
-    Raises:
-        DataError: A record is damaged.
     """
     if batch.properties_sizes is not None:
         for begin in range(0, batch.count, PIECE_RECORDS):
@@ -268,9 +246,6 @@ def extract_all(batches: Sequence[RecordBatch]) -> list[list[Keys]]:
     """The keys of many batches, those of each as of ``extract_keys``.
 
     What a call costs goes by the records, not by the batches: small ones are taken together.
-
-    Raises:
-        DataError: A record is damaged.
     """
     found: list[list[Keys]] = [[] for _ in batches]
     small: list[int] = []

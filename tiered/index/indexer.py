@@ -103,9 +103,6 @@ class WorkFile:
 
         Args:
             directory: Where; None: where the system has its temporary files.
-
-        Raises:
-            OSError: It cannot be made.
         """
         self._directory = directory or tempfile.gettempdir()
         # Unbuffered: what a full disk has refused must not be tried again by `close`, which would fail then.
@@ -133,12 +130,7 @@ class WorkFile:
             self.count += len(hashes)
 
     def blocks(self) -> Iterator[tuple[int, Hashes, Items]]:
-        """Everything as it was added, each with the number of its first item.
-
-        Raises:
-            DataError: It is not what was written.
-            OSError: It cannot be read.
-        """
+        """Everything as it was added, each with the number of its first item."""
         self._file.seek(0)
         start = 0
         for count, crc in self._blocks:
@@ -195,8 +187,6 @@ class IndexBuilder:
         """Wire it; the work file is made when something is added.
 
         Args:
-            store: Where objects go.
-            prefix: Of the broker, ending in a slash.
             next_id: Id of an object that is about to be begun.
             directory: For the work file; None: the system's for temporary files.
             pace: Called with the bytes of an upload before it begins; may wait.
@@ -245,14 +235,8 @@ class IndexBuilder:
         """Add the keys of records; see ``add``.
 
         Args:
-            queue: Whose.
-            incarnation: Which life.
-            batch: The records.
             log_offset: Of the first byte of ``batch.data`` in the tiered commit log.
             cut_by: See ``Cover``.
-
-        Raises:
-            DataError: A record is damaged.
         """
         found = extract_keys(batch, topic_seed(queue.topic))
         keys_ = (shifted(some, log_offset) for some in found)
@@ -274,15 +258,9 @@ class IndexBuilder:
         After any error the builder has to be reset: nobody knows how much of it counts.
 
         Args:
-            queue: Whose.
-            incarnation: Which life.
-            start: First queue offset.
             end: One past the last.
             found: Their keys; positions are log offsets.
             cut_by: See ``Cover``.
-
-        Raises:
-            OSError: The work file cannot be written.
         """
         covered = self._cover(queue, incarnation, start, cut_by)
         work = self._work = self._work or WorkFile(self._directory)
@@ -300,8 +278,6 @@ class IndexBuilder:
         """Sort, and store the object.
 
         Raises:
-            DataError: The work file has changed.
-            OSError: It cannot be read.
             BackendError: The object is not stored, or nobody knows.
         """
         assert not self.is_empty
@@ -418,27 +394,16 @@ class _HeldKeys:
 
 @dataclass(frozen=True, slots=True)
 class StoredSection:
-    """A section that was just stored, while its records are in memory.
+    """A section that was just stored, while its records are in memory."""
 
-    Attributes:
-        bundle: Key of its bundle.
-        start: Its position there.
-        log_offset: Of its first record.
-        batches: Its records.
-    """
-
-    bundle: str
-    start: int
-    log_offset: int
+    bundle: str  # key of its bundle
+    start: int  # its position there
+    log_offset: int  # of its first record
     batches: Sequence[RecordBatch]
 
 
 class KeyFeed:
-    """Holds the keys of parts, by bundle and position of their section.
-
-    Attributes:
-        refused: Parts for whose records there was no room.
-    """
+    """Holds the keys of parts, by bundle and position of their section."""
 
     def __init__(self, clock: Clock, bytes_max: int = FEED_BYTES_MAX) -> None:
         self._clock = clock
@@ -448,7 +413,7 @@ class KeyFeed:
         self._offered: deque[Sequence[StoredSection]] = deque()
         self._offered_bytes = 0
         self._held: OrderedDict[tuple[str, int], _HeldKeys] = OrderedDict()
-        self.refused = 0
+        self.refused = 0  # parts for whose records there was no room
 
     @property
     def memory_bytes(self) -> int:
@@ -547,12 +512,7 @@ class _Reading:
 
 
 class Indexer:
-    """Gives a builder what no index covers yet.
-
-    Attributes:
-        builder: Collects it.
-        damaged: Lives that cannot be read, and why.
-    """
+    """Gives a builder what no index covers yet."""
 
     def __init__(
         self, builder: IndexBuilder, store: ObjectStore, prefix: str, feed: KeyFeed | None = None
@@ -560,12 +520,10 @@ class Indexer:
         """Wire it.
 
         Args:
-            builder: Empty.
-            store: The tier's.
-            prefix: Of the broker.
             feed: Where to look first.
         """
-        self.builder = builder
+        self.builder = builder  # collects it
+        # Lives that cannot be read, and why.
         self.damaged: dict[tuple[MessageQueue, int], DataError] = {}
         self._store = store
         self._prefix = prefix
@@ -579,8 +537,6 @@ class Indexer:
         """Take the next records, of any queues.
 
         Args:
-            state: What the journal says now.
-            bytes_max: Stop at so many bytes of records.
             items_max: And when so many items are collected.
 
         Returns:

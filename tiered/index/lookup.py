@@ -83,21 +83,16 @@ TIME_MAX: Final = 2**63 - 1
 
 @dataclass(slots=True)
 class Lookup:
-    """What was found.
-
-    Attributes:
-        hits: Newest first; of equal store times the greater queue offset first.
-        unscanned: Messages that are not indexed yet and were not looked at, for the limit; 0: nothing is missing.
-        damaged: What could not be read; messages there may be missing.
-        lost: How many messages these are; of a damaged index object nobody knows.
-        objects_read: Index objects of which items were read.
-    """
+    """What was found."""
 
     hits: list[Hit] = field(default_factory=list)
+    """Newest first; of equal store times the greater queue offset first."""
     unscanned: int = 0
+    """Messages that are not indexed yet and were not looked at, for the limit; 0: nothing is missing."""
     damaged: list[DataError] = field(default_factory=list)
-    lost: int = 0
-    objects_read: int = 0
+    """What could not be read; messages there may be missing."""
+    lost: int = 0  # how many messages these are; of a damaged index object nobody knows
+    objects_read: int = 0  # index objects of which items were read
 
     @property
     def is_complete(self) -> bool:
@@ -107,25 +102,16 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is looked for.
+    """What is looked for."""
 
-    Attributes:
-        topic: Of the messages.
-        key: One of a message's keys, or its unique id.
-        from_ms: Stored at this time or later.
-        until_ms: Stored before this time.
-        count: So many, the newest (> 0, else ``InvalidError``).
-        every_life: Also in lives of queues that are over (deleted topics, what brokers took back).
-        scan_bytes_max: Limit of what is read because no index covers it yet.
-    """
-
-    topic: str
-    key: str
-    from_ms: int = -TIME_MAX
-    until_ms: int = TIME_MAX
-    count: int = COUNT
+    topic: str  # of the messages
+    key: str  # one of a message's keys, or its unique id
+    from_ms: int = -TIME_MAX  # stored at this time or later
+    until_ms: int = TIME_MAX  # stored before this time
+    count: int = COUNT  # so many, the newest (> 0, else ``InvalidError``)
     every_life: bool = False
-    scan_bytes_max: int = SCAN_BYTES_MAX
+    """Also in lives of queues that are over (deleted topics, what brokers took back)."""
+    scan_bytes_max: int = SCAN_BYTES_MAX  # limit of what is read because no index covers it yet
 
     def __post_init__(self) -> None:
         if self.count <= 0:
@@ -143,27 +129,16 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that has the key.
+    """A message that has the key."""
 
-    Attributes:
-        queue: Where it is.
-        incarnation: In which life of the queue.
-        life: Number of that life among the queue's.
-        queue_offset: In that life.
-        store_ms: Store time, UTC.
-        message: The message; an inner message as ``split_batch`` gives it.
-        stored: The record that holds it.
-        log_offset: Of that record in the tiered commit log.
-    """
-
-    queue: MessageQueue
-    incarnation: int
-    life: int
-    queue_offset: int
-    store_ms: int
-    message: Record
-    stored: Record
-    log_offset: int
+    queue: MessageQueue  # where it is
+    incarnation: int  # in which life of the queue
+    life: int  # number of that life among the queue's
+    queue_offset: int  # in that life
+    store_ms: int  # store time, UTC
+    message: Record  # the message; an inner message as ``split_batch`` gives it
+    stored: Record  # the record that holds it
+    log_offset: int  # of that record in the tiered commit log
 
     @property
     def tag_code(self) -> int:
@@ -216,7 +191,6 @@ class IndexedLife:
         now. So the record has to be of this queue and queue offset, or it is looked up in the consume queue.
 
         Raises:
-            DataError: It is damaged.
             BackendError: It could not be read (``ObjectNotFoundError``: the journal is to be replayed).
         """
         part = self.part_of(candidate.queue_offset)
@@ -228,11 +202,7 @@ class IndexedLife:
         return self.hit(*found, candidate.queue_offset, key) if found else None
 
     def hit(self, stored: Record, log_offset: int, offset: int, key: str) -> Hit | None:
-        """The message of a record at a queue offset, if it has the key.
-
-        Raises:
-            DataError: It is an inner batch that cannot be unpacked.
-        """
+        """The message of a record at a queue offset, if it has the key."""
         message = next((m for m in split_batch(stored) if m.queue_offset == offset), None)
         if message is None or not has_key(message, key):
             return None
@@ -324,19 +294,12 @@ Spread = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a lookup works with.
+    """What a lookup works with."""
 
-    Attributes:
-        views: Lives of queues, for reading messages.
-        objects: The index objects, and the filters in memory.
-        spread: Fetches messages.
-        read_bytes: How much of what is not indexed is read at once, about.
-    """
-
-    views: LifeViews
-    objects: IndexObjects
-    spread: Spread
-    read_bytes: int
+    views: LifeViews  # lives of queues, for reading messages
+    objects: IndexObjects  # the index objects, and the filters in memory
+    spread: Spread  # fetches messages
+    read_bytes: int  # how much of what is not indexed is read at once, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +317,6 @@ class Search:
         """Ask nothing yet.
 
         Args:
-            means: What it works with.
-            state: What the journal says.
-            wish: What is looked for.
             gone_is_damage: An object that is gone is damage; else an ``ObjectNotFoundError``.
         """
         self._objects = means.objects
@@ -582,15 +542,10 @@ FILTER_BYTES_MAX: Final = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What is kept of an index object.
+    """What is kept of an index object."""
 
-    Attributes:
-        filter: Directory and fingerprints.
-        crcs: uint32[n], CRC-32 of each block of the payload.
-    """
-
-    filter: KeyFilter
-    crcs: npt.NDArray[np.uint32]
+    filter: KeyFilter  # directory and fingerprints
+    crcs: npt.NDArray[np.uint32]  # uint32[n], CRC-32 of each block of the payload
 
     @property
     def memory_bytes(self) -> int:
@@ -612,8 +567,6 @@ class IndexObjects:
         """Hold nothing yet.
 
         Args:
-            store: The tier's.
-            prefix: Of the broker.
             filter_bytes_max: Budget of all filters; one that is larger by itself is loaded each time.
             tell: Told how many bytes are held, whenever that changes; with a lock held.
         """
@@ -631,12 +584,7 @@ class IndexObjects:
         return self._bytes
 
     def load(self, index: IndexObject) -> Loaded:
-        """The filter of an object: from memory, or with one request.
-
-        Raises:
-            DataError: It is damaged.
-            BackendError: It could not be read.
-        """
+        """The filter of an object: from memory, or with one request."""
         key = index.place.key
         with self._lock:
             held = self._held.get(key)
@@ -654,12 +602,7 @@ class IndexObjects:
         return loaded
 
     def items(self, index: IndexObject, loaded: Loaded, start: int, end: int) -> Items:
-        """Items ``[start, end)``, with one request.
-
-        Raises:
-            DataError: They are damaged.
-            BackendError: They could not be read.
-        """
+        """Items ``[start, end)``, with one request."""
         low, high = start * ITEM_BYTES, end * ITEM_BYTES
         first = low // INDEX_BLOCK_BYTES * INDEX_BLOCK_BYTES
         last = min(-(-high // INDEX_BLOCK_BYTES) * INDEX_BLOCK_BYTES, index.place.payload_bytes)
@@ -738,11 +681,7 @@ _REPLAYS_MAX: Final = 4
 
 
 class IndexReader:
-    """Looks keys up in one broker's tier.
-
-    Attributes:
-        objects: Its index objects, and the filters in memory.
-    """
+    """Looks keys up in one broker's tier."""
 
     def __init__(
         self,
@@ -757,14 +696,13 @@ class IndexReader:
         """Read nothing yet.
 
         Args:
-            store: The tier's.
-            prefix: Of the broker, ending in a slash.
             journal: Is refreshed when an object is gone; default: one of its own.
             filter_bytes_max: Budget of the filters that are kept in memory, and, while a lookup runs, of the messages that
                 it looks at since no index covers them (or one that is larger).
             tell: See ``IndexObjects``.
             spread: Fetches messages (``map`` of an executor: several at once).
         """
+        # Its index objects, and the filters in memory.
         self.objects = IndexObjects(store, prefix, filter_bytes_max=filter_bytes_max, tell=tell)
         read_bytes = min(READ_BYTES, filter_bytes_max // 2)
         self._means = Means(LifeViews(store, prefix), self.objects, spread, read_bytes)
@@ -775,11 +713,6 @@ class IndexReader:
 
         Args:
             state: What the journal says, as new as the answer has to be.
-            wish: What is looked for.
-
-        Raises:
-            BackendError: The tier did not answer.
-            TieredStoreError: The journal cannot be replayed any more.
         """
         for _ in range(_REPLAYS_MAX):
             try:

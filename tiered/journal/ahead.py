@@ -56,7 +56,6 @@ class JournalBytes:
 
         Args:
             store: May be called from any thread.
-            listed: The journal, just listed.
         """
         ahead = _ReadAhead(store, self, listed)
         try:

@@ -66,12 +66,7 @@ class _LeftBehindError(Exception):
 
 
 class JournalWriter(Generic[S]):
-    """The writing end of a journal.
-
-    Attributes:
-        writer: Our 8-hex-digit id.
-        generation: Our reign; 0 before ``take_reign`` and for those who do not reign.
-    """
+    """The writing end of a journal."""
 
     def __init__(
         self,
@@ -93,10 +88,8 @@ class JournalWriter(Generic[S]):
             store: Where the journal lies. Must be able to put if absent, and must not retry by itself: an answer that
                 was lost is our business here.
             prefix: Of the broker (or archive), ending in a slash.
-            machine: The state machine.
             writer: Random id of this process, 8 hex digits.
             clock: For the time stamps and the pauses between tries.
-            rng: For the jitter of the pauses.
             stop: When set, tries end with ``StoreUnavailableError`` instead of going on.
             give_up_s: They end so, too, when the store has not taken an entry for so long.
             on_failure: Told of each try that failed. Somebody hears of it, so what only a person can mend (credentials,
@@ -116,8 +109,8 @@ class JournalWriter(Generic[S]):
         self._stop = stop
         self._lock = threading.RLock()
         self._in_flight = 0
-        self.writer = writer
-        self.generation = 0
+        self.writer = writer  # our 8-hex-digit id
+        self.generation = 0  # our reign; 0 before ``take_reign`` and for those who do not reign
         self._checkpoint_not_before_s = 0.0
         self._give_up_s = give_up_s
         self._give_up_at_s = math.inf
@@ -140,12 +133,7 @@ class JournalWriter(Generic[S]):
         return self._reader.end
 
     def catch_up(self) -> None:
-        """Replay to the head. A store is asked again a few times, but not one that cannot be reached and never answered.
-
-        Raises:
-            DataError: The journal is damaged.
-            BackendError: The store could not be read.
-        """
+        """Replay to the head. A store is asked again a few times, but not one that cannot be reached and never answered."""
         with self._lock:
             self._reader.catch_up()
 
@@ -161,7 +149,6 @@ class JournalWriter(Generic[S]):
         Raises:
             JournalLostError: The journal ends before that.
             FencedError: Another writer took a reign at the same moment.
-            BackendError: The journal could not be read.
         """
         with self._lock:
             self.catch_up()
@@ -178,7 +165,6 @@ class JournalWriter(Generic[S]):
         checkpoint of this entry is there (``require_checkpoint``).
 
         Args:
-            number: Of our entry.
             state: The state after which the journal is to go on.
             holder: See ``take_reign``.
 
@@ -210,7 +196,6 @@ class JournalWriter(Generic[S]):
         """Make one entry durable and apply it.
 
         Args:
-            actions: What happened.
             check: Called with the state before the first try, and again whenever another's entry came between; raises
                 what it likes when the actions presume something that does not hold (any more).
 
@@ -259,9 +244,6 @@ class JournalWriter(Generic[S]):
 
         Where nobody reigns nobody is fenced by that. What we were about to append may have become history before the place
         went, or not: the caller's ``check`` says what must not be there yet.
-
-        Raises:
-            FencedError: The journal does not reach so far: it is another one.
         """
         number = self._in_flight
         reader = JournalReader(self._reading, self._prefix, self._machine, writes=True)
@@ -403,11 +385,7 @@ class JournalWriter(Generic[S]):
                 pause_s = self._pause(pause_s, what, error)
 
     def _pause(self, pause_s: float, what: str, error: BackendError) -> float:
-        """Wait before another try; the next pause.
-
-        Raises:
-            StoreUnavailableError: There is to be no other try.
-        """
+        """Wait before another try; the next pause."""
         may_help = error.retriable
         if self._on_failure is not None:
             self._on_failure(error)

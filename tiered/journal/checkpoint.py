@@ -70,17 +70,11 @@ _DIGEST_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class ShardName:
-    """How a checkpoint names a shard.
+    """How a checkpoint names a shard."""
 
-    Attributes:
-        number: Of the entry at which it was stored.
-        digest: The first 16 hex digits of the SHA-256 of its bytes.
-        size_bytes: Of the object.
-    """
-
-    number: int
-    digest: str
-    size_bytes: int
+    number: int  # of the entry at which it was stored
+    digest: str  # the first 16 hex digits of the SHA-256 of its bytes
+    size_bytes: int  # of the object
 
     def row(self) -> list[Any]:
         """As JSON: the fields in order."""
@@ -162,12 +156,7 @@ def digest_of(data: bytes) -> str:
 
 
 def read_shard(store: ObjectStore, prefix: str, name: ShardName) -> bytes:
-    """A shard's bytes.
-
-    Raises:
-        DataError: It is gone, or not what the checkpoint says.
-        BackendError: It could not be read.
-    """
+    """A shard's bytes."""
     key = name.key(prefix)
     try:
         data = store.get(key)
@@ -191,26 +180,18 @@ _LEVEL = 3
 
 @dataclass(frozen=True, slots=True)
 class CheckpointText:
-    """What a checkpoint says.
+    """What a checkpoint says."""
 
-    Attributes:
-        number: Of the entry.
-        last: Checksum of that entry.
-        state: As ``Machine.dump`` gave it; or what a machine has made of it.
-        shards: What holds the rest of the state.
-    """
-
-    number: int
-    last: int
-    state: Any
-    shards: tuple[ShardName, ...] = ()
+    number: int  # of the entry
+    last: int  # checksum of that entry
+    state: Any  # as ``Machine.dump`` gave it; or what a machine has made of it
+    shards: tuple[ShardName, ...] = ()  # what holds the rest of the state
 
 
 def encode_checkpoint(checkpoint: CheckpointText, *, bytes_max: int = STATE_BYTES_MAX) -> bytes:
     """The object's bytes.
 
     Args:
-        checkpoint: What it is to say.
         bytes_max: A state whose text is longer is not compressed.
     """
     pieces = [json_text(checkpoint.state)]
@@ -224,9 +205,7 @@ def encode_pieces(
     """As ``encode_checkpoint``, of a state that comes as pieces of its JSON text and is never held whole.
 
     Args:
-        checkpoint: All but its state.
         pieces: Of the state's text; see ``json_text``.
-        bytes_max: Limit of the text.
 
     Returns:
         None when the text is longer.
@@ -263,13 +242,9 @@ def decode_checkpoint(
     """Parse a checkpoint of any format.
 
     Args:
-        data: The object's bytes.
-        where: Its key, for messages.
-        bytes_max: No more is unpacked.
         machine: Makes the state; None: it stays JSON values.
 
     Raises:
-        DataError: It is damaged.
         OtherVersionError: It is whole, and of another form; or its state is larger than ``bytes_max``.
     """
     document = open_text(data, where=where, versions=_FORMATS)
@@ -333,10 +308,6 @@ CHECKPOINTS_KEPT = 2
 def replay_starts(entries: Collection[int], checkpoints: Collection[int]) -> list[int]:
     """Where replay up to the head can begin, earliest first.
 
-    Args:
-        entries: Numbers that are there.
-        checkpoints: Likewise.
-
     Returns:
         Numbers of checkpoints behind which no entry is missing; 0 for the beginning of the journal.
     """
@@ -351,7 +322,6 @@ def trim_bound(checkpoints: Collection[int], base: int) -> int:
     """The checkpoint that becomes the oldest; 0 when nothing is to be trimmed.
 
     Args:
-        checkpoints: Numbers of those that are there.
         base: The history behind this entry is still needed.
     """
     kept = sorted(checkpoints)[-CHECKPOINTS_KEPT:]
@@ -383,8 +353,6 @@ def trim_journal(store: ObjectStore, prefix: str, base: int) -> int:
     """Delete what is older than the newest checkpoint that is no newer than ``base``, if another is newer.
 
     Args:
-        store: Of the journal.
-        prefix: Likewise.
         base: The history behind this entry stays.
 
     Returns:

@@ -37,23 +37,14 @@ Action = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One step of a tier's history.
+    """One step of a tier's history."""
 
-    Attributes:
-        number: Place in the journal, from 1.
-        generation: The reign under which it was written; 0 for those who do not reign.
-        writer: 8-hex-digit id of the process that wrote it.
-        time_ms: When, by the writer's wall clock; for people, nothing depends on it.
-        actions: What changed, in order.
-        previous: Checksum of the entry before; 0 for entry 1.
-    """
-
-    number: int
-    generation: int
-    writer: str
-    time_ms: int
-    actions: Sequence[Action]
-    previous: int = 0
+    number: int  # place in the journal, from 1
+    generation: int  # the reign under which it was written; 0 for those who do not reign
+    writer: str  # 8-hex-digit id of the process that wrote it
+    time_ms: int  # when, by the writer's wall clock; for people, nothing depends on it
+    actions: Sequence[Action]  # what changed, in order
+    previous: int = 0  # checksum of the entry before; 0 for entry 1
 
 
 def checksum(data: bytes) -> int:
@@ -70,7 +61,6 @@ def json_members(text: str, listed: str) -> Iterator[tuple[str, Any]]:
     """Members of an object as ``json_text`` writes it, each made a value when it is its turn.
 
     Args:
-        text: Of the object.
         listed: Name of a list that is given as an iterator of its values, to be used up before the next member.
 
     Raises:
@@ -118,12 +108,9 @@ def open_text(
     """Check and parse what ``seal_text`` made.
 
     Args:
-        data: The object's bytes.
-        where: Its key, for messages.
         versions: Format numbers that the caller knows.
 
     Raises:
-        DataError: The checksum is wrong, or the text is cut.
         OtherVersionError: The checksum holds, and it is none of these formats.
     """
     line, _, rest = data.partition(b"\n")
@@ -178,7 +165,6 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
     """Parse an entry.
 
     Raises:
-        DataError: It is damaged.
         OtherVersionError: It is whole, and of another form.
     """
     document = open_text(data, where=where)

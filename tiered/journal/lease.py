@@ -58,17 +58,11 @@ _GENERATION_END: int = 10**NUMBER_DIGITS - 1
 
 
 class JournalEnd(NamedTuple):
-    """How far a journal reaches, or did when somebody looked.
+    """How far a journal reaches, or did when somebody looked."""
 
-    Attributes:
-        generation: The newest reign; 0: none.
-        number: Of the last entry; 0: none.
-        history: Which history it is, for ``rebuild``; empty: it is not told.
-    """
-
-    generation: int = 0
-    number: int = 0
-    history: str = ""
+    generation: int = 0  # the newest reign; 0: none
+    number: int = 0  # of the last entry; 0: none
+    history: str = ""  # which history it is, for ``rebuild``; empty: it is not told
 
     def or_later(self, other: JournalEnd) -> JournalEnd:
         """The later of both: neither number ever falls."""
@@ -85,21 +79,14 @@ NOTHING_KNOWN = JournalEnd()
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process, so that its end can be seen on the same host.
+    """A process, so that its end can be seen on the same host."""
 
-    Attributes:
-        host: Host name.
-        boot: Id of the host's boot; a process id means nothing after another boot.
-        space: Id of the process-id namespace; a process id means nothing in another container.
-        pid: Process id.
-        started: Start time of the process in clock ticks since boot; tells it from a later one with the same id.
-    """
-
-    host: str
-    boot: str
-    space: str
-    pid: int
+    host: str  # host name
+    boot: str  # id of the host's boot; a process id means nothing after another boot
+    space: str  # id of the process-id namespace; a process id means nothing in another container
+    pid: int  # process id
     started: int
+    """Start time of the process in clock ticks since boot; tells it from a later one with the same id."""
 
     @classmethod
     def present(cls) -> Holder:
@@ -135,12 +122,7 @@ _UNKNOWN = LeaseState(Holder("another host", "", "", 0, 0), "", 0, released=Fals
 
 
 class Lease:
-    """Our hold on a tier. Used by one thread at a time.
-
-    Attributes:
-        remembered: The journal's end as the lease told when we took it, or as we have told it since.
-        written_s: When the last write of it that succeeded began, by a clock that never goes back; it lasts from then on.
-    """
+    """Our hold on a tier. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -156,12 +138,8 @@ class Lease:
         """Take nothing yet.
 
         Args:
-            store: The tier's.
-            prefix: Of the broker.
             writer: Our 8-hex-digit id.
-            holder: This process.
             seconds: How long it lasts from each renewal on.
-            clock: Time.
             known: The journal's end, as we know it now; from any thread.
         """
         self._store = store
@@ -172,7 +150,9 @@ class Lease:
         self._clock = clock
         self._known = known
         self._version: Version | None = None
+        # The journal's end as the lease told when we took it, or as we have told it since.
         self.remembered = JournalEnd()
+        # When the last write of it that succeeded began, by a clock that never goes back; it lasts from then on.
         self.written_s = -math.inf
         self._seen: tuple[Version | None, float] = None, 0.0
         """Of another's lease, and since when it is so."""
@@ -277,11 +257,7 @@ class Lease:
         self._version = None
 
     def _version_of_ours(self) -> Version | None:
-        """After a refused write: the version to replace, if a write of ours had landed late.
-
-        Raises:
-            FencedError: The lease is another's, or gone.
-        """
+        """After a refused write: the version to replace, if a write of ours had landed late."""
         present, version = self._read_back()
         damaged = present is None and version is not None  # free, and so ours as well as anybody's
         if not damaged and (present is None or present.writer != self._writer):
@@ -293,11 +269,7 @@ class Lease:
         return version
 
     def _read_back(self) -> tuple[LeaseState | None, Version | None]:
-        """The lease that should be ours.
-
-        Raises:
-            FencedError: Another version of tiered has taken it.
-        """
+        """The lease that should be ours."""
         try:
             return read_lease(self._store, self._key)
         except OtherVersionError as error:
@@ -343,7 +315,6 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
 
     Raises:
         OtherVersionError: It is whole, and of another form.
-        BackendError: It could not be read.
     """
     try:
         data, version = store.get_versioned(key)

@@ -113,14 +113,7 @@ class Guarded(Protocol):
 
 
 class JournalReader(Generic[S]):
-    """Replays a journal and follows it.
-
-    Attributes:
-        state: The state after entry ``number``.
-        number: The last entry that was applied; 0 for an empty journal.
-        last: Checksum of that entry; 0 for an empty journal.
-        since_checkpoint: Entries applied since the newest checkpoint that is known.
-    """
+    """Replays a journal and follows it."""
 
     def __init__(
         self, store: ObjectStore, prefix: str, machine: Machine[S], *, writes: bool = False
@@ -128,19 +121,17 @@ class JournalReader(Generic[S]):
         """Read nothing yet.
 
         Args:
-            store: Where the journal lies.
             prefix: Before its keys, ending in a slash.
-            machine: Makes states of entries.
             writes: Who asks is going to write: then a lease of another version stops it.
         """
         self._writes = writes
         self._store = store
         self._prefix = prefix
         self._machine = machine
-        self.state = machine.initial()
-        self.number = 0
-        self.last = 0
-        self.since_checkpoint = 0
+        self.state = machine.initial()  # the state after entry ``number``
+        self.number = 0  # the last entry that was applied; 0 for an empty journal
+        self.last = 0  # checksum of that entry; 0 for an empty journal
+        self.since_checkpoint = 0  # entries applied since the newest checkpoint that is known
         self._too_large: set[str] = set()
         self._shards: dict[str, ShardName] = {}
         self._is_held = not isinstance(machine, Guarded)
@@ -163,7 +154,6 @@ class JournalReader(Generic[S]):
             DataError: An entry is damaged, or one is missing in the middle and no checkpoint covers it. The state is
                 that of the last entry that could be applied.
             OtherVersionError: An entry or checkpoint is of another version; the state likewise.
-            BackendError: The store could not be read.
         """
         applied = self._catch_up()
         if not self._is_held:
@@ -248,7 +238,6 @@ class JournalReader(Generic[S]):
 
         Raises:
             OtherVersionError: It is of another version.
-            BackendError: It could not be read.
         """
         return self._jump(number)
 
@@ -258,7 +247,6 @@ class JournalReader(Generic[S]):
         Raises:
             DataError: It is damaged, or not the successor of the last one.
             OtherVersionError: It is of another version.
-            BackendError: It could not be read.
         """
         found = self.read_entry(self.number + 1)
         if found is None:
@@ -329,10 +317,6 @@ class JournalReader(Generic[S]):
     ) -> CheckpointText | None:
         """What a checkpoint says; None when there is none with this number.
 
-        Args:
-            number: Of its entry.
-            machine: Makes the state of it.
-
         Raises:
             DataError: It is damaged, or says that it has another number.
             OtherVersionError: It is of another version.
@@ -361,7 +345,6 @@ class JournalReader(Generic[S]):
         """Apply the next entry, which the caller knows to be in the store with these bytes.
 
         Raises:
-            DataError: It is not the successor of the last one.
             OtherVersionError: It says what this version does not understand.
         """
         assert entry.number == self.number + 1

@@ -79,10 +79,7 @@ def reason_left_out(
     """Why a topic is not tiered, or None when it is. Retry and dead-letter topics are tiered.
 
     Args:
-        topic: Name as stored.
         cluster: The broker's cluster, whose name is a topic of its own; None: not known.
-        broker: The broker's name, likewise.
-        static: Static topics of this broker.
     """
     if topic.startswith(LIGHT_PREFIX):
         return "light queue: its messages are tiered with their topic"
@@ -108,19 +105,12 @@ LIGHT_NAMED_MAX = 100
 
 @dataclass(slots=True)
 class QueueState:
-    """One tiered queue.
-
-    Attributes:
-        queue: Which.
-        index: Its consume queue.
-        min: First queue offset whose record is not below the log's minimum.
-        end: One past the last that is committed.
-    """
+    """One tiered queue."""
 
     queue: MessageQueue
-    index: QueueIndex
-    min: int = 0
-    end: int = 0
+    index: QueueIndex  # its consume queue
+    min: int = 0  # first queue offset whose record is not below the log's minimum
+    end: int = 0  # one past the last that is committed
 
     @property
     def bounds(self) -> QueueBounds:
@@ -129,15 +119,7 @@ class QueueState:
 
 
 class Catalog:
-    """Finds the state of a queue, and remembers what is left out.
-
-    Attributes:
-        states: The tiered queues.
-        topics: What the topic tables say.
-        log_min: The log's minimum that the queues' minima go with.
-        others: Indexes of the queues that are left out, as of the last ``load``; light queues are not among them.
-        notes: Lines for the report: what the topic tables had, and names in the directories that are no part of a store.
-    """
+    """Finds the state of a queue, and remembers what is left out."""
 
     def __init__(
         self,
@@ -154,12 +136,14 @@ class Catalog:
         self._layout = layout
         self._cache = cache
         self._cluster, self._broker = cluster, broker
-        self.topics = topics
-        self.states: dict[MessageQueue, QueueState] = {}
+        self.topics = topics  # what the topic tables say
+        self.states: dict[MessageQueue, QueueState] = {}  # the tiered queues
         self._left_out: dict[str, str] = {}
         self._reasons: dict[str, str | None] = {}
-        self.log_min = -1
+        self.log_min = -1  # the log's minimum that the queues' minima go with
+        # Indexes of the queues that are left out, as of the last ``load``; light queues are not among them.
         self.others: list[QueueIndex] = []
+        # Lines for the report: what the topic tables had, and names in the directories that are no part of a store.
         self.notes: tuple[str, ...] = topics.notes
 
     def load(self) -> None:

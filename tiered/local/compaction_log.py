@@ -111,19 +111,12 @@ class MadeList:
 
 @dataclass(frozen=True, slots=True)
 class CompactedFile:
-    """Records and the units that list them.
+    """Records and the units that list them."""
 
-    Attributes:
-        base: Position of the first record.
-        records: Their file.
-        listed: That of the units.
-        count: Units that name a record.
-    """
-
-    base: int
+    base: int  # position of the first record
     records: HeldFile
-    listed: HeldFile | MadeList
-    count: int
+    listed: HeldFile | MadeList  # that of the units
+    count: int  # units that name a record
 
     @classmethod
     def open(cls, folders: tuple[str, str], base: int) -> CompactedFile:
@@ -220,16 +213,12 @@ def _units(file: HeldFile | MadeList, first: int, count: int) -> Units:
 
 
 class CompactionLog:
-    """See the module.
-
-    Attributes:
-        queue: Whose.
-        files: In order; of the last one, which is written to, ``count`` is what was there when it was opened.
-    """
+    """See the module."""
 
     def __init__(self, queue: MessageQueue, files: tuple[CompactedFile, ...]) -> None:
         """Used by ``open``."""
         self.queue = queue
+        # In order; of the last one, which is written to, ``count`` is what was there when it was opened.
         self.files = files
         self._full = [file for file in files if file.count]
         self._lasts = [file.last for file in self._full]
@@ -241,8 +230,6 @@ class CompactionLog:
         """The log of a queue as it is now; None when it has none, or is being changed.
 
         Args:
-            root: Of the store.
-            queue: Whose.
             relists: Make the lists anew that do not fit; only where nobody changes it, since what two passes have left
                 would be taken for one log.
 

@@ -46,19 +46,12 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Entries:
-    """What a consume queue says of ``[start, start + n)``; zeros where it says nothing.
+    """What a consume queue says of ``[start, start + n)``; zeros where it says nothing."""
 
-    Attributes:
-        start: Queue offset of the first.
-        physical_offsets: int64[n], local physical offset of each record.
-        sizes: int32[n], bytes of each record; 0 for what was never written.
-        tag_codes: int64[n].
-    """
-
-    start: int
-    physical_offsets: Longs
-    sizes: Ints
-    tag_codes: Longs
+    start: int  # queue offset of the first
+    physical_offsets: Longs  # int64[n], local physical offset of each record
+    sizes: Ints  # int32[n], bytes of each record; 0 for what was never written
+    tag_codes: Longs  # int64[n]
 
     def __len__(self) -> int:
         """Number of queue offsets."""
@@ -218,7 +211,6 @@ class Units:
         do not mislead it. Units that are not valid say nothing; a lost page is looked over.
 
         Args:
-            low: First unit.
             high: One past the last.
             is_low: bool[n] of n units.
 
@@ -328,16 +320,12 @@ _CLOSING: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class QueueTail:
-    """How a broker's start reads the end of a consume queue.
+    """How a broker's start reads the end of a consume queue."""
 
-    Attributes:
-        end: One past the last queue offset that is listed.
-        max_physical: End of the last listed record (of a batch queue: where it begins), -1 when there is none. Records
-            below it are not listed again at a start.
-    """
-
-    end: int
+    end: int  # one past the last queue offset that is listed
     max_physical: int
+    """End of the last listed record (of a batch queue: where it begins), -1 when there is none. Records below it are
+    not listed again at a start."""
 
 
 class QueueIndex(Protocol):

@@ -60,17 +60,7 @@ _LEFT_READ: Final = 4_000
 
 
 class DeadView:
-    """See the module.
-
-    Attributes:
-        log: The commit log.
-        catalog: The queues.
-        log_end: Where the log ends.
-        torn_bytes: Bytes behind it that are not zero.
-        claims: Decides on records that no entry lists.
-        listing: Entries of the small queues.
-        undecided_end: See ``tiered.local.unlisted.Searched``.
-    """
+    """See the module."""
 
     is_live = False
 
@@ -84,21 +74,21 @@ class DeadView:
         checkpoint: Checkpoint,
         whole_log_bytes_max: int,
     ) -> None:
-        self.log = log
-        self.catalog = catalog
-        self.log_end = 0
-        self.torn_bytes = 0
+        self.log = log  # the commit log
+        self.catalog = catalog  # the queues
+        self.log_end = 0  # where the log ends
+        self.torn_bytes = 0  # bytes behind it that are not zero
         self._sightings = sightings
         self._is_clean = is_clean
         self._pieces = LogPieces(log)
-        self.listing = Listing()
+        self.listing = Listing()  # entries of the small queues
         self._tails: dict[MessageQueue, QueueTail] = {}
         self._listed: dict[MessageQueue, int] = {}
         """One past the last queue offset of which a record was seen that counts."""
         self._walked_from = 0
         """Where the walk under way began."""
-        self.claims = Claims(log, catalog, sightings)
-        self.undecided_end = _FAR
+        self.claims = Claims(log, catalog, sightings)  # decides on records that no entry lists
+        self.undecided_end = _FAR  # see ``tiered.local.unlisted.Searched``
         self._last_stored_ms = 0
         """Store time of the last record within the log's end."""
         self._checkpoint = checkpoint
@@ -133,8 +123,6 @@ class DeadView:
         """Decide on records that their queue does not list; those that count are listed from now on.
 
         Args:
-            state: Their queue.
-            block: Holds the records.
             found: ``is_listed`` is brought up to date.
             walked_from: The log was walked from here to the records, and what was not listed on the way was claimed.
             replayed: A broker's start after a crash would list them again, by its own rules.

@@ -45,24 +45,17 @@ MISSING_REASONS: Final = (HoleReason.DANGLING, HoleReason.MISSING)
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """Which store this is.
+    """Which store this is."""
 
-    Attributes:
-        cluster: Cluster name, or None when the store does not tell.
-        broker: Broker name, or None when the store does not tell.
-        store_id: Mark of this store directory that survives restarts and copies of it, and that another broker's
-            directory does not share, as far as can be told.
-        kind: ``rocketmq`` (later also ``kafka``, ``jmq``).
-        is_live: A broker runs on it now.
-        brokers: Names that the broker may have, where the store does not tell which.
-    """
-
-    cluster: str | None
-    broker: str | None
+    cluster: str | None  # cluster name, or None when the store does not tell
+    broker: str | None  # broker name, or None when the store does not tell
     store_id: str
-    kind: str
-    is_live: bool
+    """Mark of this store directory that survives restarts and copies of it, and that another broker's directory does
+    not share, as far as can be told."""
+    kind: str  # ``rocketmq`` (later also ``kafka``, ``jmq``)
+    is_live: bool  # a broker runs on it now
     brokers: tuple[str, ...] = ()
+    """Names that the broker may have, where the store does not tell which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +75,24 @@ class RecordBatch:
 
     Nobody changes one. It is not frozen since that makes it four times as dear to make, and readers make one for each few
     messages: it was a fifth of what reading cost the reader's own thread.
-
-    Attributes:
-        queue: Whose.
-        base_offset: Queue offset of the first item.
-        data: The raw records one after another, byte for byte as in the local log.
-        positions: int64[n], where each item's record begins in ``data``; items of an inner batch share one.
-        sizes: int32[n], size of the record in bytes; 0 for a hole.
-        tag_codes: int64[n], the consume queue's tag code; for a hole its ``HoleReason``.
-        store_timestamps_ms: int64[n], UTC ms; for a hole that of its neighbour before it (or after it), else -1.
-        physical_offsets: int64[n], local physical offset; -1 where there is none.
-        quarantined: The damaged records of the batch.
-        properties_sizes: int32[n], bytes of each record's properties, with which it ends; None: not known, or some items
-            are holes or of inner batches. It spares whoever wants the properties from parsing the records again.
     """
 
     queue: MessageQueue
-    base_offset: QueueOffset
-    data: Buffer
+    base_offset: QueueOffset  # queue offset of the first item
+    data: Buffer  # the raw records one after another, byte for byte as in the local log
     positions: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int32]
+    """int64[n], where each item's record begins in ``data``; items of an inner batch share one."""
+    sizes: npt.NDArray[np.int32]  # int32[n], size of the record in bytes; 0 for a hole
     tag_codes: npt.NDArray[np.int64]
+    """int64[n], the consume queue's tag code; for a hole its ``HoleReason``."""
     store_timestamps_ms: npt.NDArray[np.int64]
+    """int64[n], UTC ms; for a hole that of its neighbour before it (or after it), else -1."""
     physical_offsets: npt.NDArray[np.int64]
-    quarantined: Sequence[Quarantined] = ()
+    """int64[n], local physical offset; -1 where there is none."""
+    quarantined: Sequence[Quarantined] = ()  # the damaged records of the batch
     properties_sizes: npt.NDArray[np.int32] | None = None
+    """int32[n], bytes of each record's properties, with which it ends; None: not known, or some items are holes or
+    of inner batches. It spares whoever wants the properties from parsing the records again."""
 
     @property
     def count(self) -> int:
@@ -129,49 +115,32 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What is in the store but not proven committed, and why. It is not lost: it is looked at again.
+    """What is in the store but not proven committed, and why. It is not lost: it is looked at again."""
 
-    Attributes:
-        records: Number of records (or consume-queue entries, where the log cannot be walked).
-        size_bytes: Their bytes, as far as known.
-        reason: In one clause; empty when nothing waits.
-        is_behind_damage: The store is stopped and damaged: the broker's next start would give them up. A person should
-            know.
-    """
-
-    records: int = 0
-    size_bytes: int = 0
-    reason: str = ""
+    records: int = 0  # number of records (or consume-queue entries, where the log cannot be walked)
+    size_bytes: int = 0  # their bytes, as far as known
+    reason: str = ""  # in one clause; empty when nothing waits
     is_behind_damage: bool = False
+    """The store is stopped and damaged: the broker's next start would give them up. A person should know."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What was met in the store that is explained and recorded, and is not a failure.
+    """What was met in the store that is explained and recorded, and is not a failure."""
 
-    Attributes:
-        log_min: First physical offset of the log.
-        log_end: Where the readable log ends (recovery's end, or what is proven live).
-        torn_bytes: Bytes behind ``log_end`` that are neither zero nor readable.
-        foreign_entries: Consume-queue entries refused because they point at another queue's record.
-        below_min_entries: Consume-queue entries below the log's minimum.
-        damaged_records: Records that failed their checks below ``log_end``, seen so far.
-        wrong_tag_codes: Consume-queue entries whose tag code was not that of their record, which ruled, seen so far.
-        rebuilt_queues: Queues whose consume queue was missing or damaged and was rebuilt in memory from the log.
-        left_out: Topics and queues that are not tiered.
-        notes: Other things worth a line, such as a config read from its ``.bak``.
-    """
-
-    log_min: PhysicalOffset
-    log_end: PhysicalOffset
-    torn_bytes: int = 0
+    log_min: PhysicalOffset  # first physical offset of the log
+    log_end: PhysicalOffset  # where the readable log ends (recovery's end, or what is proven live)
+    torn_bytes: int = 0  # bytes behind ``log_end`` that are neither zero nor readable
     foreign_entries: int = 0
-    below_min_entries: int = 0
-    damaged_records: int = 0
+    """Consume-queue entries refused because they point at another queue's record."""
+    below_min_entries: int = 0  # consume-queue entries below the log's minimum
+    damaged_records: int = 0  # records that failed their checks below ``log_end``, seen so far
     wrong_tag_codes: int = 0
+    """Consume-queue entries whose tag code was not that of their record, which ruled, seen so far."""
     rebuilt_queues: Sequence[MessageQueue] = ()
-    left_out: Sequence[LeftOut] = ()
-    notes: Sequence[str] = ()
+    """Queues whose consume queue was missing or damaged and was rebuilt in memory from the log."""
+    left_out: Sequence[LeftOut] = ()  # topics and queues that are not tiered
+    notes: Sequence[str] = ()  # other things worth a line, such as a config read from its ``.bak``
     counters: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -241,7 +210,6 @@ class LocalStore(Protocol):
         """Records of one queue from ``start``, straight from its consume queue.
 
         Args:
-            queue: Whose.
             start: First queue offset wanted. Below the minimum, the batch begins at the minimum (the caller sees the
                 gap in ``base_offset``).
             bytes_max: Stop before exceeding it, but take at least one record however large it is (I9).
@@ -259,17 +227,12 @@ class LocalStore(Protocol):
         """What is left of a compacted topic's messages below the queue's minimum, from ``start`` on.
 
         Args:
-            queue: Whose.
             start: First queue offset wanted; the batch may begin later.
             bytes_max: As of ``read``.
-            count_max: Likewise.
 
         Returns:
             Messages, and holes for those that newer ones of their key have replaced; their physical offsets are not the
             commit log's. None where nothing is kept below the minimum.
-
-        Raises:
-            DataError: There is something, and it cannot be read.
         """
         ...
 

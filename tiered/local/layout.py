@@ -61,17 +61,13 @@ _BATCH_BYTES_DEFAULT: Final = 13_800_000
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A directory that can be read.
+    """A directory that can be read."""
 
-    Attributes:
-        root: Its path.
-        log_file_bytes: Size of each commit-log file, the broker's default as long as it is not known.
-        queue_bytes, batch_bytes: Size of each file of a plain and a batch consume queue, where all have one; 0: of each
-            queue its own files tell.
-    """
-
-    root: str
+    root: str  # its path
     log_file_bytes: int
+    # queue_bytes, batch_bytes: Size of each file of a plain and a batch consume queue, where all have one; 0: of each
+    # queue its own files tell.
+    """Size of each commit-log file, the broker's default as long as it is not known."""
     queue_bytes: int = 0
     batch_bytes: int = 0
 
@@ -123,11 +119,7 @@ def inspect(directory: str) -> Layout:
 
 
 def check_contiguous(log: str, bases: tuple[int, ...], file_bytes: int) -> None:
-    """Refuse a log with a file missing in the middle.
-
-    Raises:
-        DataError: Naming the first missing file.
-    """
+    """Refuse a log with a file missing in the middle."""
     for before, after in pairwise(bases):
         if after - before != file_bytes:
             raise DataError(
@@ -372,29 +364,22 @@ _PERM_INHERIT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """What the topic tables tell.
-
-    Attributes:
-        names: Topics that exist; None when no table can be read (then nothing is known).
-        batch: Those of them with a batch consume queue.
-        static: Static topics: their queue offsets are not those that clients see.
-        compacted: Those of them of which only the newest message of each key is to be kept.
-        reserve_hours: How long messages of a topic are to be kept in a tier, hours; topics that do not say are left out.
-        cluster: Name that the system topics bear, or None.
-        broker: Likewise.
-        brokers: Names that the broker may have, where the tables do not tell which.
-        notes: Lines for the report.
-    """
+    """What the topic tables tell."""
 
     names: frozenset[str] | None = None
-    batch: frozenset[str] = frozenset()
+    """Topics that exist; None when no table can be read (then nothing is known)."""
+    batch: frozenset[str] = frozenset()  # those of them with a batch consume queue
     static: frozenset[str] = frozenset()
+    """Static topics: their queue offsets are not those that clients see."""
     compacted: frozenset[str] = frozenset()
+    """Those of them of which only the newest message of each key is to be kept."""
     reserve_hours: Mapping[str, int] = field(default_factory=dict)
-    cluster: str | None = None
-    broker: str | None = None
+    """How long messages of a topic are to be kept in a tier, hours; topics that do not say are left out."""
+    cluster: str | None = None  # name that the system topics bear, or None
+    broker: str | None = None  # likewise
     brokers: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    """Names that the broker may have, where the tables do not tell which."""
+    notes: tuple[str, ...] = field(default=())  # lines for the report
 
 
 def read_topics(root: str) -> Topics:
@@ -425,17 +410,12 @@ def read_topics(root: str) -> Topics:
 
 @dataclass(frozen=True, slots=True)
 class TimerProgress:
-    """How far a broker is with its timers, by its own files, which may be some seconds old.
+    """How far a broker is with its timers, by its own files, which may be some seconds old."""
 
-    Attributes:
-        wheel: Of the timing wheel.
-        delayed: By delay level, from 1, the queue offset behind what is delivered.
-        notes: Lines for the report.
-    """
-
-    wheel: TimerCheck = field(default_factory=TimerCheck)
+    wheel: TimerCheck = field(default_factory=TimerCheck)  # of the timing wheel
     delayed: Mapping[int, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    """By delay level, from 1, the queue offset behind what is delivered."""
+    notes: tuple[str, ...] = ()  # lines for the report
 
 
 def read_timer_progress(root: str) -> TimerProgress:
@@ -471,7 +451,6 @@ def read_table(root: str, name: str, notes: list[str]) -> dict[str, Any] | None:
     """A table of the store at ``root``, or its ``.bak``; None when neither can be read.
 
     Args:
-        root: Of the store.
         name: Of the file, as ``TOPICS_FILE``.
         notes: Gets a line for the report where it was not read from its own file.
     """
@@ -599,19 +578,12 @@ _FLOCK: Final = struct.Struct("@qqihh" if sys.platform == "darwin" else "@hhqqi4
 
 @dataclass(frozen=True, slots=True)
 class AbortMark:
-    """The ``abort`` file as it stands.
+    """The ``abort`` file as it stands."""
 
-    Attributes:
-        inode: Its number.
-        mtime_ns: When it was written, nanoseconds since 1970.
-        changed_ns: When the system saw it written, whatever time it was given.
-        lock_mtime_ns: When ``lock`` was written, if ``abort`` is empty; else 0.
-    """
-
-    inode: int
-    mtime_ns: int
-    changed_ns: int = 0
-    lock_mtime_ns: int = 0
+    inode: int  # its number
+    mtime_ns: int  # when it was written, nanoseconds since 1970
+    changed_ns: int = 0  # when the system saw it written, whatever time it was given
+    lock_mtime_ns: int = 0  # when ``lock`` was written, if ``abort`` is empty; else 0
 
     @property
     def started_ms(self) -> int:
@@ -621,18 +593,14 @@ class AbortMark:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """A look at a store.
+    """A look at a store."""
 
-    Attributes:
-        is_locked: A broker (or other writer) holds the store.
-        abort: None when there is no ``abort`` file: stopped cleanly, or not quite started.
-        is_starting: The lock was taken, and ``abort`` is still that of the run before: what was stored since that run
-            began proves nothing, since the start may have given it up.
-    """
-
-    is_locked: bool
+    is_locked: bool  # a broker (or other writer) holds the store
     abort: AbortMark | None
+    """None when there is no ``abort`` file: stopped cleanly, or not quite started."""
     is_starting: bool = False
+    """The lock was taken, and ``abort`` is still that of the run before: what was stored since that run began proves
+    nothing, since the start may have given it up."""
 
 
 def look(directory: str) -> Liveness:

@@ -77,30 +77,20 @@ _NONE: Final = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class Advance:
-    """What one step of the frontier took in.
+    """What one step of the frontier took in."""
 
-    Attributes:
-        block: The records; valid until the next step.
-        taken: Their queues, each with its records; those that are listed count.
-        end: Where the frontier stands now.
-        is_last: Nothing could be seen behind it.
-    """
-
-    block: RecordBlock
+    block: RecordBlock  # the records; valid until the next step
     taken: list[tuple[QueueState, Match]]
-    end: int
-    is_last: bool
+    """Their queues, each with its records; those that are listed count."""
+    end: int  # where the frontier stands now
+    is_last: bool  # nothing could be seen behind it
 
 
 class LiveView:
     """See the module.
 
     Attributes:
-        log: The commit log.
-        catalog: The queues.
         log_end: The frontier.
-        damages: How often the frontier has leapt over damage.
-        claims: Decides on records that no entry lists.
     """
 
     is_live = True
@@ -117,14 +107,15 @@ class LiveView:
         may_truncate: bool,
         broker_max_offset: Callable[[], int] | None,
     ) -> None:
-        self.log = log
-        self.catalog = catalog
-        self.damages = 0
+        self.log = log  # the commit log
+        self.catalog = catalog  # the queues
+        self.damages = 0  # how often the frontier has leapt over damage
         self._sightings = sightings
         self._clock = clock
         self._started_ms = started_ms
         self._may_truncate = may_truncate
         self._broker_max_offset = broker_max_offset
+        # Decides on records that no entry lists.
         self.claims = Claims(log, catalog, sightings, is_growing=True)
         self._pieces = LogPieces(log)
         self._wanted_bytes = _PIECE_BYTES_MIN

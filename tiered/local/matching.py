@@ -27,25 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Match:
-    """Records of one queue, in log order, beside the entries of their queue offsets.
+    """Records of one queue, in log order, beside the entries of their queue offsets."""
 
-    Attributes:
-        indices: int64[n], in the block.
-        offsets: int64[n], the first queue offset of each record.
-        counts: int64[n], how many queue offsets each takes; None: one each.
-        is_all_listed: Every record is listed.
-        is_listed: bool[n], whether the queue lists this record's place at its first queue offset.
-        listed_at: int64[n], the place that it lists; -1 where it lists none. One element when all are listed.
-        entries: Of all their queue offsets, when these follow each other without a gap; else None.
-    """
-
-    indices: Longs
-    offsets: Longs
-    counts: Longs | None
-    is_all_listed: bool
+    indices: Longs  # int64[n], in the block
+    offsets: Longs  # int64[n], the first queue offset of each record
+    counts: Longs | None  # int64[n], how many queue offsets each takes; None: one each
+    is_all_listed: bool  # every record is listed
     is_listed: Flags
+    """bool[n], whether the queue lists this record's place at its first queue offset."""
     listed_at: Longs
+    """int64[n], the place that it lists; -1 where it lists none. One element when all are listed."""
     entries: Entries | None
+    """Of all their queue offsets, when these follow each other without a gap; else None."""
 
     def last_listed(self) -> tuple[int, int]:
         """Index in the block of the last listed record, and one past its last queue offset; (-1, 0) without one."""
@@ -184,8 +177,6 @@ def match_states(
 
     Args:
         catalog: Finds the queues. Its lock is held.
-        block: Holds the records.
-        groups: Which records, by queue.
     """
     states = [catalog.find(queue) for queue in groups.queues]
     found = match_groups([state.index if state else None for state in states], block, groups)
@@ -202,8 +193,6 @@ def match_groups(
 
     Args:
         indexes: Of each of the groups' queues; None: it is of no interest, and has no match.
-        block: Holds the records.
-        groups: Records, divided by queue.
         listing: Has entries of some of the queues at hand.
     """
     if not len(groups):

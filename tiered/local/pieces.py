@@ -63,21 +63,13 @@ class Next(Enum):
 
 @dataclass(slots=True)
 class Piece:
-    """Records read from the log. Valid until the next piece is read into the same buffer.
+    """Records read from the log. Valid until the next piece is read into the same buffer."""
 
-    Attributes:
-        start: Local physical offset of the first byte.
-        end: Local physical offset of one past the last record.
-        block: The records; their positions are relative to ``start``.
-        follows: What stands at ``end``.
-        next_file: Where the next file begins, if ``follows`` is ``FILE`` and there is one.
-    """
-
-    start: int
-    end: int
-    block: RecordBlock
-    follows: Next
-    next_file: int | None
+    start: int  # local physical offset of the first byte
+    end: int  # local physical offset of one past the last record
+    block: RecordBlock  # the records; their positions are relative to ``start``
+    follows: Next  # what stands at ``end``
+    next_file: int | None  # where the next file begins, if ``follows`` is ``FILE`` and there is one
 
 
 class LogPieces:
@@ -102,7 +94,6 @@ class LogPieces:
             position: Local physical offset where a record begins.
             limit: Look at nothing at or beyond this physical offset.
             bytes_max: Bytes to look at; more when the first record is larger.
-            check_crc: Compare bodies with their CRC.
             check_place: Compare each record's own physical offset with its place.
 
         Raises:
@@ -226,7 +217,6 @@ class Ahead:
 
         Args:
             piece: Of whose first records none is listed.
-            count: So many are sound.
             match: Holds the first records of a piece against their consume queues.
         """
         now_s = self._clock.monotonic_s()
@@ -276,13 +266,10 @@ class Growth:
     A broker writes its log from one place on, and nothing behind that place changes before it comes there. So once the bytes
     at a place have changed, all that lies before it is the broker's log, whatever times its records bear. Under the
     store's lock.
-
-    Attributes:
-        settled: What begins below it is the broker's log.
     """
 
     def __init__(self, log: FileRow, clock: Clock) -> None:
-        self.settled = 0
+        self.settled = 0  # what begins below it is the broker's log
         self._log = log
         self._clock = clock
         self._place = self._blank_to = -1
@@ -355,7 +342,6 @@ class Resync:
         """The first place behind ``position`` where a record is said to begin.
 
         Args:
-            position: Where there is damage.
             limit: Returned when there is nothing below it.
 
         Returns:
@@ -436,34 +422,22 @@ _ZEROS: Final = bytes(_PIECE_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class FileHead:
-    """The first record of a log file, as recovery looks at it.
+    """The first record of a log file, as recovery looks at it."""
 
-    Attributes:
-        base: Where the file begins.
-        is_sound: There is a record and it passes recovery's checks.
-        physical_offset: What the record says.
-        store_timestamp_ms: Its store time.
-    """
-
-    base: int
-    is_sound: bool
-    physical_offset: int = 0
+    base: int  # where the file begins
+    is_sound: bool  # there is a record and it passes recovery's checks
+    physical_offset: int = 0  # what the record says
     store_timestamp_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """What recovery decides.
+    """What recovery decides."""
 
-    Attributes:
-        start: Where the file begins with which recovery begins.
-        end: One past the last record.
-        torn_bytes: Bytes behind the end, in its file and the next ones, up to the last that is not zero.
-    """
-
-    start: int
-    end: int
+    start: int  # where the file begins with which recovery begins
+    end: int  # one past the last record
     torn_bytes: int
+    """Bytes behind the end, in its file and the next ones, up to the last that is not zero."""
 
 
 def plan_start(
@@ -474,7 +448,6 @@ def plan_start(
     Args:
         heads: Of the last files, newest first, as many as there are up to ``FILES_LOOKED_AT_MAX``; at least one.
         is_clean: There is no ``abort`` file.
-        checkpoint: As stored.
         listed_end: End of the last record that any consume queue lists; -1 when there is none.
 
     Returns:
@@ -523,9 +496,6 @@ def find_log_end(
     """Walk from ``start`` to where recovery stops.
 
     Args:
-        log: The commit log.
-        pieces: Reads it.
-        start: Where a file begins.
         visit: Given each piece and how many of its records, from the first, count.
     """
     position = start

@@ -86,34 +86,24 @@ class UnreadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which part of the log may be read.
+    """Which part of the log may be read."""
 
-    Attributes:
-        log_min: First local physical offset.
-        log_end: One past the last.
-    """
-
-    log_min: int
-    log_end: int
+    log_min: int  # first local physical offset
+    log_end: int  # one past the last
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Records and what became of each entry.
+    """Records and what became of each entry."""
 
-    Attributes:
-        block: The records that could be asked for, in entry order, each once.
-        record_of: int64[n], index in ``block`` of each entry's record; -1 where there was nothing to ask for.
-        verdicts: int8[n], 0 for a sound record of this queue and offset, else a ``HoleReason``.
-        is_whole: Every byte that was asked for could be read. If not, a file may have expired meanwhile.
-        unread: bool[n], whose records the device fails to read: nobody knows yet what they are.
-    """
-
-    block: RecordBlock
+    block: RecordBlock  # the records that could be asked for, in entry order, each once
     record_of: Longs
+    """int64[n], index in ``block`` of each entry's record; -1 where there was nothing to ask for."""
     verdicts: npt.NDArray[np.int8]
+    """int8[n], 0 for a sound record of this queue and offset, else a ``HoleReason``."""
     is_whole: bool
-    unread: Flags
+    """Every byte that was asked for could be read. If not, a file may have expired meanwhile."""
+    unread: Flags  # bool[n], whose records the device fails to read: nobody knows yet what they are
 
 
 def plan_reads(
@@ -181,11 +171,7 @@ def fetch(
     size passes its checks there, since the record's size may as well be what is damaged.
 
     Args:
-        log: The commit log.
-        queue: Whose entries.
         entries: Of queue offsets that follow each other.
-        bounds: Which part of the log counts.
-        is_batch: The queue is a batch queue.
         lists: Whether another queue lists a record. If what a record says of itself is listed nowhere, the record is
             damaged, not the entry.
 
@@ -375,17 +361,11 @@ def cut_records(block: RecordBlock, indices: Longs) -> tuple[Buffer, Longs]:
 
 @dataclass(frozen=True, slots=True)
 class TagRule:
-    """Lets records rule over the tag codes of the entries that name them.
+    """Lets records rule over the tag codes of the entries that name them."""
 
-    Attributes:
-        sightings: Where wrong ones are counted.
-        has_ext: See ``TagFacts``.
-        is_live: See ``TagFacts``.
-    """
-
-    sightings: Sightings
-    has_ext: bool
-    is_live: bool
+    sightings: Sightings  # where wrong ones are counted
+    has_ext: bool  # see ``TagFacts``
+    is_live: bool  # see ``TagFacts``
 
     def apply_all(
         self, block: RecordBlock, found: Sequence[tuple[MessageQueue, Match]], guesses: Longs
@@ -407,9 +387,7 @@ class TagRule:
         """Set the tag codes of entries to those of their records.
 
         Args:
-            queue: Whose entries.
             entries: ``tag_codes`` is changed.
-            block: Holds their records.
             owns: Index in ``block`` of each entry's own sound record; -1: it has none, and stays as it is.
             guesses: ``tag_guesses`` of the block.
         """
@@ -544,15 +522,11 @@ def read_batch(
     """Read queue offsets from ``start``, at most to ``end``.
 
     Args:
-        log: The commit log.
         tags: What becomes of tag codes; where holes are counted.
-        queue: Whose.
-        index: Its consume queue.
         lists: Whether another queue lists a record.
         search: Asked when some entries name no record of their own; it says whether that has changed.
         start: First queue offset, inclusive.
         end: Exclusive, above ``start``.
-        bounds: Which part of the log counts.
         bytes_max: Stop before exceeding it, but take at least one record.
         count_max: Items at most, but an inner batch is not divided.
 
@@ -709,10 +683,6 @@ def first_at_or_after(
     Holes have no time: they go with the message behind them.
 
     Args:
-        log: The commit log.
-        queue: Whose.
-        index: Its consume queue.
-        bounds: Which part of the log counts.
         span: Queue offsets ``(first, one past the last)``.
         time_ms: UTC.
     """

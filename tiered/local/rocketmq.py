@@ -100,19 +100,12 @@ _IDENTITY_PARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a directory says of itself.
+    """What a directory says of itself."""
 
-    Attributes:
-        cluster: Or None.
-        broker: Or None.
-        store_id: See the module.
-        brokers: Those that it may be, where it does not say which.
-    """
-
-    cluster: str | None
-    broker: str | None
-    store_id: str
-    brokers: tuple[str, ...] = ()
+    cluster: str | None  # or None
+    broker: str | None  # or None
+    store_id: str  # see the module
+    brokers: tuple[str, ...] = ()  # those that it may be, where it does not say which
 
 
 def read_names(root: str, log: FileRow, pieces: LogPieces, topics: Topics) -> Names:
@@ -176,30 +169,24 @@ _REFRESH_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RocketMQOptions:
-    """How to read a store.
+    """How to read a store."""
 
-    Attributes:
-        cluster: Cluster name; None: as the store says.
-        broker: Broker name; None: as the store says.
-        files_open_max: File descriptors held between reads; None: see ``tiered.local.rows.default_open_max``.
-        whole_log_bytes_max: A stopped store with a log up to this size is scanned whole when it is opened, to find
-            records that no consume queue lists; a larger one only when something suggests it.
-        broker_max_offset: The end of the running broker's log (physical offset), as it last told; None: it is not
-            asked. Called under the store's lock, so it must answer at once, from what it knows, and not raise.
-        stop: Asked before each read of the opening, which may scan a large log: it then ends with ``ClosedError``. A store
-            that is open is read whatever it says, since what is in hand has to be drained.
-        timers: Show the topics in which the broker keeps its timers (``TIMER_TOPICS``), and no others.
-        with_timers: Show them beside the others.
-    """
-
-    cluster: str | None = None
-    broker: str | None = None
+    cluster: str | None = None  # cluster name; None: as the store says
+    broker: str | None = None  # broker name; None: as the store says
     files_open_max: int | None = None
+    """File descriptors held between reads; None: see ``tiered.local.rows.default_open_max``."""
     whole_log_bytes_max: int = 1 << 30
+    """A stopped store with a log up to this size is scanned whole when it is opened, to find records that no consume
+    queue lists; a larger one only when something suggests it."""
     broker_max_offset: Callable[[], int] | None = None
+    """The end of the running broker's log (physical offset), as it last told; None: it is not asked. Called under
+    the store's lock, so it must answer at once, from what it knows, and not raise."""
     stop: Callable[[], bool] = lambda: False
+    """Asked before each read of the opening, which may scan a large log: it then ends with ``ClosedError``. A store
+    that is open is read whatever it says, since what is in hand has to be drained."""
     timers: bool = False
-    with_timers: bool = False
+    """Show the topics in which the broker keeps its timers (``TIMER_TOPICS``), and no others."""
+    with_timers: bool = False  # show them beside the others
 
 
 class RocketMQStore:
@@ -223,7 +210,6 @@ class RocketMQStore:
         Raises:
             ClosedError: ``options.stop`` said so.
             InvalidError: It is no store, may not be read, or is of a kind that is not supported.
-            DataError: It is a store whose log has a hole.
         """
         return cls(os.fspath(directory), clock or SystemClock(), options or RocketMQOptions())
 

@@ -128,12 +128,10 @@ class LostPages:
     """What a device fails to read of some files (``EIO``): passed over, and tried again later. For any thread.
 
     A bad sector must not end a reader of all else. What stands there waits: it is not gone before somebody says so.
-
-    Attributes:
-        directory: Of whose files pages may be passed over; of others a failed read is an error.
     """
 
     def __init__(self, directory: str, now_s: Callable[[], float]) -> None:
+        # Of whose files pages may be passed over; of others a failed read is an error.
         self.directory = directory
         self._now_s = now_s
         self._lock = threading.Lock()
@@ -197,11 +195,7 @@ class LostPages:
 
 
 class FileCache:
-    """Open files of one store. For any thread.
-
-    Attributes:
-        lost: What is passed over of files that a device fails to read; None: nothing is, and it is an error.
-    """
+    """Open files of one store. For any thread."""
 
     def __init__(self, open_max: int | None = None) -> None:
         self._open_max = open_max or default_open_max()
@@ -210,6 +204,7 @@ class FileCache:
         """Held while a row lists its directory."""
         self._files: OrderedDict[str, _Open] = OrderedDict()
         self._is_closed = False
+        # What is passed over of files that a device fails to read; None: nothing is, and it is an error.
         self.lost: LostPages | None = None
         self.stop: Callable[[], bool] = lambda: False
         """Asked before each read: once it says so, reads end with ``ClosedError``."""
@@ -296,9 +291,7 @@ class FileCache:
         """Fill ``view`` with pieces of one file, one after another.
 
         Args:
-            path: The file.
             pieces: (offset, size) of each.
-            view: As large as all of them.
 
         Returns:
             The number of bytes read; what was not read is left as it was.
@@ -407,14 +400,7 @@ class FileCache:
 
 
 class FileRow:
-    """The files of one directory that are named by 20 digits, seen as one stretch of bytes. For any thread.
-
-    Attributes:
-        directory: Where they are.
-        file_bytes: Size of each file in bytes; 0: not known yet, and the row shows no files.
-        end: One past the last file, whether or not that has been written; 0 without files. As of the last scan.
-        ignored: Where files begin that are not believed: they count as missing.
-    """
+    """The files of one directory that are named by 20 digits, seen as one stretch of bytes. For any thread."""
 
     __slots__ = ("_bases", "_cache", "_stamp", "directory", "end", "file_bytes", "ignored")
 
@@ -422,11 +408,14 @@ class FileRow:
         self, cache: FileCache, directory: str, file_bytes: int, listed: Listed | None = None
     ) -> None:
         self._cache = cache
-        self.directory = directory
+        self.directory = directory  # where they are
+        # Size of each file in bytes; 0: not known yet, and the row shows no files.
         self.file_bytes = file_bytes
         self._stamp: tuple[int, int] | None = None
         self._bases: tuple[int, ...] = ()
+        # Where files begin that are not believed: they count as missing.
         self.ignored: frozenset[int] = frozenset()
+        # One past the last file, whether or not that has been written; 0 without files. As of the last scan.
         self.end = 0
         if listed is None or not file_bytes:
             self.rescan()

@@ -68,8 +68,6 @@ class Claims:
         """Know nothing yet.
 
         Args:
-            log: The commit log.
-            catalog: The queues.
             sightings: Where misplaced records and rebuilt entries are counted.
             is_growing: A broker runs: what other queues list is looked up anew each time.
         """
@@ -94,8 +92,6 @@ class Claims:
         """Decide on records that their queue does not list; those that count are listed from now on.
 
         Args:
-            state: Their queue.
-            block: Holds the records.
             found: ``is_listed`` is brought up to date.
             asked: bool[n], which of them may count.
             walked_from: The log was walked from here to the records, and what was not listed on the way was claimed.
@@ -265,10 +261,7 @@ class Claims:
         Each is looked for once. Not those whose entry names a damaged record that lies between its neighbours.
 
         Args:
-            view: Says what counts.
-            state: Whose entries.
             entries: Of queue offsets that follow each other.
-            found: What became of them.
 
         Returns:
             Whether any was found, which is listed from now on.

@@ -136,31 +136,22 @@ Facts = npt.NDArray[np.bool_] | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What is known of pairs of an entry and a record; bool[n], or one for all.
+    """What is known of pairs of an entry and a record; bool[n], or one for all."""
 
-    Attributes:
-        is_written: The entry says something.
-        is_within: It names bytes within the readable log.
-        is_sound: The record passes its own checks.
-        is_trace: If not: something says that a record once stood there.
-        agrees: The entry names the record's place, and the record this queue and offset.
-        is_named: The entry names the record's place. If not, the record names the entry.
-        is_other_listed: Another entry names the record: what the record itself says (``is_named``), or any.
-        is_message: The record gets an entry at all.
-        is_taken: The entry names another record, which is its own; or a broker's start would not look at this one.
-        fits: The record's offset goes with its neighbours'.
-    """
-
-    is_written: Facts = True
-    is_within: Facts = True
-    is_sound: Facts = True
-    is_trace: Facts = True
+    is_written: Facts = True  # the entry says something
+    is_within: Facts = True  # it names bytes within the readable log
+    is_sound: Facts = True  # the record passes its own checks
+    is_trace: Facts = True  # if not: something says that a record once stood there
     agrees: Facts = False
+    """The entry names the record's place, and the record this queue and offset."""
     is_named: Facts = True
+    """The entry names the record's place. If not, the record names the entry."""
     is_other_listed: Facts = False
-    is_message: Facts = True
+    """Another entry names the record: what the record itself says (``is_named``), or any."""
+    is_message: Facts = True  # the record gets an entry at all
     is_taken: Facts = False
-    fits: Facts = True
+    """The entry names another record, which is its own; or a broker's start would not look at this one."""
+    fits: Facts = True  # the record's offset goes with its neighbours'
 
 
 def judge(pair: Pair) -> npt.NDArray[np.int8]:
@@ -189,20 +180,15 @@ def judge(pair: Pair) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagFacts:
-    """What is known of the tag codes of entries, each of which names a record of its own.
+    """What is known of the tag codes of entries, each of which names a record of its own."""
 
-    Attributes:
-        codes: int64[n], what the entries say.
-        hashes: int64[n], of the tags of their records. (Those of the delay topic alone have another code: when they are
-            to be delivered. No system topic is tiered.)
-        has_ext: Codes may be addresses in ``consumequeue_ext``.
-        is_live: The last entry may have been read while it was written, its tag code, or the lower half of it, still zero.
-    """
-
-    codes: Longs
+    codes: Longs  # int64[n], what the entries say
     hashes: Longs
-    has_ext: bool = False
+    """int64[n], of the tags of their records. (Those of the delay topic alone have another code: when they are to be
+    delivered. No system topic is tiered.)"""
+    has_ext: bool = False  # codes may be addresses in ``consumequeue_ext``
     is_live: bool = False
+    """The last entry may have been read while it was written, its tag code, or the lower half of it, still zero."""
 
 
 def judge_tags(facts: TagFacts) -> Flags:
@@ -217,34 +203,24 @@ def judge_tags(facts: TagFacts) -> Flags:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What is known of a queue before and behind some of its records in the log.
-
-    Attributes:
-        low: One past the last queue offset that lies before them in the log, listed or claimed; None: none is known.
-        listed_low: As ``low``, of what the consume queue's files list.
-        listed_high: The first queue offset that they list behind them; None: none. Others may lie between.
-    """
+    """What is known of a queue before and behind some of its records in the log."""
 
     low: int | None = None
-    listed_low: int | None = None
+    """One past the last queue offset that lies before them in the log, listed or claimed; None: none is known."""
+    listed_low: int | None = None  # as ``low``, of what the consume queue's files list
     listed_high: int | None = None
+    """The first queue offset that they list behind them; None: none. Others may lie between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Records of one queue in log order that count, or may: listed ones, and those that nothing lists.
+    """Records of one queue in log order that count, or may: listed ones, and those that nothing lists."""
 
-    Attributes:
-        offsets: int64[n], what each says that its first queue offset is.
-        counts: int64[n], how many queue offsets each takes.
-        is_listed: bool[n], an entry agrees.
-        lost: int64[n], bytes of the log between the record before and this one that cannot be read, or were not.
-    """
-
-    offsets: Longs
-    counts: Longs
-    is_listed: Flags
+    offsets: Longs  # int64[n], what each says that its first queue offset is
+    counts: Longs  # int64[n], how many queue offsets each takes
+    is_listed: Flags  # bool[n], an entry agrees
     lost: Longs
+    """int64[n], bytes of the log between the record before and this one that cannot be read, or were not."""
 
 
 def place(chain: Chain, around: Around) -> Longs:
@@ -314,15 +290,7 @@ def _place_others(chain: Chain, around: Around, firm: Flags, found: Longs) -> Lo
 def _slot(
     offset: int, count: int, low: int | None, high: int | None, limits: tuple[int, int]
 ) -> int:
-    """Where one record belongs that nobody agrees with: what it says, or next to its neighbours, or nowhere (-1).
-
-    Args:
-        offset: What it says.
-        count: Queue offsets that it takes.
-        low: Not below it.
-        high: Its end is not above it.
-        limits: What the lost bytes before and behind it allow it to be, both inclusive.
-    """
+    """Where one record belongs that nobody agrees with: what it says, or next to its neighbours, or nowhere (-1)."""
     least, most = max(limits[0], low or 0), min(limits[1], OFFSET_MAX)
     if least <= offset <= most and (high is None or offset + count <= high):
         return offset

@@ -30,27 +30,21 @@ Offsets = dict[tuple[str, str], dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What a broker knew.
+    """What a broker knew."""
 
-    Attributes:
-        time_ms: When it was written down, UTC.
-        topics: The broker's ``TopicConfig`` of each topic, also of its system topics, as it was.
-        groups: Its ``SubscriptionGroupConfig`` of each group, likewise.
-        offsets: Where groups were.
-        delay_offsets: Queue offset up to which the messages of each delay level were delivered.
-        pending: What was not done when it was written, ``{"what": …, "count": …}`` each.
-        notes: What was met in the broker's tables, for people.
-        key: Of the object it was read from, below the broker's prefix; not part of it.
-    """
-
-    time_ms: int
+    time_ms: int  # when it was written down, UTC
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The broker's ``TopicConfig`` of each topic, also of its system topics, as it was."""
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    offsets: Offsets = field(default_factory=dict)
+    """Its ``SubscriptionGroupConfig`` of each group, likewise."""
+    offsets: Offsets = field(default_factory=dict)  # where groups were
     delay_offsets: Mapping[int, int] = field(default_factory=dict)
+    """Queue offset up to which the messages of each delay level were delivered."""
     pending: Sequence[Mapping[str, Any]] = ()
-    notes: Sequence[str] = ()
+    """What was not done when it was written, ``{"what": …, "count": …}`` each."""
+    notes: Sequence[str] = ()  # what was met in the broker's tables, for people
     key: str = field(default="", compare=False)
+    """Of the object it was read from, below the broker's prefix; not part of it."""
 
     def encode(self) -> bytes:
         """As the object holds it."""
@@ -76,7 +70,6 @@ class Handover:
         """Undo ``encode``.
 
         Raises:
-            DataError: It is damaged.
             OtherVersionError: It is whole, and of another form.
         """
         document = open_text(data, where=where, versions=(FORMAT,))
@@ -100,11 +93,7 @@ class Handover:
 
 
 def recall(objects: ObjectStore, prefix: str, time_ms: int, made: ObjectId) -> None:
-    """Note beside what a broker left that it is back: for who has to tell without the journal.
-
-    Raises:
-        BackendError: It cannot be written.
-    """
+    """Note beside what a broker left that it is back: for who has to tell without the journal."""
     data = seal_text({"format": FORMAT, "time_ms": time_ms})
     put_own(objects, recall_key(prefix, time_ms, made), data)
 
@@ -133,13 +122,7 @@ def read_handover(objects: ObjectStore, prefix: str, store: Mapping[str, Any]) -
     """What the broker of a tier knew; None: it was not decommissioned.
 
     Args:
-        objects: The tier's store.
-        prefix: Of the broker.
         store: ``TierState.store``.
-
-    Raises:
-        DataError: The object is damaged.
-        BackendError: It cannot be read.
     """
     if not is_handed_over(store):
         return None

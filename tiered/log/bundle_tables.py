@@ -44,19 +44,12 @@ SEARCHED_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Tabled:
-    """A bundle and its sections, as far as its table and its key agree.
+    """A bundle and its sections, as far as its table and its key agree."""
 
-    Attributes:
-        said: Its key, parsed.
-        named: Its sections as parts.
-        modified_ms: When the store got it; -1 when it does not say.
-        salvaged: What is damaged, though the table is not; empty if nothing is.
-    """
-
-    said: DataKey
-    named: NamedSections
-    modified_ms: int
-    salvaged: str = ""
+    said: DataKey  # its key, parsed
+    named: NamedSections  # its sections as parts
+    modified_ms: int  # when the store got it; -1 when it does not say
+    salvaged: str = ""  # what is damaged, though the table is not; empty if nothing is
 
     @property
     def bundle(self) -> Bundle:
@@ -80,12 +73,8 @@ def read_tables(
 
     Args:
         store: Where they lie (with retries).
-        prefix: Of the broker.
         infos: As listed; all of them have keys of bundles.
         executor: Makes the requests; at most ``IN_FLIGHT_MAX`` are under way.
-
-    Raises:
-        BackendError: The store does not answer.
     """
     flying: deque[Future[Tabled | Refused]] = deque()
     for info in infos:
@@ -97,11 +86,7 @@ def read_tables(
 
 
 def read_bundle_table(store: ObjectStore, prefix: str, info: ObjectInfo) -> Tabled | Refused:
-    """What one bundle says of itself.
-
-    Raises:
-        BackendError: The store does not answer.
-    """
+    """What one bundle says of itself."""
     key = info.key[len(prefix) :]
     said = parse_data_key("", key)
     assert said is not None
@@ -152,12 +137,7 @@ def _checked(said: DataKey, key: str, table: SectionTable, info: ObjectInfo) -> 
 
 
 def _salvaged(store: ObjectStore, info: ObjectInfo, said: DataKey, key: str, why: str) -> Tabled:
-    """From a table whose footer is no help.
-
-    Raises:
-        DataError: None is found.
-        ValueError: It contradicts itself, or is of another bundle.
-    """
+    """From a table whose footer is no help."""
     size = info.size_bytes
     level = said.level if said.level >= 0 else LAST_LEVEL  # nobody goes on by what was merged
     tail = store.get(info.key, ByteRange(max(0, size - SEARCHED_BYTES), size)) if size else b""

@@ -53,51 +53,29 @@ PLAIN: Final = (
 
 
 class SectionRow(NamedTuple):
-    """What a section's row says besides its place.
-
-    Attributes:
-        queue: Whose.
-        incarnation: Which life.
-        segment: Base log offset of its segment.
-        log_offset: Of its first record.
-        queue_offset: Of its first item.
-        holes: Items without a message.
-        store_min_ms: Smallest store time; -1 when there is none.
-        store_max_ms: Greatest store time; -1 likewise.
-        last: Mark of its last record, or 0.
-        taken_back: It was merged from what the broker had taken back.
-        log_gone: Bytes of records that compaction took away.
-    """
+    """What a section's row says besides its place."""
 
     queue: MessageQueue
-    incarnation: int
-    segment: int
-    log_offset: int
-    queue_offset: int
-    holes: int
-    store_min_ms: int
-    store_max_ms: int
-    last: int = 0
-    taken_back: bool = False
-    log_gone: int = 0
+    incarnation: int  # which life
+    segment: int  # base log offset of its segment
+    log_offset: int  # of its first record
+    queue_offset: int  # of its first item
+    holes: int  # items without a message
+    store_min_ms: int  # smallest store time; -1 when there is none
+    store_max_ms: int  # greatest store time; -1 likewise
+    last: int = 0  # mark of its last record, or 0
+    taken_back: bool = False  # it was merged from what the broker had taken back
+    log_gone: int = 0  # bytes of records that compaction took away
 
 
 class SectionStretch(NamedTuple):
-    """Where a section's records and items stand in their queue.
+    """Where a section's records and items stand in their queue."""
 
-    Attributes:
-        segment: Base log offset of the segment.
-        log_offset: Of the first record.
-        log_end: One past the last byte.
-        queue_offset: Of the first item.
-        queue_end: One past the last.
-    """
-
-    segment: LogOffset
-    log_offset: LogOffset
-    log_end: LogOffset
-    queue_offset: QueueOffset
-    queue_end: QueueOffset
+    segment: LogOffset  # base log offset of the segment
+    log_offset: LogOffset  # of the first record
+    log_end: LogOffset  # one past the last byte
+    queue_offset: QueueOffset  # of the first item
+    queue_end: QueueOffset  # one past the last
 
     def goes_on(self, queue_offset: QueueOffset, log_offset: LogOffset) -> bool:
         """Whether it begins exactly there."""
@@ -106,23 +84,14 @@ class SectionStretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamedSections:
-    """Sections of one bundle, as parts.
-
-    Attributes:
-        bundle: The bundle.
-        queues: Whose each is.
-        incarnations: int of each.
-        segments: Base log offset of the segment of each.
-        taken_back: Which were merged of what the broker had taken back.
-        parts: They.
-    """
+    """Sections of one bundle, as parts."""
 
     bundle: Bundle
-    queues: Sequence[MessageQueue]
-    incarnations: Sequence[int]
-    segments: Sequence[int]
-    taken_back: Sequence[bool]
-    parts: Parts
+    queues: Sequence[MessageQueue]  # whose each is
+    incarnations: Sequence[int]  # int of each
+    segments: Sequence[int]  # base log offset of the segment of each
+    taken_back: Sequence[bool]  # which were merged of what the broker had taken back
+    parts: Parts  # they
 
     def places(self) -> list[SectionStretch]:
         """Where each stands in its queue."""
@@ -135,17 +104,11 @@ class NamedSections:
 
 @dataclass(frozen=True, slots=True)
 class StoredBundle:
-    """A bundle that is durable.
-
-    Attributes:
-        table: Of its sections.
-        packed: The same, as it stands in the bundle.
-        named: Its sections as parts.
-    """
+    """A bundle that is durable."""
 
     table: SectionTable
-    packed: bytes
-    named: NamedSections
+    packed: bytes  # the same, as it stands in the bundle
+    named: NamedSections  # its sections as parts
 
     @property
     def bundle(self) -> Bundle:
@@ -175,7 +138,6 @@ def bundle_row(bundle: Bundle, packed: bytes) -> list[Any]:
     """A bundle as it stands in an entry.
 
     Args:
-        bundle: It.
         packed: Its table, or one of those of its sections that are named.
     """
     table = base64.b64encode(packed).decode("ascii")

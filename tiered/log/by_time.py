@@ -50,12 +50,7 @@ class Ranges(Protocol):
     """Where ranges of sections come from."""
 
     def read(self, want: SectionRange) -> memoryview:
-        """The bytes of a range, checked.
-
-        Raises:
-            DataError: They are damaged.
-            BackendError: They could not be read.
-        """
+        """The bytes of a range, checked."""
         ...
 
 
@@ -98,8 +93,6 @@ def find_by_time(
     """Find the message that a store time means.
 
     Args:
-        view: The life.
-        ranges: Reads its objects.
         time_ms: UTC.
         boundary: What if it is not exact.
         low: Only messages from here on; also from the minimum on.
@@ -165,11 +158,7 @@ class PartTimes:
     """Store times of one part, read unit by unit. Not for several threads at once."""
 
     def __init__(self, ranges: Ranges, part: Part, where: str) -> None:
-        """Read the part's index.
-
-        Raises:
-            DataError: It is damaged.
-        """
+        """Read the part's index."""
         self._ranges = ranges
         self._part = part
         self._where = where

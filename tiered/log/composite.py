@@ -98,56 +98,34 @@ class AppendResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitPolicy:
-    """When to commit and when to roll.
+    """When to commit and when to roll."""
 
-    Attributes:
-        part_bytes: A commit takes about so many bytes (one record at least).
-        freshness_s: A commit is due when the oldest buffered byte is so old.
-        segment_bytes_max: A segment is rolled when it has reached so many bytes.
-        segment_age_ms_max: And when its first part is so old.
-    """
-
-    part_bytes: int
-    freshness_s: float
-    segment_bytes_max: int
-    segment_age_ms_max: int
+    part_bytes: int  # a commit takes about so many bytes (one record at least)
+    freshness_s: float  # a commit is due when the oldest buffered byte is so old
+    segment_bytes_max: int  # a segment is rolled when it has reached so many bytes
+    segment_age_ms_max: int  # and when its first part is so old
 
 
 @dataclass(slots=True, eq=False)
 class GroupCommit:
-    """One group commit: what will be one section, and one part.
+    """One group commit: what will be one section, and one part."""
 
-    Attributes:
-        file: The write side of its queue.
-        queue: Whose.
-        incarnation: Which life.
-        segment: Base log offset of the segment it goes to.
-        log_offset: Of its first byte.
-        queue_offset: Of its first item.
-        batches: Its records; let go when it is handed on to be named.
-        data_bytes: Bytes of its records.
-        count: Its items.
-        last: Mark of its last record (``tiered.log.marks``); 0 when the last item is a hole.
-        stored: The bundle that its section lies in, as soon as that is durable.
-        number: Of the section in the bundle.
-        damaged: Damaged records of it that are in quarantine.
-        missing: Holes where the local store should have a record, and has none that can be read.
-    """
-
-    file: CompositeFlatFile
+    file: CompositeFlatFile  # the write side of its queue
     queue: MessageQueue
-    incarnation: int
-    segment: LogOffset
-    log_offset: LogOffset
-    queue_offset: QueueOffset
-    batches: Sequence[RecordBatch]
-    data_bytes: int
-    count: int
-    last: int = 0
+    incarnation: int  # which life
+    segment: LogOffset  # base log offset of the segment it goes to
+    log_offset: LogOffset  # of its first byte
+    queue_offset: QueueOffset  # of its first item
+    batches: Sequence[RecordBatch]  # its records; let go when it is handed on to be named
+    data_bytes: int  # bytes of its records
+    count: int  # its items
+    last: int = 0  # mark of its last record (``tiered.log.marks``); 0 when the last item is a hole
     stored: StoredBundle | None = None
-    number: int = 0
-    damaged: int = 0
+    """The bundle that its section lies in, as soon as that is durable."""
+    number: int = 0  # of the section in the bundle
+    damaged: int = 0  # damaged records of it that are in quarantine
     missing: int = 0
+    """Holes where the local store should have a record, and has none that can be read."""
 
     @property
     def quarantined(self) -> list[Quarantined]:
@@ -182,19 +160,12 @@ class GroupCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommitColumns:
-    """What the items of some commits say.
+    """What the items of some commits say."""
 
-    Attributes:
-        items: Each commit's items, as they stand in its section.
-        holes: Items without a message, of each.
-        low_ms: Smallest store time of each; -1 when there is none.
-        high_ms: Greatest store time; -1 likewise.
-    """
-
-    items: Sequence[Buffer]
-    holes: Sequence[int]
-    low_ms: Sequence[int]
-    high_ms: Sequence[int]
+    items: Sequence[Buffer]  # each commit's items, as they stand in its section
+    holes: Sequence[int]  # items without a message, of each
+    low_ms: Sequence[int]  # smallest store time of each; -1 when there is none
+    high_ms: Sequence[int]  # greatest store time; -1 likewise
 
     @classmethod
     def of(cls, commits: Sequence[GroupCommit]) -> CommitColumns:
@@ -233,19 +204,12 @@ class CommitColumns:
 
 @dataclass(slots=True)
 class Tail:
-    """Where a queue's last segment stands: all that the writer has to know of what is in the tier.
+    """Where a queue's last segment stands: all that the writer has to know of what is in the tier."""
 
-    Attributes:
-        base_offset: Log offset of its first byte.
-        created_ms: When it was begun.
-        size_bytes: Taken so far, durable or not.
-        is_open: It takes more; else what comes next begins a new one.
-    """
-
-    base_offset: LogOffset
-    created_ms: int
-    size_bytes: int = 0
-    is_open: bool = False
+    base_offset: LogOffset  # log offset of its first byte
+    created_ms: int  # when it was begun
+    size_bytes: int = 0  # taken so far, durable or not
+    is_open: bool = False  # it takes more; else what comes next begins a new one
 
     @classmethod
     def of(cls, life: QueueLife) -> Tail:
@@ -265,25 +229,17 @@ class Tail:
 
 
 class CompositeFlatFile:
-    """The write side of one queue.
-
-    Attributes:
-        queue: Whose.
-        lock: Held during every other call.
-        incarnation: Which life.
-        next_try_s: Monotonic time before which nothing is to be uploaded (back-off after a failure).
-        failures: Failed uploads in a row.
-        switches: File switches so far.
-    """
+    """The write side of one queue."""
 
     def __init__(self, queue: MessageQueue, life: QueueLife, policy: CommitPolicy) -> None:
         """Begin at what the journal says of the queue's present life."""
         self.queue = queue
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # held during every other call
         self.incarnation = life.incarnation
+        # Monotonic time before which nothing is to be uploaded (back-off after a failure).
         self.next_try_s = 0.0
-        self.failures = 0
-        self.switches = 0
+        self.failures = 0  # failed uploads in a row
+        self.switches = 0  # file switches so far
         self._policy = policy
         self._tail = Tail.of(life)
         self._commit_offset = life.commit_offset
@@ -348,12 +304,7 @@ class CompositeFlatFile:
         return self._is_held
 
     def append(self, batch: RecordBatch, now_s: float) -> AppendResult:
-        """Take a batch that continues the queue; what it repeats is cut off.
-
-        Args:
-            batch: Records of this queue.
-            now_s: Monotonic time.
-        """
+        """Take a batch that continues the queue; what it repeats is cut off."""
         if batch.base_offset > self._append_offset or self._is_held:
             return AppendResult.GAP
         if batch.end_offset <= self._append_offset:
@@ -438,8 +389,6 @@ class CompositeFlatFile:
         """A commit's upload failed or its outcome is unknown: switch files. What was taken behind it waits again, too.
 
         Args:
-            commit: Which.
-            now_s: Monotonic time.
             backoff_s: Pause before the next try, from the number of failures in a row.
 
         Returns:
@@ -494,15 +443,11 @@ Start = Callable[[MessageQueue, QueueBounds], QueueOffset]
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Queues that the journal has never met.
+    """Queues that the journal has never met."""
 
-    Attributes:
-        above_0: Those that begin above 0, and where.
-        emptied: Those of which retention has taken all that they had from where they begin.
-    """
-
-    above_0: Mapping[MessageQueue, QueueOffset]
+    above_0: Mapping[MessageQueue, QueueOffset]  # those that begin above 0, and where
     emptied: Sequence[MessageQueue]
+    """Those of which retention has taken all that they had from where they begin."""
 
 
 class QueueFiles:
@@ -522,10 +467,7 @@ class QueueFiles:
 
         Args:
             local: Knows where the local queues begin and end.
-            state: What the journal says now.
-            policy: When to commit and to roll.
             start: Where a queue begins that the tier has never met.
-            selects: Which queues are tiered.
             made: Told of each queue whose write side is made of what the tier has, before anybody sees it.
         """
         self._made = made

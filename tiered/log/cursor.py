@@ -53,19 +53,12 @@ _PARTS_HELD = 8
 
 @dataclass(frozen=True, slots=True)
 class LifeView:
-    """One life at one moment, with its parts laid out for bisection.
-
-    Attributes:
-        queue: Whose.
-        life: As the journal has it.
-        parts: All of its parts, in order.
-        starts: int64[n], queue offset of each part.
-    """
+    """One life at one moment, with its parts laid out for bisection."""
 
     queue: MessageQueue
-    life: QueueLife
-    parts: Parts
-    starts: npt.NDArray[np.int64]
+    life: QueueLife  # as the journal has it
+    parts: Parts  # all of its parts, in order
+    starts: npt.NDArray[np.int64]  # int64[n], queue offset of each part
     _looked_at: dict[int, Part] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -75,11 +68,7 @@ class LifeView:
         return cls(queue, life, parts, parts.column("queue_offset"))
 
     def locate(self, start: QueueOffset, *, where: str) -> Part | Gap | None:
-        """The part or gap that holds a queue offset at or above the minimum; None at or behind the end.
-
-        Raises:
-            DataError: The journal has neither.
-        """
+        """The part or gap that holds a queue offset at or above the minimum; None at or behind the end."""
         if start >= self.life.commit_offset:
             return None
         part = self.part_at(start)
@@ -158,15 +147,11 @@ class Journal(Protocol):
 
 
 class History(NamedTuple):
-    """One history of a queue.
-
-    Attributes:
-        incarnation: Which.
-        tails: How many of its ends had been taken back. Of such an end itself: how many before it.
-    """
+    """One history of a queue."""
 
     incarnation: int
     tails: int
+    """How many of its ends had been taken back. Of such an end itself: how many before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +179,6 @@ def life_at(lives: Sequence[QueueLife], tails: int, offset: int) -> tuple[QueueL
 
     Args:
         lives: Of one incarnation, as they are now.
-        tails: Of the history.
-        offset: The queue offset.
 
     Returns:
         The life, and the bounds ``[start, end)`` within which it has all of the history.
@@ -213,7 +196,6 @@ class QueueCursor:
     """See the module's contract.
 
     Attributes:
-        queue: Whose.
         history: Which history it is on.
         start: Where that begins: 0, or where an end was cut off that is read by itself.
         low: The first offset that there was when the journal was looked at.
@@ -226,8 +208,6 @@ class QueueCursor:
         """Stand on the history of a life.
 
         Args:
-            queue: Whose.
-            view: The life, as it is now.
             tails: How many ends of its incarnation had been taken back before; see ``History``.
             journal: Is asked when an object is gone. Without it that is an ``ObjectNotFoundError``, for the caller to look
                 into.
@@ -270,14 +250,11 @@ class QueueCursor:
         """Work where a queue offset lies, as last seen; when an object is gone, where it lies now.
 
         Args:
-            offset: Queue offset.
             work: Does it; called again when an object is gone.
-            or_behind: What has expired is passed over.
             refresh: Has the journal replayed; for who has a deadline. Default: in this thread, whatever time that takes.
 
         Raises:
             ExpiredError: The offset has expired since the cursor was made.
-            DataError: An object that the journal names is gone.
         """
         for tries_left in reversed(range(REPLAYS_MAX)):
             place = self.at(offset)
@@ -313,9 +290,6 @@ class QueueCursor:
             find: The message that is meant, among those of one place.
             boundary: The first of what is found is meant, or the last.
             refresh: As of ``again``.
-
-        Raises:
-            DataError: An object that the journal names is gone.
         """
         offset, last = self.start, None
         while offset < self.end:

@@ -38,15 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class TierBatch:
-    """Records read from the tier, and where they lie in the tiered commit log. Nobody changes one (see ``RecordBatch``).
+    """Records read from the tier, and where they lie in the tiered commit log. Nobody changes one (see ``RecordBatch``)."""
 
-    Attributes:
-        records: The records; ``positions`` count from ``log_offset``.
-        log_offset: Of the first byte of ``records.data``.
-    """
-
-    records: RecordBatch
-    log_offset: LogOffset
+    records: RecordBatch  # the records; ``positions`` count from ``log_offset``
+    log_offset: LogOffset  # of the first byte of ``records.data``
 
     @property
     def base_offset(self) -> QueueOffset:
@@ -61,19 +56,13 @@ class TierBatch:
 
 @dataclass(frozen=True, slots=True)
 class PartItems:
-    """Items of a part's index, in order, without a gap.
+    """Items of a part's index, in order, without a gap."""
 
-    Attributes:
-        start: Queue offset of the first.
-        log_offsets: int64[n], where each record begins in the tiered commit log.
-        sizes: int32[n], bytes of the record; 0 for a hole.
-        tag_codes: int64[n].
-    """
-
-    start: QueueOffset
+    start: QueueOffset  # queue offset of the first
     log_offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int32]
-    tag_codes: npt.NDArray[np.int64]
+    """int64[n], where each record begins in the tiered commit log."""
+    sizes: npt.NDArray[np.int32]  # int32[n], bytes of the record; 0 for a hole
+    tag_codes: npt.NDArray[np.int64]  # int64[n]
 
     def __len__(self) -> int:
         """Number of items."""
@@ -109,13 +98,9 @@ def decode_items(
     """Items of a part's index.
 
     Args:
-        part: Whose.
         start: Queue offset of the first.
         raw: 20 bytes each.
         where: Prefix of the broker, for messages.
-
-    Raises:
-        DataError: One points outside the part's records.
     """
     items = np.frombuffer(raw, ITEM)
     offsets = items["log_offset"].astype(np.int64)
@@ -133,9 +118,6 @@ def decode_records(
     """Records that items point at, each held against its item.
 
     Args:
-        queue: Whose they have to be.
-        part: Of which they are.
-        items: The items.
         data: Bytes of the commit log that hold all the records.
         begin: Log offset of the first byte of ``data``.
         where: Prefix of the broker, for messages.
@@ -167,34 +149,22 @@ def decode_records(
 
 @dataclass(frozen=True, slots=True)
 class PlacedParts:
-    """Whole parts, and where their bytes lie in a buffer that holds all of them, each plain; in the order in which they lie.
+    """Whole parts, and where their bytes lie, uncompressed, in one buffer; in that order."""
 
-    Attributes:
-        queues: Whose each is.
-        rows: ``PART``, one a part.
-        records_at: int64[parts], position of each one's first record.
-        items_at: int64[parts], position of each one's first item.
-    """
-
-    queues: Sequence[MessageQueue]
-    rows: npt.NDArray[np.void]
-    records_at: npt.NDArray[np.int64]
-    items_at: npt.NDArray[np.int64]
+    queues: Sequence[MessageQueue]  # whose each is
+    rows: npt.NDArray[np.void]  # ``PART``, one a part
+    records_at: npt.NDArray[np.int64]  # int64[parts], position of each one's first record
+    items_at: npt.NDArray[np.int64]  # int64[parts], position of each one's first item
 
 
 @dataclass(frozen=True, slots=True)
 class PartColumns:
-    """What records of several parts say, in columns; each part's are neighbours.
+    """What records of several parts say, in columns; each part's are neighbours."""
 
-    Attributes:
-        firsts: [parts + 1], number of each part's first item; then the number of items.
-        sizes: int32[n], bytes of each record.
-        columns: int64[5, n]: position in the part's records, end of it, tag code, store time, local physical offset.
-    """
-
-    firsts: list[int]
-    sizes: npt.NDArray[np.int32]
+    firsts: list[int]  # [parts + 1], number of each part's first item; then the number of items
+    sizes: npt.NDArray[np.int32]  # int32[n], bytes of each record
     columns: npt.NDArray[np.int64]
+    """int64[5, n]: position in the part's records, end of it, tag code, store time, local physical offset."""
 
 
 def decode_parts(placed: PlacedParts, data: Buffer) -> PartColumns | None:
@@ -282,17 +252,11 @@ _UNUSUAL = BORN_HOST_V6 | STORE_HOST_V6 | INNER_BATCH
 
 
 class Fields(NamedTuple):
-    """What records say.
+    """What records say."""
 
-    Attributes:
-        store_timestamps_ms: int64[n], UTC ms.
-        physical_offsets: int64[n], in the local log.
-        fault: Why these are not the records that were wanted; empty when they are.
-    """
-
-    store_timestamps_ms: npt.NDArray[np.int64]
-    physical_offsets: npt.NDArray[np.int64]
-    fault: str = ""
+    store_timestamps_ms: npt.NDArray[np.int64]  # int64[n], UTC ms
+    physical_offsets: npt.NDArray[np.int64]  # int64[n], in the local log
+    fault: str = ""  # why these are not the records that were wanted; empty when they are
 
 
 def fields_of(
@@ -306,7 +270,6 @@ def fields_of(
 
     Args:
         queue: Whose they have to be: queue id and all bytes of the topic.
-        data: Holds the records.
         positions: int64[n], where each begins in ``data``; n > 0.
         sizes: int32[n], their sizes.
         offsets: int64[n], their queue offsets; of an inner batch any that it may hold.
@@ -392,15 +355,7 @@ def _are_tails(
     at: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
 ) -> bool:
-    """Whether behind every body come its topic and properties that fill the record to its end.
-
-    Args:
-        names: Of topics, all of one length.
-        counts: How many records are of each; None: all are of the one.
-        data: Holds the records.
-        at: int64[n], where the bodies end.
-        ends: int64[n], where the records end.
-    """
+    """Whether behind every body come its topic and properties that fill the record to its end."""
     length = len(names[0])
     words, kind = _tail_kind(length + 1)
     properties_at = at + kind.itemsize

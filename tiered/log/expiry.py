@@ -31,31 +31,19 @@ MayGo = Callable[[MessageQueue, int, Segment], bool]
 
 @dataclass(frozen=True, slots=True)
 class ExpiryStep:
-    """What one life of a queue gives up.
-
-    Attributes:
-        queue: Whose.
-        incarnation: Which life.
-        life: Its place among the queue's lives, since those that were taken back have the same number.
-        min_from: Its minimum as the plan met it.
-        min_to: The minimum from then on.
-        segments: How many.
-        objects: How many bundles they lie in.
-        messages: Without holes.
-        size_bytes: What they take in these.
-        newest_ms: Newest store time among them; -1 when there is none.
-    """
+    """What one life of a queue gives up."""
 
     queue: MessageQueue
-    incarnation: int
+    incarnation: int  # which life
     life: int
-    min_from: int
-    min_to: int
-    segments: int
-    objects: int
-    messages: int
-    size_bytes: int
-    newest_ms: int
+    """Its place among the queue's lives, since those that were taken back have the same number."""
+    min_from: int  # its minimum as the plan met it
+    min_to: int  # the minimum from then on
+    segments: int  # how many
+    objects: int  # how many bundles they lie in
+    messages: int  # without holes
+    size_bytes: int  # what they take in these
+    newest_ms: int  # newest store time among them; -1 when there is none
 
     def action(self) -> Action:
         """For the journal."""
@@ -67,7 +55,6 @@ def expired(life: QueueLife, action: Action, *, with_open: bool) -> QueueLife | 
     """The life after an ``expire`` action; None when the action presumes what does not hold.
 
     Args:
-        life: The one that the action speaks of.
         action: With ``min_from``, the minimum that it met, and ``min_to``, where a segment begins or the queue ends.
         with_open: It may take a segment that is not sealed: only from the reigning writer, who would go on in it.
     """
@@ -108,7 +95,6 @@ def plan_expiry(
     A store time in the future is not believed (``_stored_ms``).
 
     Args:
-        state: What the journal says.
         now_ms: The time against which ages are held.
         ttl_ms: Time to live of a topic; None: for ever.
         objects_max: Give up what lies in so many bundles at most; whole segments.

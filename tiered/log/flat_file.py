@@ -28,23 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TieredFileSegment:
-    """One file of a flat file: ``new``, then ``sealed``, then deleted.
+    """One file of a flat file: ``new``, then ``sealed``, then deleted."""
 
-    Attributes:
-        base_offset: Byte address of its first byte in the flat file.
-        created_ms: When its first part was committed.
-        sealed: No byte will be added.
-        parts: What it consists of.
-        starts: int64[n + 1], address of each part, and of the end.
-        of_items: Its bytes are those of the items.
-    """
-
-    base_offset: int
-    created_ms: int
-    sealed: bool
-    parts: Parts
-    starts: npt.NDArray[np.int64]
-    of_items: bool
+    base_offset: int  # byte address of its first byte in the flat file
+    created_ms: int  # when its first part was committed
+    sealed: bool  # no byte will be added
+    parts: Parts  # what it consists of
+    starts: npt.NDArray[np.int64]  # int64[n + 1], address of each part, and of the end
+    of_items: bool  # its bytes are those of the items
 
     @classmethod
     def of(
@@ -102,12 +93,7 @@ class TieredFlatFile:
         return found
 
     def read_bytes(self, store: ObjectStore, prefix: str, start: int, end: int) -> memoryview:
-        """Read committed bytes ``[start, end)``, checked.
-
-        Raises:
-            DataError: A bundle is damaged.
-            BackendError: A bundle could not be read.
-        """
+        """Read committed bytes ``[start, end)``, checked."""
         pieces = [read_range(store, prefix, one) for one in self.ranges(start, end)]
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 

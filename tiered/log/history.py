@@ -41,23 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NamedPart:
-    """A part, and where it stands in the state.
-
-    Attributes:
-        queue: Whose.
-        number: Of the life among the queue's lives.
-        life: That life.
-        segment: Base log offset of its segment.
-        part: It.
-        taken_back: The life is what the broker took back.
-    """
+    """A part, and where it stands in the state."""
 
     queue: MessageQueue
-    number: int
-    life: QueueLife
-    segment: int
+    number: int  # of the life among the queue's lives
+    life: QueueLife  # that life
+    segment: int  # base log offset of its segment
     part: Part
-    taken_back: bool
+    taken_back: bool  # the life is what the broker took back
 
 
 def named_bundles(state: TierState) -> dict[str, Bundle]:
@@ -81,7 +72,6 @@ def parts_by_bundle(
     """The parts of each bundle, in the order of their keys; each bundle's as they lie in it.
 
     Args:
-        state: The state.
         keys: Of these bundles only; None: of all.
     """
     wanted = {
@@ -151,7 +141,6 @@ class TierHistory:
     """A journal, replayed entry by entry.
 
     Attributes:
-        covers: Whether the history reaches back over the whole grace.
         base: The state at its beginning, or before; None unless ``covers``.
         once_named: Keys below the prefix that were part of history before the grace: whoever made them, none of them that
             is not named now will ever be named again.
@@ -165,15 +154,11 @@ class TierHistory:
         """Replay to the head.
 
         Args:
-            store: The tier's store.
-            prefix: Of the broker.
-            journal: A listing of its journal.
             old_ms: What was written at this time of the store or before is older than the grace.
 
         Raises:
             DataError: The journal is damaged, or was trimmed while we read it.
             InvalidError: It is of a newer version.
-            BackendError: It could not be read.
         """
         self._store = store
         self._prefix = prefix
@@ -214,6 +199,7 @@ class TierHistory:
 
     @property
     def covers(self) -> bool:
+        """Whether the history reaches back over the whole grace."""
         return self.base is not None
 
     def checksum_of(self, number: int) -> int | None:
@@ -230,7 +216,6 @@ class TierHistory:
 
         Raises:
             DataError: An entry is damaged, or missing though later ones are there.
-            BackendError: The journal could not be read.
         """
         new: set[str] = set()
         awaited = 0

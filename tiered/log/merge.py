@@ -52,24 +52,21 @@ _GATHERED_BYTES_MAX: Final = 1024 * MIB
 
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
-    """When merging pays, and what comes out.
-
-    Attributes:
-        fan_in: A level is gathered when it has so many small bundles, or so many that share a queue.
-        bundle_bytes_max: A bundle that is made is about so large at most: one is held in memory while it is made.
-        own_bytes: A queue (a topic) that has so many bytes in a plan gets bundles of its own.
-        segment_bytes_max: Rolled neighbours become one segment of at most so many bytes of records; 0: never.
-        segment_age_ms_max: The age at which a segment is rolled. Neighbours become one that were begun within half of
-            it: so what was rolled for its age stays apart, and expires in time.
-        compresses: What is of the last level is compressed; so bundles of one queue are rewritten once for that.
-    """
+    """When merging pays, and what comes out."""
 
     fan_in: int = FAN_IN
+    """A level is gathered when it has so many small bundles, or so many that share a queue."""
     bundle_bytes_max: int = BUNDLE_BYTES_MAX
+    """A bundle that is made is about so large at most: one is held in memory while it is made."""
     own_bytes: int = OWN_BYTES
+    """A queue (a topic) that has so many bytes in a plan gets bundles of its own."""
     segment_bytes_max: int = 1024 * MIB
+    """Rolled neighbours become one segment of at most so many bytes of records; 0: never."""
     segment_age_ms_max: int = 24 * 3_600_000
+    """The age at which a segment is rolled. Neighbours become one that were begun within half of it: so what was
+    rolled for its age stays apart, and expires in time."""
     compresses: bool = True
+    """What is of the last level is compressed; so bundles of one queue are rewritten once for that."""
 
     def __post_init__(self) -> None:
         if self.fan_in < 2:  # noqa: PLR2004 (one would gather itself for ever)
@@ -78,23 +75,15 @@ class MergePolicy:
 
 @dataclass(frozen=True, slots=True)
 class MergeRun:
-    """Neighbours of one life that become one section.
-
-    Attributes:
-        queue: Whose.
-        life: Its number among the queue's lives.
-        incarnation: Of that life.
-        segment: Base log offset of the segment that they lie in, the first if they lie in several.
-        parts: They; may be one, which only moves.
-        taken_back: The life is what the broker took back.
-    """
+    """Neighbours of one life that become one section."""
 
     queue: MessageQueue
-    life: int
-    incarnation: int
+    life: int  # its number among the queue's lives
+    incarnation: int  # of that life
     segment: int
-    parts: Parts
-    taken_back: bool = False
+    """Base log offset of the segment that they lie in, the first if they lie in several."""
+    parts: Parts  # they; may be one, which only moves
+    taken_back: bool = False  # the life is what the broker took back
 
     @property
     def size_bytes(self) -> int:
@@ -104,19 +93,12 @@ class MergeRun:
 
 @dataclass(frozen=True, slots=True)
 class MergeOutput:
-    """One bundle that is to be made.
-
-    Attributes:
-        level: Its level.
-        runs: Its sections, sorted by topic, queue id and offset.
-        topic: It is of this topic alone; empty: of any.
-        queue: It is of this queue alone.
-    """
+    """One bundle that is to be made."""
 
     level: int
-    runs: tuple[MergeRun, ...]
-    topic: str = ""
-    queue: MessageQueue | None = None
+    runs: tuple[MergeRun, ...]  # its sections, sorted by topic, queue id and offset
+    topic: str = ""  # it is of this topic alone; empty: of any
+    queue: MessageQueue | None = None  # it is of this queue alone
 
     @property
     def size_bytes(self) -> int:
@@ -126,15 +108,10 @@ class MergeOutput:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What is to be gathered.
+    """What is to be gathered."""
 
-    Attributes:
-        bundles: What is gathered: nothing of these is named afterwards.
-        outputs: What is to be made of it.
-    """
-
-    bundles: tuple[Bundle, ...]
-    outputs: tuple[MergeOutput, ...]
+    bundles: tuple[Bundle, ...]  # what is gathered: nothing of these is named afterwards
+    outputs: tuple[MergeOutput, ...]  # what is to be made of it
 
 
 def run_bytes(parts: Parts) -> int:
@@ -161,8 +138,6 @@ def plan_merge(
     """What is to be gathered next; None when nothing is due.
 
     Args:
-        state: What the journal says.
-        policy: When it pays.
         leave: Keys of bundles that are left as they are, since they are damaged.
     """
     used = bundles_used(state, leave)
@@ -181,8 +156,6 @@ def plan_erasure(
     What is named of them stays on its level, some bundles of one level at a time: nothing else is gathered on the way.
 
     Args:
-        state: What the journal says.
-        policy: What comes out.
         bundles: Keys of bundles that hold what was given up (``tiered.log.orphans``).
     """
     used = [use for use in bundles_used(state) if use.bundle.key in bundles]
@@ -210,12 +183,7 @@ class BundleUse:
 
 
 def bundles_used(state: TierState, leave: Collection[str] = ()) -> list[BundleUse]:
-    """Each bundle that is named, and how much of it, in the order of levels and of their keys' times.
-
-    Args:
-        state: What the journal says.
-        leave: Keys of bundles that are left out.
-    """
+    """Each bundle that is named, and how much of it, in the order of levels and of their keys' times."""
     found: dict[str, BundleUse] = {}
     for lives in state.queues.values():
         for life in lives:
@@ -403,8 +371,6 @@ def replace_run(
     """The life with one part in the place of a run; None when what the merge presumes does not hold.
 
     Args:
-        life: The one that the merge speaks of.
-        part: What was made.
         segment: Base log offset of the segment that it is to lie in.
         was: ``fingerprint`` of the run.
         with_open: It may touch a segment that is not sealed.

@@ -33,28 +33,18 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message of a batch.
+    """One message of a batch."""
 
-    Attributes:
-        number: Of its item in the batch.
-        record: The message; an inner message as ``split_batch`` gives it.
-        stored: The record that holds it.
-    """
-
-    number: int
-    record: Record
-    stored: Record
+    number: int  # of its item in the batch
+    record: Record  # the message; an inner message as ``split_batch`` gives it
+    stored: Record  # the record that holds it
 
 
 def items(records: RecordBatch, wanted: Numbers | None = None) -> Iterator[Item]:
     """The messages of a batch in order; holes are left out.
 
     Args:
-        records: The batch.
         wanted: Numbers of the items, ascending, without holes; None for all that are no holes.
-
-    Raises:
-        DataError: A record or inner batch is damaged.
     """
     if wanted is None:
         wanted = np.flatnonzero(records.sizes > 0)
@@ -85,13 +75,8 @@ def messages_json(
     """The messages of a batch as JSON objects; see ``tiered.format.message_forms``.
 
     Args:
-        records: The batch.
         log_offset: Of its first byte in the tiered commit log; None when it is not from a tier.
-        raw_body: Leave bodies as stored.
         wanted: As in ``items``.
-
-    Raises:
-        DataError: A body cannot be unpacked.
     """
     return _formed(message_json, records, log_offset, raw_body, wanted)
 
@@ -155,11 +140,7 @@ def raw_bytes(records: RecordBatch, numbers: Numbers) -> list[memoryview]:
 
 
 def bodies(records: RecordBatch, numbers: Numbers, *, raw_body: bool) -> list[memoryview]:
-    """The bodies of these items as a client gets them (``raw_body``: as stored); a slice where nothing is packed.
-
-    Raises:
-        DataError: A body cannot be unpacked.
-    """
+    """The bodies of these items as a client gets them (``raw_body``: as stored); a slice where nothing is packed."""
     view = memoryview(records.data).cast("B")
     block = parse_records(view, records.positions[numbers], records.sizes[numbers])
     if not block.is_sound:

@@ -58,46 +58,27 @@ NAMES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """One object that is to be deleted.
+    """One object that is to be deleted."""
 
-    Attributes:
-        key: Relative to the store (with the broker's prefix).
-        kind: One of ``KINDS``.
-        size_bytes: As listed.
-        modified_ms: As listed.
-    """
-
-    key: str
-    kind: str
-    size_bytes: int
-    modified_ms: int
+    key: str  # relative to the store (with the broker's prefix)
+    kind: str  # one of ``KINDS``
+    size_bytes: int  # as listed
+    modified_ms: int  # as listed
 
 
 @dataclass(slots=True)
 class Left:
-    """What is not named and stays; counts of objects.
+    """What is not named and stays; counts of objects."""
 
-    Attributes:
-        present_reign: Of the present reign: its writer may be about to name it.
-        within_grace: Was named, or was written, within the grace.
-        uncovered: The journal's history does not reach back over the grace.
-        unknown_age: The store does not say when it was written.
-        over_limit: Beyond the limit of one run.
-        quarantine: Damaged records that were put aside.
-        others: Of other features; the ledger.
-        unknown: Keys that this program does not know, and names that are no keys.
-        unknown_keys: The first of them.
-    """
-
-    present_reign: int = 0
-    within_grace: int = 0
-    uncovered: int = 0
-    unknown_age: int = 0
-    over_limit: int = 0
-    quarantine: int = 0
-    others: int = 0
-    unknown: int = 0
-    unknown_keys: list[str] = field(default_factory=list)
+    present_reign: int = 0  # of the present reign: its writer may be about to name it
+    within_grace: int = 0  # was named, or was written, within the grace
+    uncovered: int = 0  # the journal's history does not reach back over the grace
+    unknown_age: int = 0  # the store does not say when it was written
+    over_limit: int = 0  # beyond the limit of one run
+    quarantine: int = 0  # damaged records that were put aside
+    others: int = 0  # of other features; the ledger
+    unknown: int = 0  # Keys that this program does not know, and names that are no keys
+    unknown_keys: list[str] = field(default_factory=list)  # the first of them
 
     def add_unknown(self, names: Sequence[str]) -> None:
         """Count what others have put there, and name the first."""
@@ -107,46 +88,30 @@ class Left:
 
 @dataclass(slots=True)
 class OrphanPlan:
-    """What gc would do.
+    """What gc would do."""
 
-    Attributes:
-        deletions: In the order of deletion.
-        left: What stays.
-        refusals: What is missing or strange; when there is any, there are no deletions.
-        missing: Keys below the prefix that are named and were not listed, for the caller to look at again.
-    """
-
-    deletions: list[Deletion] = field(default_factory=list)
-    left: Left = field(default_factory=Left)
+    deletions: list[Deletion] = field(default_factory=list)  # in the order of deletion
+    left: Left = field(default_factory=Left)  # what stays
     refusals: list[str] = field(default_factory=list)
+    """What is missing or strange; when there is any, there are no deletions."""
     missing: set[str] = field(default_factory=set)
+    """Keys below the prefix that are named and were not listed, for the caller to look at again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownObjects:
-    """What the journal says, for the planner.
+    """What the journal says, for the planner."""
 
-    Attributes:
-        prefix: Of the broker.
-        state: At the head, replayed after the listing.
-        base: The state before the grace; None when the history does not reach back so far.
-        protected: Keys below the prefix that are named or were within the grace.
-        once_named: Keys below the prefix that were named once, before the grace.
-        bound: Trim the journal up to this checkpoint; 0: not at all.
-        reign: Objects of a generation below this one can be named by nobody any more.
-        old_ms: What was written at this time of the store or before is older than the grace.
-        now_ms: The store's time.
-    """
-
-    prefix: str
-    state: TierState
+    prefix: str  # of the broker
+    state: TierState  # at the head, replayed after the listing
     base: TierState | None
-    protected: set[str]
-    once_named: set[str]
-    bound: int
-    reign: int
-    old_ms: int
-    now_ms: int
+    """The state before the grace; None when the history does not reach back so far."""
+    protected: set[str]  # Keys below the prefix that are named or were within the grace
+    once_named: set[str]  # Keys below the prefix that were named once, before the grace
+    bound: int  # trim the journal up to this checkpoint; 0: not at all
+    reign: int  # objects of a generation below this one can be named by nobody any more
+    old_ms: int  # what was written at this time of the store or before is older than the grace
+    now_ms: int  # the store's time
 
 
 def plan_orphans(
@@ -157,7 +122,6 @@ def plan_orphans(
     Args:
         listed: All that lies below the broker's prefix.
         probes: All whose key begins with ``probe-``, beside the brokers.
-        known: What the journal says.
         limit: Delete at most so many.
     """
     planner = _OrphanPlanner(known)
@@ -287,19 +251,14 @@ _OF_SECTION = tuple((theirs, mine) for mine, theirs in PLAIN if mine not in {"co
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A bundle of which something is named, and not all.
-
-    Attributes:
-        bundle: It.
-        named_end: Where the last section ends that is named.
-        size_bytes: By how much the bundle would shrink, about: what is not named, with its rows in the bundle's table.
-        is_sure: The journal alone proves it; else nobody knows what lies from ``named_end`` on before its footer is read.
-    """
+    """A bundle of which something is named, and not all."""
 
     bundle: Bundle
-    named_end: int
+    named_end: int  # where the last section ends that is named
     size_bytes: int
+    """By how much the bundle would shrink, about: what is not named, with its rows in the bundle's table."""
     is_sure: bool
+    """The journal alone proves it; else nobody knows what lies from ``named_end`` on before its footer is read."""
 
 
 def given_up(state: TierState) -> Iterator[GivenUp]:
@@ -335,13 +294,7 @@ def given_up(state: TierState) -> Iterator[GivenUp]:
 
 
 class _Columns:
-    """All parts of a state, one behind the other.
-
-    Attributes:
-        bundles: Every one that is named.
-        of_bundle: int64[n], the number of each part's bundle.
-        rows: ``PART``, one a part.
-    """
+    """All parts of a state, one behind the other."""
 
     def __init__(self, state: TierState) -> None:
         places = [
@@ -358,9 +311,11 @@ class _Columns:
         self._of_place = np.repeat(np.arange(len(segments)), lengths)
         # As bytes: of structured rows NumPy would hold every field against every other first.
         rows = [segment.parts.rows.view(np.uint8) for segment in segments]
+        # ``PART``, one a part.
         self.rows: npt.NDArray[np.void] = np.concatenate(rows or [np.empty(0, np.uint8)]).view(PART)
         numbers: dict[str, int] = {}
-        self.bundles: list[Bundle] = []
+        self.bundles: list[Bundle] = []  # every one that is named
+        # int64[n], the number of each part's bundle.
         self.of_bundle = np.empty(len(self.rows), np.int64)
         every = chain.from_iterable(segment.parts.bundles for segment in segments)
         for at, bundle in enumerate(every):

@@ -48,7 +48,6 @@ def first_difference(
     """Find where two histories part.
 
     Args:
-        low: First offset that both have.
         high: One past the last that both have; above ``low``.
         ends: Offsets that are cheap to compare, ascending; those outside ``[low, high)`` are ignored.
         same: Whether both have the same message at an offset; None when that cannot be told.
@@ -109,17 +108,12 @@ def _first_answer(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has to be said of a queue whose local history is another.
+    """What has to be said of a queue whose local history is another."""
 
-    Attributes:
-        action: ``take_back`` or ``incarnation``.
-        end: Where the tier's present history ends (its commit offset, when the queue begins anew).
-        start: Where the queue goes on.
-    """
-
-    action: Action
+    action: Action  # ``take_back`` or ``incarnation``
     end: QueueOffset
-    start: QueueOffset
+    """Where the tier's present history ends (its commit offset, when the queue begins anew)."""
+    start: QueueOffset  # where the queue goes on
 
     @property
     def is_anew(self) -> bool:
@@ -139,11 +133,8 @@ def plan_change(
     """What to say of a queue, by what both sides have.
 
     Args:
-        queue: Which.
-        life: Its present life in the tier.
         bounds: What the local store has of it; not empty.
         local_mark: Mark of a local record; 0 when there is nothing to compare, ``HOLE`` when nobody can read it.
-        tier_mark: The same of the tier.
         read_items: Of the first items of a part: the bytes of the commit log that they need, and holes among them.
 
     Returns:
@@ -186,12 +177,8 @@ def plan_end(
     """What to say when a person has decided where a queue ends; the other arguments are those of ``plan_change``.
 
     Args:
-        queue: Which.
-        life: Its present life.
         end: Where it is to end: at or above its minimum, below its commit offset. At its minimum nothing would be left
             of the life, so the queue begins anew there.
-        tier_mark: See above.
-        read_items: See above.
     """
     why = "a person has taken back what is from queue offset {} on"
     cut = _cut(life, end, tier_mark, read_items) if end > life.min_offset else None
@@ -247,10 +234,8 @@ def plan_beginning(
     """What to say of a queue of whose present life the tier has nothing that could be compared.
 
     Args:
-        queue: Which.
         life: Its present life, in which nothing is (left); None: the journal has not met it.
         bounds: What the local store has of it; not empty.
-        goes_on: Where it would go on.
         start: Where it would begin if the tier had never met it; what is missing from there on is a gap.
 
     Returns:

@@ -42,19 +42,12 @@ _SMALL: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
-    """An object of the key index, as the journal names it: its payload, and what stands behind it.
+    """An object of the key index, as the journal names it: its payload, and what stands behind it."""
 
-    Attributes:
-        key: Relative to the broker's prefix.
-        payload_bytes: Size of the payload.
-        trailer_bytes: Size of the trailer behind it.
-        crc: CRC-32 of the payload.
-    """
-
-    key: str
-    payload_bytes: int
-    trailer_bytes: int
-    crc: int
+    key: str  # relative to the broker's prefix
+    payload_bytes: int  # size of the payload
+    trailer_bytes: int  # size of the trailer behind it
+    crc: int  # CRC-32 of the payload
 
     @property
     def object_bytes(self) -> int:
@@ -64,35 +57,22 @@ class ObjectRange:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """An object with the sections of one or many queues (``tiered.format.bundle``).
+    """An object with the sections of one or many queues (``tiered.format.bundle``)."""
 
-    Attributes:
-        key: Relative to the broker's prefix.
-        size_bytes: Of the whole object.
-        level: 0 as committed; how often its bytes were gathered.
-    """
-
-    key: str
-    size_bytes: int
-    level: int = 0
+    key: str  # relative to the broker's prefix
+    size_bytes: int  # of the whole object
+    level: int = 0  # 0 as committed; how often its bytes were gathered
 
 
 @dataclass(frozen=True, slots=True)
 class SectionRange:
-    """Bytes ``[start, end)`` of the records of a section, or of its items.
+    """Bytes ``[start, end)`` of the records of a section, or of its items."""
 
-    Attributes:
-        bundle: Where the section lies.
-        place: The section.
-        start: First byte, counted from the first of the records (of the items) as they were before they were packed.
-        end: One past the last.
-        of_items: It is of the items.
-    """
-
-    bundle: Bundle
+    bundle: Bundle  # where the section lies
     place: SectionPlace
     start: int
-    end: int
+    """First byte, counted from the first of the records (of the items) as they were before they were packed."""
+    end: int  # one past the last
     of_items: bool = False
 
     @property
@@ -113,37 +93,23 @@ class SectionRange:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section's place in the history of its queue; of a section that the broker took back in part, what is left.
+    """A section's place in the history of its queue; of a section that the broker took back in part, what is left."""
 
-    Attributes:
-        bundle: Where the section lies.
-        section: Its place there.
-        log_offset: Of the first record.
-        queue_offset: Of the first item.
-        log_bytes: Bytes of records.
-        count: Items, holes included.
-        holes: Items without a message.
-        store_min_ms: Smallest store time; -1 when all items are holes.
-        store_max_ms: Greatest store time; -1 likewise.
-        last: Mark of the last item's record (``tiered.log.marks``); 0: not known, or a hole.
-        records_at: Position of its first byte in the section's records: above 0 for what lies behind a cut.
-        items_at: Number of its first item in the section.
-        log_gone: Bytes of records that compaction took away: the next part begins behind them.
-    """
-
-    bundle: Bundle
-    section: SectionPlace
-    log_offset: LogOffset
-    queue_offset: QueueOffset
-    log_bytes: int
-    count: int
-    holes: int
-    store_min_ms: int
-    store_max_ms: int
-    last: int = 0
+    bundle: Bundle  # where the section lies
+    section: SectionPlace  # its place there
+    log_offset: LogOffset  # of the first record
+    queue_offset: QueueOffset  # of the first item
+    log_bytes: int  # bytes of records
+    count: int  # items, holes included
+    holes: int  # items without a message
+    store_min_ms: int  # smallest store time; -1 when all items are holes
+    store_max_ms: int  # greatest store time; -1 likewise
+    last: int = 0  # mark of the last item's record (``tiered.log.marks``); 0: not known, or a hole
     records_at: int = 0
-    items_at: int = 0
+    """Position of its first byte in the section's records: above 0 for what lies behind a cut."""
+    items_at: int = 0  # number of its first item in the section
     log_gone: int = 0
+    """Bytes of records that compaction took away: the next part begins behind them."""
 
     @property
     def records_end(self) -> LogOffset:
@@ -444,21 +410,13 @@ NO_PARTS: Final = Parts(np.empty(0, PART), ())
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A row of parts with one base; only the last of a queue is not sealed.
+    """A row of parts with one base; only the last of a queue is not sealed."""
 
-    Attributes:
-        base_offset: Log offset of its first byte.
-        base_queue_offset: Queue offset of its first item.
-        created_ms: When its first part was committed, by the writer's clock.
-        sealed: No part will be added.
-        parts: In order, without a hole in log offsets.
-    """
-
-    base_offset: LogOffset
-    base_queue_offset: QueueOffset
-    created_ms: int
-    sealed: bool = False
-    parts: Parts = NO_PARTS
+    base_offset: LogOffset  # log offset of its first byte
+    base_queue_offset: QueueOffset  # queue offset of its first item
+    created_ms: int  # when its first part was committed, by the writer's clock
+    sealed: bool = False  # no part will be added
+    parts: Parts = NO_PARTS  # in order, without a hole in log offsets
 
     @property
     def size_bytes(self) -> int:
@@ -484,16 +442,13 @@ class Segments(Sequence[Segment]):
     """Segments of a life in columns, in order; immutable. A ``Segment`` is made of a row when somebody looks at it.
 
     Equal to a tuple of the same, which is what a life has as soon as one of them changes.
-
-    Attributes:
-        rows: ``SEGMENT``, one a segment; not to be written to.
-        parts: That the rows count; of other segments, too, where these are some of them.
     """
 
     __slots__ = ("parts", "rows")
 
     def __init__(self, rows: npt.NDArray[np.void], parts: Parts) -> None:
-        self.rows = rows
+        self.rows = rows  # ``SEGMENT``, one a segment; not to be written to
+        # That the rows count; of other segments, too, where these are some of them.
         self.parts = parts
 
     @classmethod
@@ -558,49 +513,33 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A pass of compaction that was made over a log.
+    """A pass of compaction that was made over a log."""
 
-    Attributes:
-        end: One past the last queue offset that it looked at: all below was compacted.
-        time_ms: When.
-    """
-
-    end: int
-    time_ms: int
+    end: int  # one past the last queue offset that it looked at: all below was compacted
+    time_ms: int  # when
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLife:
-    """One incarnation of a queue, from its offset 0.
+    """One incarnation of a queue, from its offset 0."""
 
-    Attributes:
-        incarnation: Number of this life, from 0.
-        min_offset: First queue offset that can be read.
-        commit_offset: One past the last.
-        log_end: Log offset at which the next part begins.
-        segments: In order.
-        gaps: Recorded gaps, in order.
-        quarantined: Records put into quarantine.
-        ended: Why this life is over; empty while it lasts.
-        indexed: Queue offsets whose keys are in index objects (``tiered.log.indexed``).
-        cut_at: Of what the broker took back: where it was cut off, whatever of it has expired since; else -1.
-        cut_by: Likewise: number of the journal entry that cut it off, by which it is known again whatever is merged,
-            compacted or given up of it; else 0, as where bundles alone tell of it (``tiered.log.proposal``).
-        passes: Of compaction, as many as still matter; the last says how far it is compacted.
-    """
-
-    incarnation: int
-    min_offset: QueueOffset
-    commit_offset: QueueOffset
+    incarnation: int  # number of this life, from 0
+    min_offset: QueueOffset  # first queue offset that can be read
+    commit_offset: QueueOffset  # one past the last
     log_end: LogOffset = LogOffset(0)  # noqa: RUF009 (a NewType: the number itself)
-    segments: Sequence[Segment] = ()
-    gaps: tuple[Gap, ...] = ()
-    quarantined: int = 0
-    ended: str = ""
-    indexed: Ranges = ()
+    """Log offset at which the next part begins."""
+    segments: Sequence[Segment] = ()  # in order
+    gaps: tuple[Gap, ...] = ()  # recorded gaps, in order
+    quarantined: int = 0  # records put into quarantine
+    ended: str = ""  # why this life is over; empty while it lasts
+    indexed: Ranges = ()  # queue offsets whose keys are in index objects (``tiered.log.indexed``)
     cut_at: int = -1
+    """Of what the broker took back: where it was cut off, whatever of it has expired since; else -1."""
     cut_by: int = 0
+    """Likewise: number of the journal entry that cut it off, by which it is known again whatever is merged,
+    compacted or given up of it; else 0, as where bundles alone tell of it (``tiered.log.proposal``)."""
     passes: tuple[Pass, ...] = ()
+    """Of compaction, as many as still matter; the last says how far it is compacted."""
 
     def tables(self) -> Iterator[Parts]:
         """All parts, in order, in the rows in which they are held: of a segment, or of many."""
@@ -634,22 +573,15 @@ class QueueLife:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Queue offsets ``[start, end)`` of one life of a queue.
-
-    Attributes:
-        queue: Which.
-        incarnation: Which life.
-        start: First queue offset.
-        end: One past the last.
-        cut_by: Number of the last entry that had taken an end of this incarnation back when its messages were read; 0: none
-            had. Where another has come since, other messages may stand there now.
-    """
+    """Queue offsets ``[start, end)`` of one life of a queue."""
 
     queue: MessageQueue
-    incarnation: int
-    start: int
-    end: int
+    incarnation: int  # which life
+    start: int  # first queue offset
+    end: int  # one past the last
     cut_by: int = 0
+    """Number of the last entry that had taken an end of this incarnation back when its messages were read; 0: none
+    had. Where another has come since, other messages may stand there now."""
 
     def row(self) -> list[Any]:
         """As JSON: five values, and ``cut_by`` where that is not 0."""
@@ -671,23 +603,14 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class IndexObject:
-    """One index object, as the journal names it.
+    """One index object, as the journal names it."""
 
-    Attributes:
-        place: Its whole payload.
-        count: Items.
-        filter_at: Where in the payload the filter begins.
-        store_min_ms: Smallest store time among its items; -1 without items.
-        store_max_ms: Greatest store time; -1 likewise.
-        covers: What it covers; the items' queue numbers count these.
-    """
-
-    place: ObjectRange
-    count: int
-    filter_at: int
-    store_min_ms: int
-    store_max_ms: int
-    covers: tuple[Cover, ...]
+    place: ObjectRange  # its whole payload
+    count: int  # items
+    filter_at: int  # where in the payload the filter begins
+    store_min_ms: int  # smallest store time among its items; -1 without items
+    store_max_ms: int  # greatest store time; -1 likewise
+    covers: tuple[Cover, ...]  # what it covers; the items' queue numbers count these
 
     def row(self) -> list[Any]:
         """As JSON: the object (4), count, filter, times (2), covers."""
@@ -714,33 +637,25 @@ class IndexObject:
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """Everything that a broker's journal says.
+    """Everything that a broker's journal says."""
 
-    Attributes:
-        generation: The reign.
-        history: Which history this is: the id of the writer whose reign was the first, and when it began. Positions that are
-            kept elsewhere mean nothing in another, such as that of a tier that was wiped and begun anew.
-        writer: Id of the reigning writer.
-        holder: Who it was, for people.
-        store: Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before
-            the first reign.
-        queues: Lives of each queue, oldest first; never empty.
-        refused_parts: Parts, gaps and incarnations that replay refused.
-        updated_ms: Time of the last entry.
-        indexes: The key index's objects, in the order in which they were named.
-        timers: Of a journal of timers (``tiered.log.timers``).
-    """
-
-    generation: int = 0
+    generation: int = 0  # the reign
     history: str = ""
-    writer: str = ""
-    holder: Mapping[str, Any] = field(default_factory=dict)
+    """Which history this is: the id of the writer whose reign was the first, and when it began. Positions that are
+    kept elsewhere mean nothing in another, such as that of a tier that was wiped and begun anew."""
+    writer: str = ""  # id of the reigning writer
+    holder: Mapping[str, Any] = field(default_factory=dict)  # who it was, for people
     store: Mapping[str, Any] = field(default_factory=dict)
+    """Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before the
+    first reign."""
     queues: Mapping[MessageQueue, tuple[QueueLife, ...]] = field(default_factory=dict)
-    refused_parts: int = 0
-    updated_ms: int = 0
+    """Lives of each queue, oldest first; never empty."""
+    refused_parts: int = 0  # parts, gaps and incarnations that replay refused
+    updated_ms: int = 0  # time of the last entry
     indexes: tuple[IndexObject, ...] = ()
+    """The key index's objects, in the order in which they were named."""
     timers: TimerFacts = field(default_factory=TimerFacts)
+    """Of a journal of timers (``tiered.log.timers``)."""
 
     def life(self, queue: MessageQueue) -> QueueLife | None:
         """The present life of a queue."""
@@ -925,10 +840,6 @@ def _segments_of(rows: list[list[Any]], take: Callable[[int], Parts]) -> Sequenc
 
 def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
     """Undo ``life_json``.
-
-    Args:
-        row: The life.
-        take: Gives the next parts, so many.
 
     Raises:
         ValueError: It is no such row; ``IndexError`` and ``TypeError`` mean the same.

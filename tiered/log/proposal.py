@@ -69,19 +69,13 @@ SKIPPED_MAX = 1000
 
 @dataclass(slots=True)
 class Proposal:
-    """What a rebuilt journal would say.
+    """What a rebuilt journal would say."""
 
-    Attributes:
-        state: The tier's state; its generation is the highest that any object shows.
-        orphans: Keys of bundles that it does not name.
-        losses: Where objects are missing; in ``state`` each is a gap.
-        notes: What a person should know, a sentence each.
-    """
-
-    state: TierState
-    orphans: list[str] = field(default_factory=list)
+    state: TierState  # the tier's state; its generation is the highest that any object shows
+    orphans: list[str] = field(default_factory=list)  # Keys of bundles that it does not name
     losses: list[Loss] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    """Where objects are missing; in ``state`` each is a gap."""
+    notes: list[str] = field(default_factory=list)  # what a person should know, a sentence each
 
     def parts(self) -> Iterator[Part]:
         """All parts that it names."""
@@ -105,7 +99,6 @@ def propose(
     Args:
         tabled: Every bundle whose table, or some of whose sections, could be read.
         known: What the readable beginning of the journal says; the initial state when nothing of it is readable.
-        sizes: Of every bundle, by its key.
         quarantined: Offsets in quarantine, by queue and life.
         read: See ``choose``.
         generations: Of other objects that writers have made.
@@ -193,23 +186,15 @@ Read = Callable[[SectionRange], Buffer]
 
 
 class RebuildCandidate(NamedTuple):
-    """A part that a section could be, and its age.
-
-    Attributes:
-        rank: Generation, the rest of ``ObjectId.age``, and whether the readable journal names it: the greater is the newer.
-        part: The part.
-        segment: Base log offset of its segment.
-        is_merged: It was made by a merge or a repair.
-        taken_back: A merge found it in what the broker had taken back.
-        modified_ms: When the store got its bundle; -1 when it does not say.
-    """
+    """A part that a section could be, and its age."""
 
     rank: tuple[int, int, int, bool]
+    """Generation, the rest of ``ObjectId.age``, and whether the readable journal names it: the greater is the newer."""
     part: Part
-    segment: int
-    is_merged: bool
-    taken_back: bool
-    modified_ms: int
+    segment: int  # base log offset of its segment
+    is_merged: bool  # it was made by a merge or a repair
+    taken_back: bool  # a merge found it in what the broker had taken back
+    modified_ms: int  # when the store got its bundle; -1 when it does not say
 
 
 # -- candidates ---------------------------------------------------------------------------------
@@ -309,9 +294,6 @@ def choose(
     """The newest that do not overlap, in the order of their queue offsets.
 
     Args:
-        candidates: Of one life.
-        queue: Whose.
-        incarnation: Which life.
         known: What the readable beginning of the journal says.
         read: Reads items and records, where a part has to be cut or two histories told apart; asked for nothing else.
     """
@@ -551,33 +533,25 @@ class Loss:
 
 @dataclass(slots=True)
 class BuiltLife:
-    """A life, and what is to be said of it.
+    """A life, and what is to be said of it."""
 
-    Attributes:
-        life: None when there is nothing of it.
-        losses: Where objects are missing: each is a gap of the life.
-        notes: What a person should know.
-    """
-
-    life: QueueLife | None = None
+    life: QueueLife | None = None  # none when there is nothing of it
     losses: list[Loss] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    """Where objects are missing: each is a gap of the life."""
+    notes: list[str] = field(default_factory=list)  # what a person should know
 
 
 @dataclass(frozen=True, slots=True)
 class KnownLife:
-    """What the journal, as far as it can be read, says of a life.
-
-    Attributes:
-        life: As its readable beginning has it. Recorded gaps are no losses, whoever recorded them.
-        low: What is before this has expired: so says that beginning, or a whole entry behind it. Its objects may be gone.
-        there_end: One past the last item that it names and whose object is there. If that was not chosen, something was
-            written in its place: the broker has taken back what is behind it, and that is not lost.
-    """
+    """What the journal, as far as it can be read, says of a life."""
 
     life: QueueLife
+    """As its readable beginning has it. Recorded gaps are no losses, whoever recorded them."""
     low: QueueOffset
+    """What is before this has expired: so says that beginning, or a whole entry behind it. Its objects may be gone."""
     there_end: QueueOffset
+    """One past the last item that it names and whose object is there. If that was not chosen, something was written
+    in its place: the broker has taken back what is behind it, and that is not lost."""
 
     @classmethod
     def of(
@@ -615,17 +589,11 @@ def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, i
 
 
 class ToldEnd(NamedTuple):
-    """Where a life ends by what a whole entry behind the readable beginning says.
+    """Where a life ends by what a whole entry behind the readable beginning says."""
 
-    Attributes:
-        end: One past its last queue offset.
-        number: Of the entry.
-        bundle: Key of the bundle that it names for it.
-    """
-
-    end: int
-    number: int
-    bundle: str
+    end: int  # one past its last queue offset
+    number: int  # of the entry
+    bundle: str  # key of the bundle that it names for it
 
 
 def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, ToldEnd]:
@@ -763,9 +731,6 @@ def build_life(
 
     Args:
         chain: Its parts, in order, none overlapping another.
-        queue: Whose.
-        incarnation: Which life.
-        known: What the journal says of it.
     """
     built = BuiltLife()
     name = f"{queue} incarnation {incarnation}"

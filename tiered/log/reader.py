@@ -80,7 +80,6 @@ class TierReader:
             DataError: The journal is damaged or lost; or it tells another history than it did: a checkpoint of a tier that
                 was begun anew is beyond what we knew, and what readers hold means nothing there.
             InvalidError: It is of a newer version.
-            BackendError: The store could not be read.
         """
         # One at a time: the journal's state changes step by step, and two would each apply the same entries.
         with self._replaying:
@@ -116,8 +115,6 @@ class TierReader:
         """A cursor on the history that an incarnation of a queue (default: the present one) has now.
 
         Args:
-            queue: Whose.
-            incarnation: Which.
             state: What the journal said at another time.
 
         Raises:
@@ -154,23 +151,13 @@ class TierReader:
 
 
 class QueueReader:
-    """Reads one history of a queue as of one state.
-
-    Attributes:
-        cursor: On that history.
-    """
+    """Reads one history of a queue as of one state."""
 
     def __init__(self, store: ObjectStore, prefix: str, cursor: QueueCursor) -> None:
-        """Read nothing yet.
-
-        Args:
-            store: The tier's store.
-            prefix: Of the broker.
-            cursor: What to read.
-        """
+        """Read nothing yet."""
         self._store = store
         self._prefix = prefix
-        self.cursor = cursor
+        self.cursor = cursor  # on that history
 
     @classmethod
     def of_life(
@@ -205,7 +192,6 @@ class QueueReader:
         Raises:
             ExpiredError: They have expired since this reader saw the journal.
             DataError: The bytes are damaged; nothing of them is returned.
-            BackendError: They could not be read.
         """
         return self.cursor.again(
             start, lambda place: self._read(place, start, bytes_max, count_max)
@@ -277,13 +263,10 @@ class QueueReader:
         """What is sound from ``start`` to the end of its part, for who met damage there; None: no part holds ``start``.
 
         Args:
-            start: A queue offset.
             count_max: Items at most (> 0).
 
         Raises:
             ExpiredError: It has expired since this reader saw the journal.
-            DataError: The journal contradicts itself.
-            BackendError: The bytes could not be read.
         """
         try:
             return self.cursor.again(start, lambda place: self._salvage(place, start, count_max))

@@ -39,38 +39,25 @@ _DO: Final = "run `tiered verify --deep` to see the extent of the damage"
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """A part, or the end of one, without what is damaged.
-
-    Attributes:
-        batch: All of it, lost messages as holes without a reason; None: nothing is left.
-        end: One past the last queue offset.
-        lost: Queue offsets that cannot be read.
-        lost_tags: Tag codes of those whose items are sound, and their records not; None: items are damaged as well.
-        error: What is damaged, and where.
-    """
+    """A part, or the end of one, without what is damaged."""
 
     batch: TierBatch | None
-    end: QueueOffset
-    lost: Ranges
+    """All of it, lost messages as holes without a reason; None: nothing is left."""
+    end: QueueOffset  # one past the last queue offset
+    lost: Ranges  # queue offsets that cannot be read
     lost_tags: npt.NDArray[np.int64] | None
-    error: DataError
+    """Tag codes of those whose items are sound, and their records not; None: items are damaged as well."""
+    error: DataError  # what is damaged, and where
 
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """A damaged block of a section, and what it takes away.
+    """A damaged block of a section, and what it takes away."""
 
-    Attributes:
-        start: Position in the section of its first byte.
-        end: One past the last.
-        records: Bytes of records, as they were before they were packed.
-        items: Numbers of items.
-    """
-
-    start: int
-    end: int
-    records: tuple[int, int] = (0, 0)
-    items: tuple[int, int] = (0, 0)
+    start: int  # position in the section of its first byte
+    end: int  # one past the last
+    records: tuple[int, int] = (0, 0)  # bytes of records, as they were before they were packed
+    items: tuple[int, int] = (0, 0)  # numbers of items
 
     @classmethod
     def of(cls, place: SectionPlace, blocks: SectionBlocks, low: int, high: int) -> Blow:
@@ -88,19 +75,13 @@ class Blow:
 
 @dataclass(frozen=True, slots=True)
 class OpenSectionBytes:
-    """A section as far as it is sound.
+    """A section as far as it is sound."""
 
-    Attributes:
-        records: As they were before they were packed; what could not be unpacked is zero.
-        items: As they lie.
-        blows: Its damaged blocks, in order.
-        is_packed: Damaged records could not be unpacked; else they are there as they lie.
-    """
-
-    records: memoryview
-    items: memoryview
-    blows: tuple[Blow, ...] = ()
+    records: memoryview  # as they were before they were packed; what could not be unpacked is zero
+    items: memoryview  # as they lie
+    blows: tuple[Blow, ...] = ()  # its damaged blocks, in order
     is_packed: bool = False
+    """Damaged records could not be unpacked; else they are there as they lie."""
 
     @property
     def zeroed(self) -> list[tuple[int, int]]:
@@ -115,11 +96,6 @@ class OpenSectionBytes:
 
 def open_damaged(view: memoryview, place: SectionPlace, *, where: str) -> OpenSectionBytes:
     """Open a section that fails its checksum.
-
-    Args:
-        view: Its bytes.
-        place: The section.
-        where: Key of the bundle, for messages.
 
     Raises:
         DataError: Its block table fails as well, so nothing of it is proven.
@@ -151,13 +127,7 @@ def _items_left(stored: memoryview, place: SectionPlace, where: str) -> memoryvi
 
 
 def lost_items(part: Part, items: memoryview, blows: Sequence[Blow]) -> npt.NDArray[np.bool_]:
-    """Which items of a part damaged blocks of its section take away, the item itself or its record.
-
-    Args:
-        part: The part.
-        items: Of its section.
-        blows: The damaged blocks.
-    """
+    """Which items of a part damaged blocks of its section take away, the item itself or its record."""
     first, end = part.items_at, part.items_at + part.count
     rows = np.frombuffer(items[first * ITEM_BYTES : end * ITEM_BYTES], ITEM)
     at = rows["log_offset"].astype(np.int64) - part.log_offset + part.records_at
@@ -182,16 +152,11 @@ def salvage(
     """What is sound of a part, or of some of it.
 
     Args:
-        store: The tier's.
-        prefix: Of the broker.
-        queue: Whose the part is.
-        part: The part.
         start: First queue offset wanted; within the part.
         end: One past the last; not behind the part's end.
 
     Raises:
         ObjectNotFoundError: Its bundle is gone: for the caller to look into, who knows whether it was replaced.
-        BackendError: It could not be read.
     """
     try:
         opened = _opened(store, prefix, part)

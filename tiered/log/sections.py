@@ -46,15 +46,10 @@ class BlockTableError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class OpenSection:
-    """What ranges of a section are checked and unpacked by: its block table, proven, and its dictionary.
+    """What ranges of a section are checked and unpacked by: its block table, proven, and its dictionary."""
 
-    Attributes:
-        blocks: The block table.
-        dictionary: Of a packed section; may be empty.
-    """
-
-    blocks: SectionBlocks
-    dictionary: bytes = b""
+    blocks: SectionBlocks  # the block table
+    dictionary: bytes = b""  # of a packed section; may be empty
 
     @property
     def memory_bytes(self) -> int:
@@ -65,21 +60,14 @@ class OpenSection:
 
 @dataclass(frozen=True, slots=True)
 class SectionPlan:
-    """Which bytes of a bundle are read so that ranges of one section can be had and checked.
+    """Which bytes of a bundle are read so that ranges of one section can be had and checked."""
 
-    Attributes:
-        wants: The ranges, all of one section, none empty.
-        ranges: What is read, positions in the bundle.
-        is_whole: The section is read whole.
-        is_first: Only the block table and the dictionary are read: ``open`` takes them, and a plan is made anew with that.
-        known: Of the section, if the caller had it.
-    """
-
-    wants: tuple[SectionRange, ...]
-    ranges: tuple[ByteRange, ...]
-    is_whole: bool = False
+    wants: tuple[SectionRange, ...]  # the ranges, all of one section, none empty
+    ranges: tuple[ByteRange, ...]  # what is read, positions in the bundle
+    is_whole: bool = False  # the section is read whole
     is_first: bool = False
-    known: OpenSection | None = None
+    """Only the block table and the dictionary are read: ``open`` takes them, and a plan is made anew with that."""
+    known: OpenSection | None = None  # of the section, if the caller had it
 
     @property
     def key(self) -> str:
@@ -92,11 +80,7 @@ class SectionPlan:
         return self.wants[0].place
 
     def open(self, pieces: Sequence[bytes | memoryview], *, where: str) -> OpenSection:
-        """The block table and dictionary, from what was read for a first plan.
-
-        Raises:
-            DataError: They are damaged.
-        """
+        """The block table and dictionary, from what was read for a first plan."""
         assert self.is_first
         return _opened(memoryview(pieces[0]), self.ranges[0].start, self.place, where)
 
@@ -107,13 +91,9 @@ class SectionPlan:
 
         Args:
             pieces: The bytes of ``ranges``.
-            where: Key of the bundle, for messages.
 
         Returns:
             The bytes of each range, and what further ranges of the section can be read by, where that is known now.
-
-        Raises:
-            DataError: They are damaged.
         """
         assert not self.is_first
         if self.is_whole:
@@ -160,9 +140,6 @@ def plan_ranges(
         where: Prefix of the broker, for messages.
         known: Of the section, if the caller has it.
         is_whole: Whether it is read whole; None: what costs less.
-
-    Raises:
-        DataError: The journal contradicts itself.
     """
     place = wants[0].place
     check_place(wants[0], where=where)
@@ -280,11 +257,6 @@ def split_section(
 
     Args:
         data: Its bytes: up to the block table, at least (of a packed one it saves finding the blocks).
-        place: The section.
-        where: Key of the bundle, for messages.
-
-    Raises:
-        DataError: It is damaged.
     """
     view = memoryview(data)
     place.check(where=where)
@@ -302,11 +274,7 @@ def split_section(
 
 
 def check_place(want: SectionRange, *, where: str) -> None:
-    """Hold what the journal says of a section against itself.
-
-    Raises:
-        DataError: It contradicts itself.
-    """
+    """Hold what the journal says of a section against itself."""
     want.place.check(where=where + want.key)
     if want.place.start + want.place.size_bytes > want.bundle.size_bytes:
         raise _damaged("the journal names a section behind the end of its bundle", where + want.key)
@@ -324,8 +292,6 @@ def read_planned(
 
     Args:
         wants: Ranges of one section, none empty.
-        get: Reads ranges of an object.
-        where: Prefix of the broker.
         known: Of the section, if the caller has it.
         is_whole: See ``plan_ranges``.
 
@@ -334,7 +300,6 @@ def read_planned(
 
     Raises:
         DataError: As of ``plan_ranges`` and ``SectionPlan.check``.
-        BackendError: It could not be read.
     """
     plan = plan_ranges(wants, where=where, known=known, is_whole=is_whole)
     key = where + wants[0].key

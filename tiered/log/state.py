@@ -238,10 +238,6 @@ def _handler_of(action: Action) -> Callable[[_Work, Action], None]:
 def require_known(entry: Entry, where: str) -> None:
     """Refuse an entry that says what this version does not understand, when it cannot be replayed.
 
-    Args:
-        entry: Whole by its checksum.
-        where: Its key.
-
     Raises:
         OtherVersionError: It is another version's.
     """

@@ -27,23 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stays of a part that the end of a cut lies in: its first items.
+    """What stays of a part that the end of a cut lies in: its first items."""
 
-    Attributes:
-        queue_offset: Of the part, by which it is known.
-        log_offset: Of the part, likewise.
-        log_bytes: Bytes of records that stay.
-        holes: Items without a message that stay.
-        last: Mark of the last item that stays (``tiered.log.marks``), or 0.
-        of_holes: Of the whole part: of one that was compacted since, other bytes are its beginning.
-    """
-
-    queue_offset: int
-    log_offset: int
-    log_bytes: int
-    holes: int
-    last: int
+    queue_offset: int  # of the part, by which it is known
+    log_offset: int  # of the part, likewise
+    log_bytes: int  # bytes of records that stay
+    holes: int  # items without a message that stay
+    last: int  # mark of the last item that stays (``tiered.log.marks``), or 0
     of_holes: int
+    """Of the whole part: of one that was compacted since, other bytes are its beginning."""
 
     def row(self) -> list[int]:
         """As JSON."""
@@ -73,11 +65,9 @@ def cut(
     """Divide a life.
 
     Args:
-        life: The present one.
         end: Where it is to end, above its minimum and below its commit offset.
         was: Its commit offset, as the writer knew it.
         head: What stays of the part that ``end`` lies in; None when it lies between two parts, or in a gap.
-        reason: Why.
         entry: Number of the journal entry that says so.
 
     Returns:

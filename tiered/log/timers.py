@@ -67,17 +67,13 @@ Bounds = Callable[[int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class TimerSource:
-    """What was taken of one local queue of timers.
+    """What was taken of one local queue of timers."""
 
-    Attributes:
-        start: First queue offset that there was when taking began.
-        first_end: One past the last at that time: behind it a rolled message is one that had been seen before.
-        ranges: ``(end, due_from)`` in order, from ``start`` on: what is due at or after ``due_from`` was taken.
-    """
-
-    start: int
+    start: int  # first queue offset that there was when taking began
     first_end: int
+    """One past the last at that time: behind it a rolled message is one that had been seen before."""
     ranges: tuple[tuple[int, int], ...] = ()
+    """``(end, due_from)`` in order, from ``start`` on: what is due at or after ``due_from`` was taken."""
 
     @property
     def position(self) -> int:
@@ -114,28 +110,17 @@ class TimerHour:
     A file is handed over in sweeps, since it may grow meanwhile: a sweep takes the items from ``done`` to ``end``, but those
     that are held back, in the order of due time and offset; ``rank`` of them are handed over (or dropped). What cannot be
     read is held back, and handed over when it can: whoever has the run takes it out of ``held`` behind that.
-
-    Attributes:
-        due_min_ms: Smallest due time.
-        due_max_ms: Greatest.
-        marks: Delete marks among its items.
-        done: Everything below this queue offset is handed over, but what is held back.
-        end: Where the sweep under way ends; ``done`` when there is none.
-        rank: How many of the sweep are handed over.
-        cancels: Queue offsets that are not to be handed over.
-        refused: Queue offsets that the target refused for good, in order.
-        held: Queue offsets below ``end`` that could not be read, and are not handed over.
     """
 
-    due_min_ms: int
-    due_max_ms: int
-    marks: int = 0
-    done: int = 0
-    end: int = 0
-    rank: int = 0
-    cancels: tuple[int, ...] = ()
-    refused: tuple[int, ...] = ()
-    held: Ranges = ()
+    due_min_ms: int  # smallest due time
+    due_max_ms: int  # greatest
+    marks: int = 0  # delete marks among its items
+    done: int = 0  # everything below this queue offset is handed over, but what is held back
+    end: int = 0  # where the sweep under way ends; ``done`` when there is none
+    rank: int = 0  # how many of the sweep are handed over
+    cancels: tuple[int, ...] = ()  # queue offsets that are not to be handed over
+    refused: tuple[int, ...] = ()  # queue offsets that the target refused for good, in order
+    held: Ranges = ()  # queue offsets below ``end`` that could not be read, and are not handed over
 
     def row(self) -> list[Any]:
         """As JSON."""
@@ -202,17 +187,12 @@ class HandedRow:
 
 @dataclass(frozen=True, slots=True)
 class TimerRun:
-    """The hand-over that is under way, or was the last.
+    """The hand-over that is under way, or was the last."""
 
-    Attributes:
-        number: Which; 0: none has been.
-        holder: Who, for people.
-        target: Where to, and how far it was there, as the target tells it.
-    """
-
-    number: int = 0
-    holder: Mapping[str, Any] = field(default_factory=dict)
+    number: int = 0  # which; 0: none has been
+    holder: Mapping[str, Any] = field(default_factory=dict)  # who, for people
     target: Mapping[str, Any] = field(default_factory=dict)
+    """Where to, and how far it was there, as the target tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +310,6 @@ def after_timer(
     """What an action makes of the facts; None when it does not fit.
 
     Args:
-        facts: Before.
         action: ``timer``.
         bounds: Queue offsets ``(min, commit)`` of an hour's file, with what the same entry says; (0, 0): there is none.
         reigns: The entry is of the reigning writer.
@@ -410,12 +389,7 @@ class FactsCopy:
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
-        """Touch nothing yet.
-
-        Args:
-            store: Where.
-            prefix: Of the timers' place.
-        """
+        """Touch nothing yet."""
         self._store, self._key = store, prefix + FACTS
         self._version: Version | None = None
         self._known: list[TimerHour] = []
@@ -426,11 +400,9 @@ class FactsCopy:
 
         Args:
             facts: As of the journal's entry ``number``.
-            number: Of that entry.
 
         Raises:
             OtherVersionError: What is there is of another version; it stays.
-            BackendError: It was not written.
         """
         text = self._text(facts, number)
         for _ in range(_TRIES):
@@ -466,7 +438,6 @@ def kept_facts(store: ObjectStore, prefix: str) -> tuple[TimerFacts, int] | None
 
     Raises:
         OtherVersionError: It is whole, and of another form.
-        BackendError: The store does not answer.
     """
     return _kept(store, prefix + FACTS)[0]
 
@@ -495,7 +466,6 @@ def mended_facts(
     """What is known of timers, made to fit the files that there are; and what to tell people.
 
     Args:
-        facts: Of a time before.
         files: Queue offsets ``(min, commit)`` of each hour's file.
     """
     hours, notes = {}, []

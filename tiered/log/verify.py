@@ -119,7 +119,6 @@ def verify_tier(
 
     Raises:
         JournalLostError: The journal is gone, or has lost its end (other damage is no error here).
-        BackendError: The journal or the listing could not be read.
         TieredStoreError: The journal is of a newer version, or the local store is another, or cannot be read at all.
     """
     run = _VerifyRun(store, prefix)
@@ -299,35 +298,24 @@ _OTHERS = ("timer/", "meta/", "ledger/")
 
 @dataclass(slots=True)
 class ObjectListing:
-    """What a listing shows besides the named objects.
+    """What a listing shows besides the named objects."""
 
-    Attributes:
-        missing: Keys that are named and not listed.
-        unnamed: Bundles and index objects that are listed and not named, with their sizes.
-        quarantine: Damaged records that were put aside, with their sizes.
-        entries: Numbers of journal entries.
-        checkpoints: Numbers of checkpoints.
-        has_lease: There is a lease.
-        unknown: Keys that this program does not know, and names that are no keys.
-    """
-
-    missing: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)  # Keys that are named and not listed
     unnamed: dict[str, int] = field(default_factory=dict)
+    """Bundles and index objects that are listed and not named, with their sizes."""
     quarantine: dict[str, int] = field(default_factory=dict)
-    entries: list[int] = field(default_factory=list)
-    checkpoints: list[int] = field(default_factory=list)
-    has_lease: bool = False
+    """Damaged records that were put aside, with their sizes."""
+    entries: list[int] = field(default_factory=list)  # numbers of journal entries
+    checkpoints: list[int] = field(default_factory=list)  # numbers of checkpoints
+    has_lease: bool = False  # there is a lease
     unknown: list[str] = field(default_factory=list)
+    """Keys that this program does not know, and names that are no keys."""
 
 
 def compare_listing(
     store: ObjectStore, prefix: str, named: Mapping[str, int], report: VerifyReport
 ) -> ObjectListing:
-    """List everything below ``prefix``; wrong sizes go into the report.
-
-    Raises:
-        BackendError: It could not be listed.
-    """
+    """List everything below ``prefix``; wrong sizes go into the report."""
     found = ObjectListing()
     listed: set[str] = set()
     for info in store.list(prefix):
@@ -374,10 +362,7 @@ def record_listing(
     """Count what is no failure, and name what the journal has never heard of.
 
     Args:
-        found: The listing.
-        named: Keys that are named now, after it.
         generation: The reign; its writer may be about to name what it has made.
-        report: Where to.
     """
     recorded = report.recorded
     for key, size in found.unnamed.items():
@@ -410,14 +395,7 @@ def record_listing(
 def check_journal(
     store: ObjectStore, prefix: str, entries: Iterable[int], checkpoints: Iterable[int]
 ) -> Finding:
-    """Check entries (checksum, number, what each follows) and checkpoints (and that replay gives the same state).
-
-    Args:
-        store: The tier's store.
-        prefix: Of the broker.
-        entries: Numbers that were listed.
-        checkpoints: Likewise.
-    """
+    """Check entries (checksum, number, what each follows) and checkpoints (and that replay gives the same state)."""
     return _JournalCheck(store, prefix).run(sorted(entries), sorted(checkpoints))
 
 

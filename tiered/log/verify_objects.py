@@ -119,19 +119,12 @@ LISTED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class BundleCheck:
-    """The deep check of one bundle. Holds it in memory, and one section unpacked.
+    """The deep check of one bundle. Holds it in memory, and one section unpacked."""
 
-    Attributes:
-        store: Where it lies.
-        prefix: Of the broker.
-        bundle: It.
-        named: The parts that lie in it, as they lie.
-    """
-
-    store: ObjectStore
-    prefix: str
+    store: ObjectStore  # where it lies
+    prefix: str  # of the broker
     bundle: Bundle
-    named: Sequence[NamedPart]
+    named: Sequence[NamedPart]  # the parts that lie in it, as they lie
 
     def run(self) -> Finding:
         """Read and check; an error of reading is a problem of the bundle."""
@@ -148,11 +141,7 @@ def check_bundle(
     """Check a bundle's bytes.
 
     Args:
-        data: All of them.
-        key: Its whole key.
-        bundle: As the journal has it.
         named: The parts that lie in it, as they lie.
-        found: Where problems go.
     """
     if len(data) != bundle.size_bytes:
         found.problem("size", key, f"{len(data)} bytes; the journal says {bundle.size_bytes}")

@@ -62,59 +62,39 @@ the object as such is damaged, so all of its sections are meant."""
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that needs a person.
+    """Something that needs a person."""
 
-    Attributes:
-        kind: One of the table above.
-        where: Key of the object, or topic/queue id.
-        detail: What, with queue offsets or positions.
-    """
-
-    kind: str
-    where: str
-    detail: str
+    kind: str  # one of the table above
+    where: str  # key of the object, or topic/queue id
+    detail: str  # what, with queue offsets or positions
 
 
 @dataclass(slots=True)
 class Recorded:
-    """What is explained and recorded, and is no failure.
+    """What is explained and recorded, and is no failure."""
 
-    Attributes:
-        holes: Queue offsets without a message, in named parts.
-        gaps: Recorded gaps.
-        gap_messages: Queue offsets in them.
-        quarantined: Damaged records that were put aside.
-        refused_parts: Actions in the journal that replay refused.
-        stale_entries: Journal entries below the point to which it was trimmed, which no reader looks at (known after a deep
-            run): of a trimming that was cut short, or landed late under a number used and deleted long ago.
-        ended_lives: Earlier incarnations of queues.
-        taken_back: Ends of queues that the broker took back; they are kept.
-        taken_back_messages: Their queue offsets.
-        orphans: Data objects that no entry names (of the present reign: perhaps about to be named).
-        orphan_bytes: Their bytes.
-        orphans_of_present_reign: Those of them that the present reign's writer made.
-        unknown_keys: Objects under the prefix that this program does not know.
-        unreferenced_bytes: Bytes of commit logs that no item points at (known after a deep run).
-        unindexed_messages: Queue offsets that the key index does not cover (yet); lookups by key read them instead.
-        notes: The first of the orphans and unknown keys, by name.
-    """
-
-    holes: int = 0
+    holes: int = 0  # queue offsets without a message, in named parts
     gaps: int = 0
-    gap_messages: int = 0
-    quarantined: int = 0
-    refused_parts: int = 0
+    gap_messages: int = 0  # queue offsets in them
+    quarantined: int = 0  # damaged records that were put aside
+    refused_parts: int = 0  # actions in the journal that replay refused
     stale_entries: int = 0
-    ended_lives: int = 0
-    taken_back: int = 0
-    taken_back_messages: int = 0
+    """Journal entries below the point to which it was trimmed, which no reader looks at (known after a deep run): of
+    a trimming that was cut short, or landed late under a number used and deleted long ago."""
+    ended_lives: int = 0  # earlier incarnations of queues
+    taken_back: int = 0  # ends of queues that the broker took back; they are kept
+    taken_back_messages: int = 0  # their queue offsets
     orphans: int = 0
+    """Data objects that no entry names (of the present reign: perhaps about to be named)."""
     orphan_bytes: int = 0
-    orphans_of_present_reign: int = 0
-    unknown_keys: int = 0
+    orphans_of_present_reign: int = 0  # those of them that the present reign's writer made
+    unknown_keys: int = 0  # objects under the prefix that this program does not know
     unreferenced_bytes: int = 0
+    """Bytes of commit logs that no item points at (known after a deep run)."""
     unindexed_messages: int = 0
+    """Queue offsets that the key index does not cover (yet); lookups by key read them instead."""
     notes: list[str] = field(default_factory=list)
+    """The first of the orphans and unknown keys, by name."""
 
     def note(self, text: str) -> None:
         """Add a note, unless there are many already."""
@@ -124,29 +104,22 @@ class Recorded:
 
 @dataclass(slots=True)
 class StoreComparison:
-    """The tier held against a local store.
+    """The tier held against a local store."""
 
-    Attributes:
-        queues: Queues that both have.
-        messages: Queue offsets compared; all their bytes were equal unless a problem says otherwise.
-        record_bytes: Bytes compared.
-        lag_messages: Only local, above the tier's commit offset (all of a queue that is not tiered).
-        skipped_messages: Only local, below the tier's minimum or in a recorded gap.
-        expired_messages: Only in the tier, below the local minimum (all of a queue that is gone locally).
-        ahead_messages: Only in the tier, above the local end: the local store lags or has lost its tail.
-        compacted_messages: Only local: compaction took them out of the tier.
-        waiting_records: Only local: not proven committed, or behind damage, so nobody compared them.
-    """
-
-    queues: int = 0
+    queues: int = 0  # queues that both have
     messages: int = 0
+    """Queue offsets compared; all their bytes were equal unless a problem says otherwise."""
     record_bytes: int = 0
     lag_messages: int = 0
-    skipped_messages: int = 0
+    """Only local, above the tier's commit offset (all of a queue that is not tiered)."""
+    skipped_messages: int = 0  # only local, below the tier's minimum or in a recorded gap
     expired_messages: int = 0
+    """Only in the tier, below the local minimum (all of a queue that is gone locally)."""
     ahead_messages: int = 0
-    compacted_messages: int = 0
+    """Only in the tier, above the local end: the local store lags or has lost its tail."""
+    compacted_messages: int = 0  # only local: compaction took them out of the tier
     waiting_records: int = 0
+    """Only local: not proven committed, or behind damage, so nobody compared them."""
 
     def add(self, other: StoreComparison) -> None:
         """Add what another comparison found."""
@@ -162,29 +135,18 @@ def _add(damaged: Damaged, key: str, section: int) -> None:
 
 @dataclass(slots=True)
 class Finding:
-    """What one step found. Made by one thread, merged by the caller's.
+    """What one step found. Made by one thread, merged by the caller's."""
 
-    Attributes:
-        problems: In order.
-        damaged: What a repair has to look after.
-        missing: Places that were not there; damage only if they are still named after another replay.
-        object_count: Objects read.
-        object_bytes: Their bytes.
-        messages: Messages whose record was checked.
-        unreferenced_bytes: See ``Recorded``.
-        stale_entries: Their keys; see ``Recorded``.
-        comparison: See ``StoreComparison``.
-    """
-
-    problems: list[Problem] = field(default_factory=list)
-    damaged: Damaged = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)  # in order
+    damaged: Damaged = field(default_factory=dict)  # what a repair has to look after
     missing: list[str] = field(default_factory=list)
-    object_count: int = 0
+    """Places that were not there; damage only if they are still named after another replay."""
+    object_count: int = 0  # objects read
     object_bytes: int = 0
-    messages: int = 0
-    unreferenced_bytes: int = 0
-    stale_entries: list[str] = field(default_factory=list)
-    comparison: StoreComparison | None = None
+    messages: int = 0  # messages whose record was checked
+    unreferenced_bytes: int = 0  # see ``Recorded``
+    stale_entries: list[str] = field(default_factory=list)  # their keys; see ``Recorded``
+    comparison: StoreComparison | None = None  # see ``StoreComparison``
 
     def problem(self, kind: str, where: str, detail: str, *, section: int = WHOLE) -> None:
         """Add a problem, of a section of a bundle or of an object as a whole."""
@@ -195,39 +157,23 @@ class Finding:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The whole result.
+    """The whole result."""
 
-    Attributes:
-        problems: The first ``PROBLEMS_LISTED_MAX``.
-        problem_counts: All of them, by kind.
-        damaged: What a repair has to look after: all of it, however few are listed.
-        recorded: What is no failure.
-        queues: Queues in the tier.
-        parts: Parts that entries name.
-        named_objects: Objects that entries name.
-        named_bytes: Their bytes.
-        messages: Messages that the tier claims to have, holes left out.
-        checked_objects: Objects read whole (deep).
-        checked_bytes: Their bytes.
-        checked_messages: Messages whose record was checked in every byte (deep).
-        comparison: With a local store, if there was one.
-        journal_number: The last entry seen.
-    """
-
-    problems: list[Problem] = field(default_factory=list)
-    problem_counts: Counter[str] = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)  # the first ``PROBLEMS_LISTED_MAX``
+    problem_counts: Counter[str] = field(default_factory=Counter)  # all of them, by kind
     damaged: Damaged = field(default_factory=dict)
-    recorded: Recorded = field(default_factory=Recorded)
-    queues: int = 0
-    parts: int = 0
-    named_objects: int = 0
+    """What a repair has to look after: all of it, however few are listed."""
+    recorded: Recorded = field(default_factory=Recorded)  # what is no failure
+    queues: int = 0  # queues in the tier
+    parts: int = 0  # parts that entries name
+    named_objects: int = 0  # objects that entries name
     named_bytes: int = 0
-    messages: int = 0
-    checked_objects: int = 0
+    messages: int = 0  # messages that the tier claims to have, holes left out
+    checked_objects: int = 0  # objects read whole (deep)
     checked_bytes: int = 0
-    checked_messages: int = 0
-    comparison: StoreComparison | None = None
-    journal_number: int = 0
+    checked_messages: int = 0  # messages whose record was checked in every byte (deep)
+    comparison: StoreComparison | None = None  # with a local store, if there was one
+    journal_number: int = 0  # the last entry seen
 
     @property
     def is_clean(self) -> bool:

@@ -55,33 +55,19 @@ _NOTHING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers of one mount.
-
-    Attributes:
-        store: The tier.
-        identity: As what we are known.
-        topics: What there is.
-        consumers: Who consumes.
-        locks: Of orderly consumers.
-        offsets: Where groups are.
-        puller: Pulls.
-        names: Knows what other brokers have.
-        executor: For what may ask the tier.
-        clock: Time.
-        began_ms: When the mount began.
-    """
+    """Answers of one mount."""
 
     store: TieredMessageStore
-    identity: Identity
-    topics: MountedTopics
-    consumers: Consumers
-    locks: Locks
-    offsets: ConsumerOffsets
+    identity: Identity  # as what we are known
+    topics: MountedTopics  # what there is
+    consumers: Consumers  # who consumes
+    locks: Locks  # of orderly consumers
+    offsets: ConsumerOffsets  # where groups are
     puller: Puller
-    names: NameServers
-    executor: Executor
-    clock: Clock
-    began_ms: int
+    names: NameServers  # knows what other brokers have
+    executor: Executor  # for what may ask the tier
+    clock: Clock  # time
+    began_ms: int  # when the mount began
 
     def handlers(self) -> Mapping[int, Handler]:
         """By code."""
@@ -397,27 +383,17 @@ _GROUP: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Answers of one mount.
-
-    Attributes:
-        store: The tier.
-        identity: As what we are known.
-        topics: What there is.
-        consumers: Who consumes.
-        offsets: Where groups are.
-        executor: For what reads the tier.
-        clock: For deadlines.
-        group_configs_known: ``SubscriptionGroupConfig`` of the groups of a broker that was decommissioned.
-    """
+    """Answers of one mount."""
 
     store: TieredMessageStore
-    identity: Identity
-    topics: MountedTopics
-    consumers: Consumers
-    offsets: ConsumerOffsets
-    executor: Executor
-    clock: Clock
+    identity: Identity  # as what we are known
+    topics: MountedTopics  # what there is
+    consumers: Consumers  # who consumes
+    offsets: ConsumerOffsets  # where groups are
+    executor: Executor  # for what reads the tier
+    clock: Clock  # for deadlines
     group_configs_known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """``SubscriptionGroupConfig`` of the groups of a broker that was decommissioned."""
 
     def handlers(self) -> Mapping[int, Handler]:
         """By code."""
@@ -488,7 +464,6 @@ class Queries:
         reads each, of which most fall into what was read before.
 
         Args:
-            place: Physical offset.
             topic: Whose, where the client says so (those of 5.x do); else all are searched.
 
         Raises:
@@ -514,11 +489,7 @@ class Queries:
         raise RefusalError(Code.SYSTEM_ERROR, f"can not find message by the offset, {place}")
 
     def _bisect(self, queue: MessageQueue, place: int, until_s: float) -> memoryview | None:
-        """The record of a queue at a place of the log; holes are passed over.
-
-        Raises:
-            RefusalError: It could not be searched in time.
-        """
+        """The record of a queue at a place of the log; holes are passed over."""
         bounds = self.store.bounds(*queue)
         low, high = (int(bounds.min), int(bounds.end)) if bounds is not None else (0, 0)
         read = partial(self.store.message_at, *queue)
@@ -853,10 +824,7 @@ def first_message(
 
     Args:
         read: Of a queue offset, with ``timeout_s``.
-        start: Where it begins.
         end: Nobody wants what lies behind; None: the queue's end.
-        clock: For the deadline.
-        until_s: The deadline, monotonic.
 
     Returns:
         How the last read ended. ``NO_MATCHED_MESSAGE``: there is none. ``TRY_AGAIN``: also where the time is over before

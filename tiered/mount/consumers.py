@@ -41,21 +41,13 @@ Queue = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group wants of a topic.
-
-    Attributes:
-        topic: Which.
-        expression: Of the filter.
-        kind: ``TAG`` or ``SQL92``.
-        version: The later of two counts.
-        document: As the client said it.
-    """
+    """What a group wants of a topic."""
 
     topic: str
-    expression: str
-    kind: str
-    version: int
-    document: dict[str, Any] = field(compare=False)
+    expression: str  # of the filter
+    kind: str  # ``TAG`` or ``SQL92``
+    version: int  # the later of two counts
+    document: dict[str, Any] = field(compare=False)  # as the client said it
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Subscription:
@@ -72,59 +64,37 @@ class Subscription:
 
 @dataclass(slots=True)
 class GroupMember:
-    """A client of a group.
+    """A client of a group."""
 
-    Attributes:
-        connection: By which it is told of changes.
-        language: Of the client.
-        version: Its ordinal.
-        seen_s: Its last heartbeat.
-    """
-
-    connection: Connection
-    language: str
-    version: int
-    seen_s: float
+    connection: Connection  # by which it is told of changes
+    language: str  # of the client
+    version: int  # its ordinal
+    seen_s: float  # its last heartbeat
 
 
 @dataclass(slots=True)
 class Group:
-    """A group of consumers.
-
-    Attributes:
-        name: Which.
-        members: By client id.
-        subscriptions: By topic.
-        consume_type: As the client that came last says.
-        model: ``CLUSTERING`` or ``BROADCASTING``.
-        from_where: Where it begins that has no offset.
-        said: Characters of its subscriptions.
-    """
+    """A group of consumers."""
 
     name: str
-    members: dict[str, GroupMember] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
-    consume_type: str = "CONSUME_PASSIVELY"
-    model: str = CLUSTERING
-    from_where: str = "CONSUME_FROM_LAST_OFFSET"
-    said: int = 0
+    members: dict[str, GroupMember] = field(default_factory=dict)  # by client id
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)  # by topic
+    consume_type: str = "CONSUME_PASSIVELY"  # as the client that came last says
+    model: str = CLUSTERING  # ``CLUSTERING`` or ``BROADCASTING``
+    from_where: str = "CONSUME_FROM_LAST_OFFSET"  # where it begins that has no offset
+    said: int = 0  # characters of its subscriptions
 
 
 class Consumers:
-    """Groups of consumers by their heartbeats.
-
-    Attributes:
-        groups: By name; each has members.
-    """
+    """Groups of consumers by their heartbeats."""
 
     def __init__(self, clock: Clock, on_group: Callable[[str], None] = lambda _group: None) -> None:
         """Know nobody.
 
         Args:
-            clock: Tells silence.
             on_group: Told the name of each group that has a member again.
         """
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, Group] = {}  # by name; each has members
         self._clock = clock
         self._on_group = on_group
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
@@ -271,9 +241,6 @@ def share_of(
     """Which queues are one client's, as each client of a group would find by itself.
 
     Args:
-        client: Whose share.
-        clients: All of the group.
-        queues: All of a topic.
         strategy: ``AVG`` (neighbours) or ``AVG_BY_CIRCLE`` (in turn).
 
     Raises:
@@ -342,17 +309,12 @@ PLACE_DIGITS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Relays:
-    """Answers of one mount that its clients know.
+    """Answers of one mount that its clients know."""
 
-    Attributes:
-        consumers: Who consumes.
-        broker: Name of the broker, which clients are told.
-        record_at: Finds the record at a place of the broker's log; a topic narrows it down.
-    """
-
-    consumers: Consumers
-    broker: str
+    consumers: Consumers  # who consumes
+    broker: str  # name of the broker, which clients are told
     record_at: Callable[[int, str | None], Awaitable[bytes]]
+    """Finds the record at a place of the broker's log; a topic narrows it down."""
 
     def handlers(self) -> Mapping[int, Handler]:
         """By code."""
@@ -388,11 +350,7 @@ class Relays:
         return replace(answer, flag=0)
 
     def _member(self, request: Command) -> GroupMember:
-        """The client that a request names.
-
-        Raises:
-            RefusalError: It is not on line.
-        """
+        """The client that a request names."""
         group, client = protocol.name(request, "consumerGroup"), protocol.name(request, "clientId")
         found = self.consumers.groups.get(group)
         member = found.members.get(client) if found is not None else None
@@ -431,11 +389,7 @@ class Relays:
 
 
 async def _ask(member: GroupMember, question: Command, timeout_s: float) -> Command:
-    """A client's answer.
-
-    Raises:
-        RefusalError: There is none.
-    """
+    """A client's answer."""
     try:
         return await member.connection.ask(question, timeout_s)
     except TimeoutError:

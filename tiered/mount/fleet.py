@@ -62,10 +62,6 @@ PORTS_TRIED: Final = 1000
 def choose(members: Iterable[str], places: Iterable[Place]) -> Mapping[Place, str]:
     """Who mounts what. Pure: the same members and brokers give the same answer, in any order.
 
-    Args:
-        members: Ids of the members that live.
-        places: Brokers that are to be mounted.
-
     Returns:
         The member of each broker; empty without members.
     """
@@ -98,10 +94,7 @@ class Members:
 
         Args:
             store: With retries.
-            member: Our id.
             seconds: How long a sign of us lasts.
-            clock: Time.
-            rng: For the id of our writer.
         """
         self._store = store
         self._member = member
@@ -120,7 +113,6 @@ class Members:
 
         Raises:
             FencedError: A member of this id lives.
-            BackendError: The store does not answer.
         """
         try:
             self._lease.acquire(wait=False, announce=lambda _: None, stop=self._wait)
@@ -140,7 +132,6 @@ class Members:
 
         Raises:
             FencedError: Another has our id.
-            BackendError: The store does not answer.
         """
         self._lease.renew()
 
@@ -157,11 +148,7 @@ class Members:
         self._lease.release()
 
     def alive(self) -> list[str]:
-        """Ids of the members that live, ours among them.
-
-        Raises:
-            BackendError: The store does not answer.
-        """
+        """Ids of the members that live, ours among them."""
         now_ms, found = int(self._clock.now_ms()), {self._member}
         for info in self._store.list(MEMBERS):
             member = parse_member_key(info.key)
@@ -178,35 +165,18 @@ class Members:
 
 @dataclass(slots=True)
 class _Running:
-    """A mount in its thread.
-
-    Attributes:
-        stop: Ends it, also while it waits for a lease.
-        thread: In which it runs.
-        mount: Once it is open.
-        error: Why it ended by itself.
-        is_living: Because the broker was not decommissioned.
-    """
+    """A mount in its thread."""
 
     stop: threading.Event = field(default_factory=threading.Event)
+    """Ends it, also while it waits for a lease."""
     thread: threading.Thread | None = None
-    mount: Mount | None = None
-    error: str = ""
-    is_living: bool = False
+    mount: Mount | None = None  # once it is open
+    error: str = ""  # why it ended by itself
+    is_living: bool = False  # because the broker was not decommissioned
 
 
 class Fleet:
-    """One member of a fleet. See the module's contract.
-
-    Attributes:
-        member: Its id: the address at which it is reached.
-        is_drained: After ``run``: all mounts ended in order.
-        members: How many live, as last seen; 0: nobody has looked yet.
-        mine: Brokers that are this member's.
-        failed: Those of them that could not be mounted, or ended, and why; they are tried again.
-        living: Those of them that were not decommissioned, and are left alone.
-        trouble: Why the last look at the bucket failed; empty: it did not.
-    """
+    """One member of a fleet. See the module's contract."""
 
     def __init__(
         self,
@@ -222,23 +192,22 @@ class Fleet:
         """Mount nothing yet.
 
         Args:
-            url: Below which the brokers are.
             settings: Of each mount; the port of ``listen`` is that of the first, others take the next that are free.
             options: For S3.
-            clock: Time.
-            rng: For ids.
-            tell: Told what happens, for people.
             stopping: ``stop`` sets it.
         """
         host, port = settings.advertise or settings.listen
+        # Its id: the address at which it is reached.
         self.member = f"{host or Holder.present().host}:{port or Holder.present().pid}"
-        self.is_drained = True
+        self.is_drained = True  # after ``run``: all mounts ended in order
         self.ended: list[Mount] = []
-        self.members = 0
-        self.mine: frozenset[Place] = frozenset()
+        self.members = 0  # how many live, as last seen; 0: nobody has looked yet
+        self.mine: frozenset[Place] = frozenset()  # brokers that are this member's
+        # Those of them that could not be mounted, or ended, and why; they are tried again.
         self.failed: dict[Place, str] = {}
+        # Those of them that were not decommissioned, and are left alone.
         self.living: set[Place] = set()
-        self.trouble = ""
+        self.trouble = ""  # why the last look at the bucket failed; empty: it did not
         self._url = url
         self._settings = settings
         self._options = options
@@ -443,11 +412,7 @@ class Fleet:
         return next(filter(None, (why_taken(Address(host, at)) for at in ports)), "")
 
     def _mount_at(self, place: Place, running: _Running, listen: tuple[str, int]) -> bool:
-        """Mount and serve; False when the port was not free.
-
-        Raises:
-            TieredStoreError: It could not be mounted, or ended by itself.
-        """
+        """Mount and serve; False when the port was not free."""
         advertise = self._settings.advertise
         settings = replace(
             self._settings,

@@ -67,59 +67,38 @@ VIP_BELOW: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class MountSettings:
-    """How a tier is mounted.
+    """How a tier is mounted."""
 
-    Attributes:
-        listen: Host (empty: all) and port (0: any).
-        has_vip: Listen at the port two below as well, as brokers do: clients of 4.x may send much of what they ask there.
-        advertise: Host and port (0: that which is listened at) at which clients reach us; None: as they stand to name
-            servers and ``listen``.
-        namesrv: Host and port of each name server.
-        cluster: Of the tier's place, where it has several brokers.
-        broker: Likewise.
-        name: Broker's name under which it is served; None: its own.
-        selects: Which topics name servers are told of.
-        shares_topics: Also of those that a live broker of the cluster has.
-        is_shared: Others serve the same tier under the same name, to clients of other name servers: this one has a place of
-            its own, by its address.
-        needs_handover: Serve only what was decommissioned.
-        keeps_offsets: Offsets of consumers are kept in the tier; else in memory alone, and nothing is written.
-        known_offsets: Offsets for groups that have none there.
-        snapshot_s: How often they are kept.
-        refresh_s: How often the tier is looked at for what is new.
-        lease_s: How long the lease lasts.
-        wait: Wait for another mount of this name to end.
-        drain_s: For what is under way when it is stopped.
-        memory_bytes: For reading the tier.
-        readers: Threads that read.
-        tls: For connections of clients.
-        server: Limits of clients.
-        pulls: Limits of pulling.
-    """
-
-    listen: tuple[str, int]
+    listen: tuple[str, int]  # host (empty: all) and port (0: any)
     has_vip: bool = True
+    """Listen at the port two below as well, as brokers do: clients of 4.x may send much of what they ask there."""
     advertise: tuple[str, int] | None = None
-    namesrv: Sequence[tuple[str, int]] = ()
-    cluster: str | None = None
-    broker: str | None = None
-    name: str | None = None
-    selects: Callable[[str], bool] = lambda _topic: True
-    shares_topics: bool = False
+    """Host and port (0: that which is listened at) at which clients reach us; None: as they stand to name servers
+    and ``listen``."""
+    namesrv: Sequence[tuple[str, int]] = ()  # host and port of each name server
+    cluster: str | None = None  # of the tier's place, where it has several brokers
+    broker: str | None = None  # likewise
+    name: str | None = None  # broker's name under which it is served; None: its own
+    selects: Callable[[str], bool] = lambda _topic: True  # which topics name servers are told of
+    shares_topics: bool = False  # also of those that a live broker of the cluster has
     is_shared: bool = False
-    needs_handover: bool = False
+    """Others serve the same tier under the same name, to clients of other name servers: this one has a place of its
+    own, by its address."""
+    needs_handover: bool = False  # serve only what was decommissioned
     keeps_offsets: bool = True
+    """Offsets of consumers are kept in the tier; else in memory alone, and nothing is written."""
     known_offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
-    snapshot_s: float = 5.0
-    refresh_s: float = 5.0
-    lease_s: float = 10.0
-    wait: bool = True
-    drain_s: float = 10.0
-    memory_bytes: int = MEMORY_BYTES
-    readers: int = 16
-    tls: ssl.SSLContext | None = None
-    server: ServerLimits = field(default_factory=ServerLimits)
-    pulls: PullLimits = field(default_factory=PullLimits)
+    """Offsets for groups that have none there."""
+    snapshot_s: float = 5.0  # how often they are kept
+    refresh_s: float = 5.0  # how often the tier is looked at for what is new
+    lease_s: float = 10.0  # how long the lease lasts
+    wait: bool = True  # wait for another mount of this name to end
+    drain_s: float = 10.0  # for what is under way when it is stopped
+    memory_bytes: int = MEMORY_BYTES  # for reading the tier
+    readers: int = 16  # threads that read
+    tls: ssl.SSLContext | None = None  # for connections of clients
+    server: ServerLimits = field(default_factory=ServerLimits)  # limits of clients
+    pulls: PullLimits = field(default_factory=PullLimits)  # limits of pulling
 
 
 class NotHandedOverError(InvalidError):
@@ -130,14 +109,8 @@ class Mount:
     """A tier being served by this process. See the module's contract.
 
     Attributes:
-        store: The tier.
-        name: Broker's name under which it is served.
-        offsets: Where groups of consumers are.
         adopted: Queues whose offsets came from ``known_offsets``.
         inherited: Queues whose offsets came from what the decommissioned broker left.
-        handover: What that broker knew; None: it was not decommissioned.
-        is_serving: Clients can come.
-        is_drained: All that was under way was answered, and all offsets are kept.
     """
 
     def __init__(
@@ -151,15 +124,16 @@ class Mount:
         handover: Handover | None,
     ) -> None:
         """Wire it; ``open`` does that."""
-        self.store = store
+        self.store = store  # the tier
+        # Broker's name under which it is served.
         self.name = settings.name or store.opened.place.broker
-        self.offsets = ConsumerOffsets()
+        self.offsets = ConsumerOffsets()  # where groups of consumers are
         self.adopted = self.inherited = 0
-        self.is_serving = False
-        self.is_drained = False
+        self.is_serving = False  # clients can come
+        self.is_drained = False  # all that was under way was answered, and all offsets are kept
         self.consumers = Consumers(clock, self._on_group)
         self.locks = Locks(clock)
-        self.handover = handover
+        self.handover = handover  # what that broker knew; None: it was not decommissioned
         self.topics = MountedTopics(
             store.opened.place.cluster,
             self.name,
@@ -195,18 +169,13 @@ class Mount:
         """Open a tier, and take the mount's place in it.
 
         Args:
-            url: Of the tier.
-            settings: How.
             options: For S3.
-            clock: For tests.
-            rng: For tests.
             announce: Told of another mount whose lease is waited for.
             stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
 
         Raises:
             NotHandedOverError: The broker was not decommissioned, and has to be.
             InvalidError: No such tier; or offsets are to be kept where conditional writing is not to be had.
-            StoreUnavailableError: The tier cannot be reached or refuses us.
             FencedError: Another mount serves under this name.
         """
         clock, rng = clock or SystemClock(), rng or random.SystemRandom()
@@ -463,12 +432,7 @@ class Mount:
             await self._save(saver)
 
     async def _save(self, saver: ThreadPoolExecutor) -> None:
-        """Write what has changed; it is taken out only when that is done.
-
-        Raises:
-            FencedError: Another mount has taken over.
-            StoreUnavailableError: We were told to stop, and the store did not take it.
-        """
+        """Write what has changed; it is taken out only when that is done."""
         assert self.keeper is not None
         # Taken out while they are written, so that what changes meanwhile goes with the next; put back if it fails.
         rows = self.offsets.take_changes()
@@ -547,11 +511,7 @@ def _keeper(
 
 
 def _require_one_writer(store: OpenMessageStore, prefix: str, rng: random.Random) -> None:
-    """Refuse a store that does not write conditionally: two mounts could not be kept apart there.
-
-    Raises:
-        InvalidError: So it is.
-    """
+    """Refuse a store that does not write conditionally: two mounts could not be kept apart there."""
     try:
         require_conditional_writes(store.opened.store, rng, store.opened.meter.url, below=prefix)
     except InvalidError as error:

@@ -66,14 +66,7 @@ HELP: Final = "https://rocketmq.apache.org/docs/bestPractice/06FAQ"
 
 
 class MountedTopics:
-    """The topics of a mount, as clients are told of them.
-
-    Attributes:
-        queues: Number of queues of each topic, by name.
-        version: Goes up with each change.
-        changed_ms: When it last did.
-        left_out: Topics that name servers are not told of, though they are selected: others have them.
-    """
+    """The topics of a mount, as clients are told of them."""
 
     def __init__(
         self,
@@ -86,13 +79,11 @@ class MountedTopics:
         """Begin with the names, and with what the broker had.
 
         Args:
-            cluster: Its name.
-            broker: Its name.
-            clock: Time.
             known: ``TopicConfig`` of the topics of a broker that was decommissioned, without its own.
             selects: Which of the tier's topics name servers are told of.
         """
         self._selects = selects
+        # Topics that name servers are not told of, though they are selected: others have them.
         self.left_out: frozenset[str] = frozenset()
         self._configs = dict(known or {})
         self._own = {broker: 1, cluster: 1}
@@ -100,9 +91,10 @@ class MountedTopics:
         self._tiered: Mapping[str, int] = {}
         self._retries: dict[str, int] = {}
         self._clock = clock
+        # Number of queues of each topic, by name.
         self.queues: Mapping[str, int] = {**self._known, **self._own}
-        self.version = 1
-        self.changed_ms = int(clock.now_ms())
+        self.version = 1  # goes up with each change
+        self.changed_ms = int(clock.now_ms())  # when it last did
 
     def update(self, queues: Iterable[MessageQueue]) -> bool:
         """Take over what the tier has now; whether anything changed."""
@@ -231,16 +223,12 @@ def told_of_shared(topics: frozenset[str]) -> str:
 
 
 class NameServerError(Exception):
-    """A name server did not answer, or refused.
-
-    Attributes:
-        code: With which it refused; None: it did not answer.
-    """
+    """A name server did not answer, or refused."""
 
     def __init__(self, what: str, code: int | None = None) -> None:
         """Say why."""
         super().__init__(what)
-        self.code = code
+        self.code = code  # with which it refused; None: it did not answer
 
 
 class UnknownTopicError(NameServerError):
@@ -249,17 +237,11 @@ class UnknownTopicError(NameServerError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """As what a mount is known.
+    """As what a mount is known."""
 
-    Attributes:
-        cluster: Name of the cluster.
-        broker: Name of the broker.
-        address: ``host:port`` at which clients reach it.
-    """
-
-    cluster: str
-    broker: str
-    address: str
+    cluster: str  # name of the cluster
+    broker: str  # name of the broker
+    address: str  # ``host:port`` at which clients reach it
 
     def fields(self) -> dict[str, str]:
         """As requests to a name server name a broker."""
@@ -335,12 +317,7 @@ def has_ended(reader: asyncio.StreamReader) -> bool:
 
 
 class NameServers:
-    """Keeps name servers told of a mount.
-
-    Attributes:
-        servers: All of them.
-        shared: Topics that a live broker of the cluster has as well.
-    """
+    """Keeps name servers told of a mount."""
 
     def __init__(
         self,
@@ -355,16 +332,14 @@ class NameServers:
 
         Args:
             addresses: Host and port of each name server; none: it is told to nobody.
-            identity: As what we are known.
-            topics: What we have.
-            interval_s: How often we register again.
             is_sharing: Also with topics that a live broker has.
         """
+        # Topics that a live broker of the cluster has as well.
         self.shared: frozenset[str] = frozenset()
         self._is_sharing = is_sharing
         self._addresses = tuple(addresses)
         self._seen_s: dict[str, float] = {}
-        self.servers = [NameServer(host, port) for host, port in addresses]
+        self.servers = [NameServer(host, port) for host, port in addresses]  # all of them
         self._identity = identity
         self._topics = topics
         self._interval_s = interval_s
@@ -379,7 +354,6 @@ class NameServers:
 
         Raises:
             FencedError: A broker of this name lives.
-            StoreUnavailableError: No name server has taken it.
         """
         await self.survey()
         await self.register()
@@ -475,12 +449,7 @@ class NameServers:
             server.error = ""
 
     async def _require_free(self, server: NameServer) -> None:
-        """Find out that nobody else has our name.
-
-        Raises:
-            FencedError: Somebody has.
-            NameServerError: It cannot be found out.
-        """
+        """Find out that nobody else has our name."""
         answer = await server.ask(protocol.GET_BROKER_CLUSTER_INFO, {})
         try:
             table = loads(answer.text()).get("brokerAddrTable") or {}

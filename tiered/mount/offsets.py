@@ -160,17 +160,12 @@ def row_of(name: Name, row: Mapping[int, int]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class MountState:
-    """Everything that a mount's journal says.
+    """Everything that a mount's journal says."""
 
-    Attributes:
-        generation: The newest reign.
-        offsets: By group and topic, then by queue id.
-        handover: Key of the broker's metadata whose offsets were taken over; empty: of none.
-    """
-
-    generation: int = 0
+    generation: int = 0  # the newest reign
     offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
-    handover: str = ""
+    """By group and topic, then by queue id."""
+    handover: str = ""  # key of the broker's metadata whose offsets were taken over; empty: of none
 
 
 class MountMachine:
@@ -230,11 +225,7 @@ class MountMachine:
 
 
 def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values)
-    """Undo ``row_of``.
-
-    Raises:
-        ValueError: They are none; ``TypeError`` means the same.
-    """
+    """Undo ``row_of``."""
     found: dict[Name, dict[int, int]] = {}
     for group, topic, ids, offsets in rows:
         check_texts((group, topic), "a group or topic")
@@ -244,11 +235,7 @@ def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values
 
 
 def mounts_with_offsets(store: ObjectStore, prefix: str) -> list[str]:
-    """Names of the mounts that have kept offsets of a broker's tier; of one that is shared with ``/address``. Sorted.
-
-    Raises:
-        BackendError: The store failed.
-    """
+    """Names of the mounts that have kept offsets of a broker's tier; of one that is shared with ``/address``. Sorted."""
     found = set()
     for info in store.list(prefix + MOUNT):
         place, journal, _ = info.key.removeprefix(prefix + MOUNT).partition(f"/{JOURNAL}")
@@ -276,9 +263,6 @@ class OffsetsKeeper:
         Args:
             bare: The tier's store, which does not retry by itself.
             store: The same with retries.
-            prefix: The mount's own.
-            clock: Time.
-            rng: For ids and pauses.
             lease_s: How long the lease lasts.
         """
         self._stop = threading.Event()
@@ -325,12 +309,10 @@ class OffsetsKeeper:
         Args:
             prove: Called where no mount has been yet, before anything is written: refuses a store that keeps no two apart.
             wait: Wait for another mount's lease to end.
-            announce: Told whose.
             stop: Waits so many seconds; True when we were told to stop.
 
         Raises:
             FencedError: Another mount serves under this name.
-            BackendError: The store does not answer.
         """
         self._journal.catch_up()
         # A journal shows that a mount has written here before, so only the first of a name has to try the store.

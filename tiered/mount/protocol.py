@@ -55,19 +55,12 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A kind of request.
+    """A kind of request."""
 
-    Attributes:
-        code: Its number.
-        name: As RocketMQ calls it.
-        answer: What becomes of it.
-        note: What there is to know of the answer; may be empty.
-    """
-
-    code: int
-    name: str
-    answer: Treatment
-    note: str = ""
+    code: int  # its number
+    name: str  # as RocketMQ calls it
+    answer: Treatment  # what becomes of it
+    note: str = ""  # what there is to know of the answer; may be empty
 
 
 PULL_MESSAGE: Final = 11
@@ -195,21 +188,15 @@ REMARK_CHARS_MAX: Final = 1000
 
 
 class RefusalError(Exception):
-    """A request that is answered with a code other than ``SUCCESS``.
-
-    Attributes:
-        code: Which.
-        remark: Why, for people.
-        fields: More for the client.
-    """
+    """A request that is answered with a code other than ``SUCCESS``."""
 
     def __init__(self, code: Code, remark: str, fields: Mapping[str, str] | None = None) -> None:
         """Say why."""
         remark = remark[:REMARK_CHARS_MAX]
         super().__init__(remark)
         self.code = code
-        self.remark = remark
-        self.fields = fields or {}
+        self.remark = remark  # why, for people
+        self.fields = fields or {}  # more for the client
 
 
 # -- what a request says ----------------------------------------------------------------------------

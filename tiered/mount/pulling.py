@@ -87,46 +87,28 @@ _EMPTY: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAG
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """Limits of pulling.
+    """Limits of pulling."""
 
-    Attributes:
-        count_max: Messages of one answer.
-        bytes_max: Bytes of its records, but for the first one.
-        held_max: Requests held at the end of a queue; further ones are refused as too busy.
-        hold_s_max: How long one is held at most.
-        read_s: Deadline of a read; clients wait for 10 s.
-    """
-
-    count_max: int = 1024
-    bytes_max: int = 256 * 1024
+    count_max: int = 1024  # messages of one answer
+    bytes_max: int = 256 * 1024  # bytes of its records, but for the first one
     held_max: int = 20_000
-    hold_s_max: float = 30.0
-    read_s: float = 8.0
+    """Requests held at the end of a queue; further ones are refused as too busy."""
+    hold_s_max: float = 30.0  # how long one is held at most
+    read_s: float = 8.0  # deadline of a read; clients wait for 10 s
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """What is asked.
+    """What is asked."""
 
-    Attributes:
-        group: Who asks.
-        queue: Of which queue.
-        offset: From which queue offset on.
-        count: Messages at most.
-        size_bytes: Bytes of their records at most.
-        hold_s: How long it may be held at the queue's end; 0: not.
-        wanted: Which messages; None: all.
-        held_as: As how many it counts while it is held.
-    """
-
-    group: str
+    group: str  # who asks
     queue: MessageQueue
-    offset: int
-    count: int
-    size_bytes: int
-    hold_s: float
-    wanted: Filter | None
-    held_as: int = 1
+    offset: int  # from which queue offset on
+    count: int  # messages at most
+    size_bytes: int  # bytes of their records at most
+    hold_s: float  # how long it may be held at the queue's end; 0: not
+    wanted: Filter | None  # which messages; None: all
+    held_as: int = 1  # as how many it counts while it is held
 
     def may_wait(self, result: GetResult) -> bool:
         """Whether the answer may wait for the next message of the queue."""
@@ -135,23 +117,18 @@ class Pull:
 
 @dataclass(slots=True, eq=False)
 class Handout:
-    """Records that a reader goes on in by itself: they were given to it at once, and are cut here, pull by pull.
+    """Records that a reader goes on in by itself: they were given to it at once, and are cut here, pull by pull."""
 
-    Attributes:
-        run: What they are of; it is not kept in memory for us.
-        is_simple: Each item is a record of its own, and they lie one behind the other: an answer is one piece of the run.
-        start, end: Queue offsets.
-        low, high: Where the queue begins and ends.
-        until_s: When the fetcher is to be asked again, which forgets what nobody reads.
-    """
-
-    run: ref[Run]
+    run: ref[Run]  # what they are of; it is not kept in memory for us
     is_simple: bool
+    # start, end: Queue offsets.
+    """Each item is a record of its own, and they lie one behind the other: an answer is one piece of the run."""
     start: int
     end: int
+    # low, high: Where the queue begins and ends.
     low: QueueOffset
     high: QueueOffset
-    until_s: float
+    until_s: float  # when the fetcher is to be asked again, which forgets what nobody reads
 
     @classmethod
     def of(cls, run: Run, batch: TierBatch, life: QueueLife, until_s: float) -> Handout:
@@ -192,12 +169,7 @@ def are_neighbours(records: RecordBatch) -> bool:
 
 
 class Puller:
-    """Answers pulls, and holds those at the end of a queue. Of one loop.
-
-    Attributes:
-        found: How many reads ended how, by status.
-        skipped: Queue offsets that were passed over since they hold no message, but for what was compacted.
-    """
+    """Answers pulls, and holds those at the end of a queue. Of one loop."""
 
     def __init__(
         self,
@@ -214,15 +186,12 @@ class Puller:
 
         Args:
             store: The tier, for any thread.
-            topics: What there is.
-            consumers: Subscriptions.
             offsets: Where groups are; a pull may say so, too.
-            executor: For reads.
-            clock: For holding.
             limits: Of what one may ask for.
         """
         self.limits = limits or PullLimits()
-        self.found: Counter[GetStatus] = Counter()
+        self.found: Counter[GetStatus] = Counter()  # how many reads ended how, by status
+        # Queue offsets that were passed over since they hold no message, but for what was compacted.
         self.skipped = 0
         self._store = store
         self._topics = topics
@@ -448,11 +417,7 @@ class Puller:
         )
 
     async def _hold(self, asked: Exchange, wanted: Pull, result: GetResult) -> GetResult:
-        """Wait at the end of a queue until there is more.
-
-        Raises:
-            RefusalError: As many are held as may be.
-        """
+        """Wait at the end of a queue until there is more."""
         until_s = self._clock.monotonic_s() + wanted.hold_s
         asked.slim()
         while is_at_end(result, wanted.offset) and self._may_hold(until_s):
@@ -631,11 +596,7 @@ def _rows(
 
 
 def _end_of_record(piece: Taken) -> int:
-    """One past the last message of the last record: clients are given inner batches whole.
-
-    Raises:
-        DataError: The record is damaged.
-    """
+    """One past the last message of the last record: clients are given inner batches whole."""
     item = int(piece.items[-1])
     data, begin = piece.records.data, int(piece.records.positions[item])
     view = memoryview(data).cast("B")

@@ -124,56 +124,37 @@ SYS_FLAG_AT: Final = 36
 
 @dataclass(frozen=True, slots=True)
 class RestoreSelection:
-    """What is to be restored.
-
-    Attributes:
-        selects: Which topics.
-        from_ms: Messages stored at or after it, UTC; None: from the first.
-        until_ms: Messages stored before it; None: up to the last.
-        wish: All this as a person said it: what goes on later has to be the same.
-        offsets_of: The mount of which groups get the offsets: its name, with ``/address`` of one that is shared; empty: that
-            of the broker's own name.
-    """
+    """What is to be restored."""
 
     selects: Callable[[str], bool] = field(default=lambda _topic: True)
-    from_ms: int | None = None
-    until_ms: int | None = None
-    wish: str = ""
+    from_ms: int | None = None  # messages stored at or after it, UTC; None: from the first
+    until_ms: int | None = None  # messages stored before it; None: up to the last
+    wish: str = ""  # all this as a person said it: what goes on later has to be the same
     offsets_of: str = ""
+    """The mount of which groups get the offsets: its name, with ``/address`` of one that is shared; empty: that of
+    the broker's own name."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What would be done.
+    """What would be done."""
 
-    Attributes:
-        spans: Of each queue that has anything, in order.
-        messages: How many queue offsets these are, holes included.
-        record_bytes: Of their records, about where a part is not wanted whole.
-        list_bytes: Of the consume queues.
-        requests: To the tier's store, about.
-        dollars: For these, by list prices.
-        skipped: Queues of topics that are not selected, and those that have messages, of which none is.
-        has_holes: There are queue offsets without a message among these.
-        wish: That of the selection.
-        offsets_of: The mount of which groups get the offsets; it may be none that has ever served.
-        left_out_mounts: Others that have kept offsets of this tier.
-        begins: Queues of which no message is restored, and the queue offset at which they go on: their messages have
-            expired, or are not selected.
-    """
-
-    spans: tuple[Span, ...]
-    messages: int
-    record_bytes: int
-    list_bytes: int
-    requests: int
-    dollars: float
+    spans: tuple[Span, ...]  # of each queue that has anything, in order
+    messages: int  # how many queue offsets these are, holes included
+    record_bytes: int  # of their records, about where a part is not wanted whole
+    list_bytes: int  # of the consume queues
+    requests: int  # to the tier's store, about
+    dollars: float  # for these, by list prices
     skipped: int
-    has_holes: bool
-    wish: str = ""
+    """Queues of topics that are not selected, and those that have messages, of which none is."""
+    has_holes: bool  # there are queue offsets without a message among these
+    wish: str = ""  # that of the selection
     offsets_of: str = ""
-    left_out_mounts: tuple[str, ...] = ()
+    """The mount of which groups get the offsets; it may be none that has ever served."""
+    left_out_mounts: tuple[str, ...] = ()  # others that have kept offsets of this tier
     begins: tuple[tuple[MessageQueue, int], ...] = ()
+    """Queues of which no message is restored, and the queue offset at which they go on: their messages have expired,
+    or are not selected."""
 
 
 def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
@@ -181,7 +162,6 @@ def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
 
     Raises:
         InvalidError: There is nothing to restore, or no such mount has kept offsets.
-        StoreUnavailableError: The tier does not answer.
     """
     chosen, left_out_mounts = _choose_mount(tier, selection.offsets_of)
     spans, messages, sizes, skipped = [], 0, 0, 0
@@ -229,11 +209,7 @@ def building(directory: str) -> Path:
 
 
 def _choose_mount(tier: Tier, wanted: str) -> tuple[str, tuple[str, ...]]:
-    """The mount of which offsets are taken, and those of which none are.
-
-    Raises:
-        InvalidError: The one that is wanted has not kept any.
-    """
+    """The mount of which offsets are taken, and those of which none are."""
     with backend_errors():
         there = mounts_with_offsets(tier.store, tier.place.prefix)
     if wanted and wanted not in there:
@@ -288,28 +264,23 @@ class _Source:
     """One queue, batch by batch.
 
     Attributes:
-        queue: Which.
         next: Queue offset behind what was taken.
         put: Queue offset behind what is in the log.
-        stop: Where it ends.
-        history: What it is read of, as it is noted.
-        has_holes: A queue offset without a message was met.
         keys: int64[n], store times of the records at hand, never falling.
-        at: How many of these were taken.
     """
 
     def __init__(self, span: Span, batches: Iterator[TierBatch]) -> None:
         self.queue = span.cursor.queue
         self.next = self.put = span.start
-        self.stop = span.stop
-        self.history = list(span.cursor.history)
-        self.has_holes = False
+        self.stop = span.stop  # where it ends
+        self.history = list(span.cursor.history)  # what it is read of, as it is noted
+        self.has_holes = False  # a queue offset without a message was met
         self._seen: int = span.start
         self._batches = batches
         self._last_ms = 0
         self._view = memoryview(b"")
         self._positions = self._sizes = self._ends = self.keys = np.empty(0, np.int64)
-        self.at = 0
+        self.at = 0  # how many of these were taken
 
     def fill(self) -> bool:
         """See to it that there is something at hand; whether there is."""
@@ -390,36 +361,22 @@ def _in_order(
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore left behind.
+    """What a restore left behind."""
 
-    Attributes:
-        is_complete: It was not stopped.
-        records: Put in this run; an inner batch is one.
-        record_bytes: Of these.
-        log_end: Where the log ends.
-        filled: Queue offsets without a message between others, as where the tier has a gap.
-        topics, groups: In the tables, without the topics that every broker makes for itself.
-        offsets: Queues of which a group's offset is in the table.
-        lost: What lies in damaged blocks of the tier, in all runs together.
-    """
-
-    is_complete: bool
-    records: int
-    record_bytes: int
-    log_end: int
-    filled: int = 0
+    is_complete: bool  # it was not stopped
+    records: int  # put in this run; an inner batch is one
+    record_bytes: int  # of these
+    log_end: int  # where the log ends
+    filled: int = 0  # queue offsets without a message between others, as where the tier has a gap
+    # topics, groups: In the tables, without the topics that every broker makes for itself.
     topics: int = 0
     groups: int = 0
-    offsets: int = 0
-    lost: tuple[Lost, ...] = ()
+    offsets: int = 0  # queues of which a group's offset is in the table
+    lost: tuple[Lost, ...] = ()  # what lies in damaged blocks of the tier, in all runs together
 
 
 class Restore:
-    """One restore of one tier into one directory. See the module's contract.
-
-    Attributes:
-        done_bytes: Bytes of records put in this run.
-    """
+    """One restore of one tier into one directory. See the module's contract."""
 
     def __init__(
         self,
@@ -436,16 +393,11 @@ class Restore:
         """Write nothing yet.
 
         Args:
-            tier: Which.
-            plan: What of it.
             directory: Where to; empty or missing. It is made beside that (``building``).
-            options: Sizes of files.
-            clock: Time.
-            memory_bytes: See the module.
             stop: Asked between two pieces; True ends it in order.
             accepts_damage: What lies in damaged blocks becomes holes; else it is an error.
         """
-        self.done_bytes = 0
+        self.done_bytes = 0  # bytes of records put in this run
         self._tier = tier
         self._plan = plan
         self._target = Path(os.path.realpath(directory))
@@ -540,11 +492,7 @@ class Restore:
         return read_for(self._tier, span, group, self._batch_bytes)
 
     def _tell_damage(self, sources: Sequence[_Source], first: DataError) -> None:
-        """Name all that is damaged of what is left, by reading it.
-
-        Raises:
-            DataError: Something is.
-        """
+        """Name all that is damaged of what is left, by reading it."""
         spans = zip(self._plan.spans, sources, strict=True)
         left = [replace(span, start=source.next) for span, source in spans]
         if lost := find_lost(self._tier, left, self._batch_bytes):
@@ -608,11 +556,7 @@ class Restore:
         }
 
     def _begun(self, known: Mapping[str, Any]) -> RestorePlan:
-        """What is left of what was begun: without queues that have come into the tier since.
-
-        Raises:
-            InvalidError: The tier is not any more what it was.
-        """
+        """What is left of what was begun: without queues that have come into the tier since."""
         now, spans = {span.cursor.queue: span.cursor for span in self._plan.spans}, []
         for topic, queue_id, start, stop, *history in known["next"]:
             queue = MessageQueue(topic, queue_id)
@@ -646,11 +590,7 @@ class Restore:
         )
 
     def _require_free(self) -> None:
-        """Refuse a directory that the finished store could not take the place of.
-
-        Raises:
-            InvalidError: So it is.
-        """
+        """Refuse a directory that the finished store could not take the place of."""
         if os.path.ismount(self._target):
             raise InvalidError(
                 "a file system is mounted here, and a finished store gets its name by a rename",
@@ -667,11 +607,7 @@ class Restore:
         require_empty(self._target)
 
     def _load(self) -> dict[str, Any] | None:
-        """What a restore that was cut short has left; None: there was none.
-
-        Raises:
-            InvalidError: It was another one, or somebody else has been there.
-        """
+        """What a restore that was cut short has left; None: there was none."""
         known = _read_note(self._root)
         if known is None:
             require_empty(self._root, beside=STATE_FILE + NEW_SUFFIX)
@@ -709,12 +645,7 @@ class Restore:
         return None
 
     def _note_beginning(self) -> dict[str, Any]:
-        """Say what is begun before anything else is in the directory: what is stopped from here on can go on.
-
-        Raises:
-            InvalidError: There is something in the directory.
-            StoreUnavailableError: The disk refuses it.
-        """
+        """Say what is begun before anything else is in the directory: what is stopped from here on can go on."""
         self._has_holes = self._plan.has_holes or self._accepts_damage
         self._rows = [
             [*span.cursor.queue, int(span.start), int(span.stop), *span.cursor.history]
@@ -745,11 +676,7 @@ class Restore:
         return [[*one.queue, *one[1:]] for one in rows]
 
     def _note(self, phase: str) -> dict[str, Any]:
-        """Write down how far it is.
-
-        Raises:
-            OSError: The disk refuses it.
-        """
+        """Write down how far it is."""
         document = self._document(phase)
         replace_file(self._root / STATE_FILE, json.dumps(document).encode())
         return document
@@ -813,12 +740,7 @@ class Restore:
         return replace(result, filled=filled, topics=len(topics), groups=len(groups), offsets=count)
 
     def _take_place(self) -> None:
-        """Give the store its name: in one step, with all that is in it on the disk.
-
-        Raises:
-            InvalidError: Something has come there meanwhile.
-            OSError: The disk refuses it.
-        """
+        """Give the store its name: in one step, with all that is in it on the disk."""
         try:
             self._root.rename(self._target)
         except (FileExistsError, NotADirectoryError) as error:

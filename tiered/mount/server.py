@@ -63,25 +63,17 @@ ASKED_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What clients may take of this process.
+    """What clients may take of this process."""
 
-    Attributes:
-        connections_max: At once; further ones are closed at once.
-        requests_max: Under way on one connection, held ones included; further ones are not read until one ends.
-        bytes_max: Of frames being received and answers being sent, of all connections.
-        answer_bytes_max: Of answers being sent on one connection.
-        idle_s: Of a connection that says nothing.
-        frame_s: For the rest of a frame.
-        send_s: For an answer.
-    """
-
-    connections_max: int = 4096
+    connections_max: int = 4096  # at once; further ones are closed at once
     requests_max: int = 8192
+    """Under way on one connection, held ones included; further ones are not read until one ends."""
     bytes_max: int = 256 * 1024 * 1024
-    answer_bytes_max: int = 4 * 1024 * 1024
-    idle_s: float = 120.0
-    frame_s: float = 30.0
-    send_s: float = 60.0
+    """Of frames being received and answers being sent, of all connections."""
+    answer_bytes_max: int = 4 * 1024 * 1024  # of answers being sent on one connection
+    idle_s: float = 120.0  # of a connection that says nothing
+    frame_s: float = 30.0  # for the rest of a frame
+    send_s: float = 60.0  # for an answer
 
 
 class Budget:
@@ -135,46 +127,30 @@ class Budget:
 
 @dataclass(slots=True)
 class Counters:
-    """What a server has done.
+    """What a server has done."""
 
-    Attributes:
-        requests: By code, or ``OTHER``.
-        answers: By code of the answer, or ``OTHER``.
-        busy_s: Time from a request's frame to its answer, by code; held ones count while they are held.
-        refused_connections: There were too many.
-        dropped: Connections ended because of what the client did, by reason.
-        sent_bytes: Of answers.
-    """
-
-    requests: Counter[int] = field(default_factory=Counter)
-    answers: Counter[int] = field(default_factory=Counter)
+    requests: Counter[int] = field(default_factory=Counter)  # by code, or ``OTHER``
+    answers: Counter[int] = field(default_factory=Counter)  # by code of the answer, or ``OTHER``
     busy_s: dict[int, float] = field(default_factory=dict)
-    refused_connections: int = 0
+    """Time from a request's frame to its answer, by code; held ones count while they are held."""
+    refused_connections: int = 0  # there were too many
     dropped: Counter[str] = field(default_factory=Counter)
-    sent_bytes: int = 0
+    """Connections ended because of what the client did, by reason."""
+    sent_bytes: int = 0  # of answers
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection.
-
-    Attributes:
-        peer: Its address, for people.
-        answers: Budget of its answers.
-        tasks: Requests under way.
-        is_closed: Nothing goes over it any more.
-        heard_s: When something came last.
-        begun_s: Since when a frame is incomplete; None: none is.
-        stuck_s: Since when it takes no more of what is written; None: it does.
-    """
+    """A client's connection."""
 
     def __init__(self, server: RemotingServer) -> None:
         """Not connected yet."""
-        self.peer = ""
+        self.peer = ""  # its address, for people
         self.answers = Budget(server.limits.answer_bytes_max)
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.is_closed = True
-        self.heard_s = server.clock.monotonic_s()
-        self.begun_s: float | None = None
+        self.tasks: set[asyncio.Task[None]] = set()  # requests under way
+        self.is_closed = True  # nothing goes over it any more
+        self.heard_s = server.clock.monotonic_s()  # when something came last
+        self.begun_s: float | None = None  # since when a frame is incomplete; None: none is
+        # Since when it takes no more of what is written; None: it does.
         self.stuck_s: float | None = None
         self._server = server
         self._transport: asyncio.Transport | None = None
@@ -389,21 +365,15 @@ class Connection(asyncio.Protocol):
 
 
 class Exchange:
-    """A request, and the room that its answer takes until it is sent.
-
-    Attributes:
-        connection: Over which it came.
-        request: What is asked.
-        began_s: When it was read, on the monotonic clock.
-    """
+    """A request, and the room that its answer takes until it is sent."""
 
     def __init__(
         self, connection: Connection, request: Command, budget: Budget, began_s: float
     ) -> None:
         """No room is taken."""
-        self.connection = connection
-        self.request = request
-        self.began_s = began_s
+        self.connection = connection  # over which it came
+        self.request = request  # what is asked
+        self.began_s = began_s  # when it was read, on the monotonic clock
         self._budget = budget
         self._taken_bytes = 0
 
@@ -449,16 +419,7 @@ Handler: TypeAlias = "Callable[[Exchange], Handled]"
 
 
 class RemotingServer:
-    """Listens, and answers what connections ask. Of one loop; use it from its thread.
-
-    Attributes:
-        handlers: By code; may be set until ``listen`` is called.
-        limits: Of what clients may take.
-        counters: What was done.
-        budget: Bytes of all connections.
-        connections: That are open.
-        clock: Measures.
-    """
+    """Listens, and answers what connections ask. Of one loop; use it from its thread."""
 
     def __init__(
         self,
@@ -471,17 +432,15 @@ class RemotingServer:
         """Listen at nothing yet.
 
         Args:
-            handlers: By code.
-            clock: Measures.
             limits: Of what clients may take.
             on_gone: Told of a connection that has ended.
         """
-        self.limits = limits or ServerLimits()
-        self.counters = Counters()
-        self.budget = Budget(self.limits.bytes_max)
-        self.connections: set[Connection] = set()
-        self.handlers = handlers
-        self.clock = clock
+        self.limits = limits or ServerLimits()  # of what clients may take
+        self.counters = Counters()  # what was done
+        self.budget = Budget(self.limits.bytes_max)  # bytes of all connections
+        self.connections: set[Connection] = set()  # that are open
+        self.handlers = handlers  # by code; may be set until ``listen`` is called
+        self.clock = clock  # measures
         self._on_gone = on_gone
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
@@ -627,11 +586,7 @@ class RemotingServer:
             await asked.connection.drained()
 
     def _finish(self, asked: Exchange, answer: Command) -> None:
-        """Write the answer, as the protocol wants it.
-
-        Raises:
-            ConnectionError: The client is gone.
-        """
+        """Write the answer, as the protocol wants it."""
         request = asked.request
         if not request.is_oneway:
             answer = self._write(asked.connection, request, answer)

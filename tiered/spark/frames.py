@@ -120,8 +120,6 @@ def archive(
     Of one topic it has the columns of decoded bodies too, of several those that every file has.
 
     Args:
-        spark: A session.
-        url: Of the archive.
         topic: One, or several; None: all.
         is_proved: Read each file whole first, and hold it against its checksum.
         scheme: By which Hadoop of this session reaches S3; a folder's files are ``file://``.
@@ -134,7 +132,6 @@ def archive(
     Raises:
         InvalidError: An option is wrong, there is no archive or topic, or Spark cannot reach the store by itself.
         DataError: The log is damaged, or a file is gone, cut, or damaged where that was looked at.
-        StoreUnavailableError: The store failed.
     """
     named = _named(url, options, topic)
     require_known(named, READ)
@@ -165,21 +162,15 @@ def tier(
     """The messages of a tier, committed, sealed or not; what of them is archived, too.
 
     Args:
-        spark: A session.
-        url: Of the tier.
         topic: One, or several; None: all.
         columns: Those that are needed. Spark does not tell a source written in Python which they are, and making them is
             most of the work; None: all.
-        is_stream: Follow the tier.
-        options: Of the source.
 
     Returns:
         A ``DataFrame``; a streaming one if that is asked for.
 
     Raises:
         InvalidError: An option or column is wrong, or there is no tier or topic.
-        DataError: A journal is damaged.
-        StoreUnavailableError: The store failed.
     """
     named = plain_names(_named(url, options, topic))
     require_known(named, OF_STREAM | OF_FRAME if is_stream else OF_FRAME - {"archive"})
@@ -211,15 +202,9 @@ def messages(
     restarts.
 
     Args:
-        spark: A session.
-        url: Of the tier.
         topic: One, or several; None: all.
-        archive: URL of the archive.
         columns: As of ``tier``, of what every file of an archive has; None: all of these.
-        is_stream: Follow the tier.
         is_proved: As of ``archive``; of a batch.
-        scheme: Likewise.
-        options: Of the source.
 
     Returns:
         A ``DataFrame``; a streaming one if that is asked for.
@@ -228,7 +213,6 @@ def messages(
         InvalidError: An option or column is wrong, a place is none of what it should be, or Spark cannot reach the archive
             by itself.
         DataError: A log is damaged, or a file is gone, cut, or damaged where that was looked at.
-        StoreUnavailableError: A store failed.
     """
     named = {**plain_names(_named(url, options, topic)), "archive": archive}
     require_known(named, OF_STREAM | OF_FRAME if is_stream else OF_FRAME)
@@ -282,11 +266,7 @@ def _of_source(
 
 
 def _chosen(names: Sequence[str] | None) -> pa.Schema | None:
-    """Some columns of those that every file has.
-
-    Raises:
-        InvalidError: One is none of these.
-    """
+    """Some columns of those that every file has."""
     if names is None:
         return None
     require_columns(list(names))
@@ -361,23 +341,14 @@ def _same(value: Any) -> Any:  # noqa: ANN401
 
 @dataclass
 class _Native:
-    """Spark's own reader, for files of one archive.
+    """Spark's own reader, for files of one archive."""
 
-    Attributes:
-        spark: A session.
-        store: The archive's.
-        state: What its log says.
-        there: Keys of all files that it names.
-        scheme: By which Hadoop reaches S3.
-        is_proved: Files are read whole before.
-    """
-
-    spark: Any
-    store: ObjectStore
-    state: ArchiveState
-    there: AbstractSet[str]
-    scheme: str = "s3a"
-    is_proved: bool = False
+    spark: Any  # a session
+    store: ObjectStore  # the archive's
+    state: ArchiveState  # what its log says
+    there: AbstractSet[str]  # Keys of all files that it names
+    scheme: str = "s3a"  # by which Hadoop reaches S3
+    is_proved: bool = False  # files are read whole before
 
     def frame(
         self,
@@ -385,13 +356,7 @@ class _Native:
         columns: pa.Schema,
         cuts: Mapping[ArchiveLane, int] | None = None,
     ) -> Any:  # noqa: ANN401
-        """All rows of files that count.
-
-        Args:
-            files: Which.
-            columns: Of the frame; what a file has not is null.
-            cuts: Lanes of which rows do not count from a queue offset on.
-        """
+        """All rows of files that count."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
 
         kinds = from_arrow_schema(columns)
@@ -473,7 +438,6 @@ def covering(there: Iterable[str], wanted: Iterable[str]) -> list[str]:
 
     Args:
         there: Keys of all files that may lie beside them.
-        wanted: Keys.
 
     Returns:
         Folders end in a slash; "" is all.
@@ -544,10 +508,6 @@ def prove_ends(store: ObjectStore, files: Iterable[Chosen]) -> None:
     """See that files are there, not cut, and sound behind their pages: footers, indexes of pages, filters of keys.
 
     A request or two a file. Threads: ``_PROVERS`` of its own.
-
-    Raises:
-        DataError: One is not.
-        BackendError: The store failed.
     """
     with ThreadPoolExecutor(_PROVERS, "tiered-prove") as pool:
         deque(pool.map(partial(_prove_end, store), files), maxlen=0)
@@ -587,8 +547,6 @@ def uri_of(archive: ObjectStore, key: str, *, scheme: str = "s3a", is_pattern: b
     """A file as Hadoop names it, so that nothing in it is taken for a pattern.
 
     Args:
-        archive: Where it lies.
-        key: Which.
         scheme: By which Hadoop reaches S3.
         is_pattern: It is to be taken for one, as paths of a reader are.
     """
@@ -610,15 +568,12 @@ def file_uris(
     """The files that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
 
     Args:
-        archive: Of which.
         wanted: What; without it everything.
         scheme: See ``uri_of``.
         is_proved: Read every file first, to see that it is what the log says.
 
     Raises:
         InvalidError: There is no archive, or a topic is asked for that it has not.
-        DataError: The log or a file is damaged.
-        BackendError: The store failed.
     """
     state = read_archive(archive)
     keys = [file.key for file in plan_files(state, wanted or Selection()).files]
@@ -642,8 +597,6 @@ def report(url: str, **options: Value) -> dict[str, Any]:
 
     Raises:
         InvalidError: An option is wrong, or nothing is there.
-        DataError: A log is damaged.
-        StoreUnavailableError: The store failed.
     """
     named = _named(url, options)
     is_archive = kind_of(named, None) == ARCHIVE
@@ -656,14 +609,10 @@ def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
     """Files of an archive that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
 
     Args:
-        url: Of the archive.
         scheme: By which Hadoop reaches S3; a folder's files are ``file://``.
-        options: Of the source.
 
     Raises:
         InvalidError: An option is wrong, or there is no archive.
-        DataError: The log is damaged.
-        StoreUnavailableError: The store failed.
     """
     named = _named(url, options)
     require_known(named, READ)
@@ -678,11 +627,7 @@ def file_list(url: str, *, scheme: str = "s3a", **options: Value) -> list[str]:
 def _named(
     url: str, options: Mapping[str, Value], topic: str | list[str] | None = None
 ) -> dict[str, str]:
-    """Options as a source has them.
-
-    Raises:
-        InvalidError: Several values are given for what has one.
-    """
+    """Options as a source has them."""
     every = options if topic is None else {**options, "topic": topic}
     named = {name.rstrip("_").replace("_", "-").lower(): value for name, value in every.items()}
     for name, value in named.items():
@@ -750,16 +695,11 @@ def ask_spark(
     """The answer to a question; it comes to this process whole.
 
     Args:
-        session: Of Spark.
-        archive: Of which.
-        question: One statement of Spark's SQL.
-        url: The archive's, as workers see it.
         options: How they reach S3.
 
     Raises:
         InvalidError: There is no archive, or the statement is wrong.
         DataError: The log, or a file that the question is about, is damaged.
-        BackendError: The store failed.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 (heavy; only who asks)
     from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415
@@ -847,16 +787,11 @@ def make_views(
     then they are the topics' own.
 
     Args:
-        session: Of Spark.
-        archive: Of which.
-        url: The archive's, as workers see it.
         options: How they reach S3.
         question: Only of topics that it may name.
 
     Raises:
         InvalidError: There is no archive.
-        DataError: The log, or a file, is damaged.
-        BackendError: The store failed.
     """
     state = read_archive(archive)
     topics = files_by_topic(state)

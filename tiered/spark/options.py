@@ -192,7 +192,6 @@ def require_columns(names: list[str], bodies: Callable[[], frozenset[str]] | Non
     """See that there are columns of these names: one that nobody has would be null in each row, and a slip go unseen.
 
     Args:
-        names: Those that are asked for.
         bodies: Tells the columns of decoded bodies, where there are some.
 
     Raises:
@@ -292,17 +291,10 @@ _TRIES = 3
 
 
 class TierStates:
-    """Follows the journals, and the archive's log.
-
-    Attributes:
-        archive: What the log of the archive beside the tier says; None: there is none.
-    """
+    """Follows the journals, and the archive's log."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Open the stores; nothing is read yet.
-
-        Args:
-            options: Of a source.
 
         Raises:
             InvalidError: A URL or an option is wrong.
@@ -310,6 +302,7 @@ class TierStates:
         self._options = options
         self._store = open_place(options)
         self._readers: dict[Place, TierReader] = {}
+        # What the log of the archive beside the tier says; None: there is none.
         self.archive: ArchiveState | None = None
         self._beside = open_beside(options) if "archive" in options else None
         self._log = JournalReader(self._beside, LOG, ArchiveMachine()) if self._beside else None
@@ -319,8 +312,6 @@ class TierStates:
 
         Raises:
             InvalidError: There is no such tier, or no such archive.
-            DataError: A journal is damaged.
-            BackendError: A store failed.
         """
         tries = _TRIES
         while True:

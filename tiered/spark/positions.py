@@ -68,30 +68,20 @@ _OTHERS = {-2: EARLIEST, -1: LATEST}
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a batch ends in one queue, and where it began.
+    """Where a batch ends in one queue, and where it began."""
 
-    Attributes:
-        incarnation: Of the queue.
-        offset: The next queue offset.
-        from_incarnation: In which the batch began.
-        from_offset: First queue offset of the batch.
-        tails: Ends of ``incarnation`` that had been taken back, as the batch was planned.
-        missing: Offsets of the batch without anything to read: expired, or never in the tier.
-        lost: All that the stream has gone over so far.
-        in_doubt: Offsets of batches done by a process that is no more, expired since they were planned: read, unless
-            they went before that process came to them.
-        through: Incarnations behind the first that the batch comes into, each with the offset at which it begins.
-    """
-
-    incarnation: int
-    offset: int
-    from_incarnation: int
-    from_offset: int
-    tails: int = 0
-    missing: int = 0
-    lost: int = 0
+    incarnation: int  # of the queue
+    offset: int  # the next queue offset
+    from_incarnation: int  # in which the batch began
+    from_offset: int  # first queue offset of the batch
+    tails: int = 0  # ends of ``incarnation`` that had been taken back, as the batch was planned
+    missing: int = 0  # offsets of the batch without anything to read: expired, or never in the tier
+    lost: int = 0  # all that the stream has gone over so far
     in_doubt: int = 0
+    """Offsets of batches done by a process that is no more, expired since they were planned: read, unless they went
+    before that process came to them."""
     through: tuple[tuple[int, int], ...] = ()
+    """Incarnations behind the first that the batch comes into, each with the offset at which it begins."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Position:
@@ -142,11 +132,7 @@ def document_of(positions: Mapping[Key, Position], histories: Histories) -> dict
 
 
 def positions_of(document: Any) -> Positions:  # noqa: ANN401 (JSON values)
-    """Undo ``document_of``.
-
-    Raises:
-        DataError: It is none.
-    """
+    """Undo ``document_of``."""
     try:
         return {
             Key(cluster, broker, topic, int(queue)): Position.of(fields)
@@ -160,11 +146,7 @@ def positions_of(document: Any) -> Positions:  # noqa: ANN401 (JSON values)
 
 
 def histories_of(document: Any) -> Histories:  # noqa: ANN401 (JSON values)
-    """Of which histories the positions are that ``document_of`` has written.
-
-    Raises:
-        DataError: It is no such document.
-    """
+    """Of which histories the positions are that ``document_of`` has written."""
     try:
         return {
             (cluster, name): broker["history"]
@@ -176,11 +158,7 @@ def histories_of(document: Any) -> Histories:  # noqa: ANN401 (JSON values)
 
 
 def require_same(before: Histories, now: Histories) -> None:
-    """Refuse positions of other histories than the tier has now.
-
-    Raises:
-        DataError: Some are.
-    """
+    """Refuse positions of other histories than the tier has now."""
     for (cluster, broker), history in sorted(before.items()):
         present = now.get((cluster, broker), history)
         if history and present != history:
@@ -236,10 +214,7 @@ def start_of(
     It has every queue that is there: one that it has not came later, and is read from its own beginning.
 
     Args:
-        states: Of the brokers.
         start: ``earliest``, ``latest``, or by topic and queue an offset or one of these.
-        takes: Whether a queue is read.
-        archive: Beside the tier.
 
     Raises:
         InvalidError: It is none of these, or names several brokers' queues, or one that is not there.
@@ -282,16 +257,12 @@ AGAIN = "again"
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What to do where a stream would lose or repeat messages.
+    """What to do where a stream would lose or repeat messages."""
 
-    Attributes:
-        on_gap: ``fail`` or ``skip``.
-        on_take_back: ``fail``; ``again``: what came in place of messages that were taken back is read too;
-            ``skip``: only what comes behind them.
-    """
-
-    on_gap: str = FAIL
+    on_gap: str = FAIL  # ``fail`` or ``skip``
     on_take_back: str = FAIL
+    """``fail``; ``again``: what came in place of messages that were taken back is read too; ``skip``: only what
+    comes behind them."""
 
 
 def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
@@ -369,13 +340,7 @@ class _Ahead:
         return max(1, first.size_bytes * self.count // first.count)
 
     def take(self, amount: int | None, *, by_bytes: bool, least: bool) -> list[OffsetRun]:
-        """As much as an amount of messages or bytes allows; what is not there costs nothing.
-
-        Args:
-            amount: None: all.
-            by_bytes: What it counts.
-            least: Take one message at least.
-        """
+        """As much as an amount of messages or bytes allows; what is not there costs nothing."""
         if amount is None:
             return list(self._runs)
         taken: list[OffsetRun] = []
@@ -424,15 +389,12 @@ def advance(
     """Where the next batch ends. ``start`` itself when there is nothing to read.
 
     Args:
-        states: Of the brokers.
         start: Where the last batch ended.
         rules: See ``Rules``.
-        takes: Whether a queue is read.
         until: Where the stream is to end, by queue; others are not read. None: at what there is.
         rows_max: Messages at most; divided among queues by how many offsets lie ahead in each.
         bytes_max: Bytes of the commit log, about; one message at least. Divided by how many lie ahead, about: as if all
             messages of a queue were as large as its next.
-        archive: Beside the tier.
 
     Raises:
         DataError: The rules say to fail; or the positions are of another tier.
@@ -521,17 +483,11 @@ def _stranger(key: Key, what: str) -> DataError:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a batch reads.
+    """What a batch reads."""
 
-    Attributes:
-        stretches: By queue and offset.
-        files: Of the archive beside the tier.
-        short: Offsets that were there when it was planned, and are no more, by queue.
-    """
-
-    stretches: list[Stretch]
-    files: list[Chosen]
-    short: dict[Key, int]
+    stretches: list[Stretch]  # by queue and offset
+    files: list[Chosen]  # of the archive beside the tier
+    short: dict[Key, int]  # offsets that were there when it was planned, and are no more, by queue
 
 
 def batch_of(

@@ -510,11 +510,6 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str], columns: pa.Schema, wanted: Selection) -> None:
         """Read nothing yet.
 
-        Args:
-            options: Of the source.
-            columns: What rows have.
-            wanted: Which of them.
-
         Raises:
             InvalidError: An option is wrong.
         """

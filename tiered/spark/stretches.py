@@ -96,18 +96,13 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueLives:
-    """One queue: its lives in a tier, and what an archive has of them.
-
-    Attributes:
-        key: Whose.
-        lives: By incarnation; the last of each is the one that counts, those before were taken back. Of an incarnation that
-            the archive alone knows an empty one.
-        archive: Its log; None: there is none.
-    """
+    """One queue: its lives in a tier, and what an archive has of them."""
 
     key: Key
     lives: dict[int, list[QueueLife]]
-    archive: ArchiveState | None = None
+    """By incarnation; the last of each is the one that counts, those before were taken back. Of an incarnation that
+    the archive alone knows an empty one."""
+    archive: ArchiveState | None = None  # its log; None: there is none
 
     def lane(self, number: int) -> ArchiveLane:
         """One incarnation, as the archive names it."""
@@ -130,8 +125,6 @@ class QueueLives:
         """What the archive has of offsets ``[start, end)`` of an incarnation, in order.
 
         Args:
-            number: Of the incarnation.
-            start: First queue offset.
             end: One past the last.
             tails: Of the history; None: the present one.
         """
@@ -215,30 +208,20 @@ def rest_of(kept: Iterable[Kept], low: int, high: int) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class StretchHistory:
-    """One incarnation of a queue as it stood.
+    """One incarnation of a queue as it stood."""
 
-    Attributes:
-        prefix: Of the broker.
-        lane: The incarnation.
-        tails: How many of its ends had been taken back.
-    """
-
-    prefix: str
-    lane: ArchiveLane
-    tails: int
+    prefix: str  # of the broker
+    lane: ArchiveLane  # the incarnation
+    tails: int  # how many of its ends had been taken back
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Queue offsets of one life that are read one after another.
+    """Queue offsets of one life that are read one after another."""
 
-    Attributes:
-        prefix: Of the broker.
-        task: Lane, offsets and parts; ``tails``: ends of the lane's incarnation that had been taken back.
-    """
-
-    prefix: str
+    prefix: str  # of the broker
     task: Task
+    """Lane, offsets and parts; ``tails``: ends of the lane's incarnation that had been taken back."""
 
     @property
     def size_bytes(self) -> int:
@@ -248,21 +231,15 @@ class Stretch:
 
 @dataclass(slots=True)
 class TierPlan:
-    """What a selection reads of a tier, and of the archive beside it.
+    """What a selection reads of a tier, and of the archive beside it."""
 
-    Attributes:
-        stretches: In order of broker, queue and offset.
-        parts_left: Parts that are left out, by what.
-        missing: Offsets that never came into the tier, among those wanted.
-        files: Of the archive, by key. Where only a part of a piece counts, its number of rows is 0.
-        cuts: Lanes of which the archive has rows that do not count, and from which queue offset on.
-    """
-
-    stretches: list[Stretch]
-    parts_left: dict[str, int]
-    missing: int = 0
+    stretches: list[Stretch]  # in order of broker, queue and offset
+    parts_left: dict[str, int]  # parts that are left out, by what
+    missing: int = 0  # offsets that never came into the tier, among those wanted
     files: dict[str, Chosen] = field(default_factory=dict)
+    """Of the archive, by key. Where only a part of a piece counts, its number of rows is 0."""
     cuts: dict[ArchiveLane, int] = field(default_factory=dict)
+    """Lanes of which the archive has rows that do not count, and from which queue offset on."""
 
     def add_files(self, lane: ArchiveLane, kept: Iterable[Kept], wanted: Selection) -> None:
         """Read what an archive has, as far as it may be wanted."""
@@ -285,10 +262,7 @@ def plan_tier(
     """Everything that is wanted and there now.
 
     Args:
-        states: Of the brokers.
-        wanted: What.
         archive: Beside the tier: what it has is read there.
-        takes: Whether a queue is read.
 
     Raises:
         InvalidError: A topic is asked for that the tier has not; or the archive is of another tier.
@@ -381,11 +355,7 @@ def cut(
     """Offsets ``[low, high)`` of a life as stretches, one or more for each segment; gaps are in none.
 
     Args:
-        history: Whose.
-        life: Of it.
-        span: The offsets.
         wanted: Parts without any wanted store time are left out.
-        plan: Counts what is left out.
     """
     low, high = span
     near = _near(life, low, high)
@@ -490,9 +460,6 @@ def take_history(
     """Read offsets of a history: what the archive has of it there, the rest in the tier.
 
     Args:
-        plan: To which it is added.
-        prefix: Of the broker.
-        queue: Whose.
         history: Incarnation, and how many of its ends had been taken back.
         span: The offsets ``[start, end)``.
         wanted: What is not wanted is left out.
@@ -543,11 +510,7 @@ def pins_of(stretches: Iterable[Stretch]) -> str:
 def plan_pinned(
     states: Mapping[Place, TierState], wanted: Selection, archive: ArchiveState | None, pins: str
 ) -> TierPlan:
-    """The very messages that were planned before, wherever they lie now.
-
-    Raises:
-        DataError: Some of them have expired since.
-    """
+    """The very messages that were planned before, wherever they lie now."""
     plan, prefixes = TierPlan([], {}), prefixes_of(states)
     queues = {queue.key: queue for queue in queues_of(states, archive)}
     for row, tails, spans in json.loads(pins):
@@ -648,15 +611,7 @@ class FetchedStore(WrappingStore):
     """
 
     def __init__(self, inner: ObjectStore, stretches: Iterable[Stretch]) -> None:
-        """Fetch.
-
-        Args:
-            inner: The tier's store.
-            stretches: Of the task.
-
-        Raises:
-            BackendError: The store failed.
-        """
+        """Fetch."""
         super().__init__(inner)
         self._held: dict[str, list[tuple[ByteRange, bytes]]] = {}
         self._given: set[tuple[str, int]] = set()
@@ -722,15 +677,11 @@ def read_stretch(
 
     Args:
         store: The tier's, with retries.
-        stretch: What to read.
-        wanted: Which rows.
         names: Columns that are needed; None: all. Others may come with them.
         on_bad: What to do about a record that cannot be unpacked: ``fail``, or ``skip`` it.
 
     Raises:
-        DataError: The bytes are damaged.
         ExpiredError: Some of it has expired since the stretch was planned.
-        BackendError: The store failed.
     """
     task = stretch.task
     journal, view = TierReader(store, stretch.prefix), LifeView.of(task.lane.queue, task.life)

@@ -128,9 +128,6 @@ class Bodies:
 
     Of bodies of 1 KiB one after another, zlib level 6 makes about 2.8 of 1. A body that is too short for all of it is
     cut.
-
-    Attributes:
-        size: Bytes of each.
     """
 
     def __init__(self, body_bytes: int, seed: int, *, messages: int) -> None:
@@ -138,13 +135,12 @@ class Bodies:
 
         Args:
             body_bytes: Of each body.
-            seed: Of everything random.
             messages: How many will be made, about; few messages need fewer words.
         """
         self._seed = seed
         self._head, self._fields = _head()
         self._text_bytes = max(0, body_bytes - len(self._head) - len(_END))
-        self.size = body_bytes
+        self.size = body_bytes  # bytes of each
         wanted = min(_POOL_BYTES_MAX, messages * self._text_bytes)
         pool = _words(np.random.default_rng(seed), wanted + self._text_bytes + 1)
         self._windows = sliding_window_view(pool, self._text_bytes) if self._text_bytes else None
@@ -154,7 +150,6 @@ class Bodies:
 
         Args:
             out: One row of ``body_bytes`` for each message; written to.
-            numbers: Of the messages.
             times_ms: When they were born, UTC.
         """
         head = np.tile(self._head, (len(numbers), 1))
@@ -240,9 +235,6 @@ class RecordRows:
     A template has every byte that is the same for all messages of a topic; the columns of the rest are put over it
     (places as in ``tiered.format.record``, both hosts IPv4). The property ``origin`` comes first and is longer for
     shorter names of topics, so that all records are equally long and what comes behind it stands in the same columns.
-
-    Attributes:
-        size: Bytes of each record.
     """
 
     def __init__(
@@ -256,7 +248,7 @@ class RecordRows:
             _template(topic, bodies.size, cluster, host, origin="o" * (1 + longest - len(topic)))
             for topic in topics
         ]
-        self.size = len(made[0])
+        self.size = len(made[0])  # bytes of each record
         self._templates = np.frombuffer(b"".join(made), np.uint8).reshape(len(made), self.size)
         self._key_at = made[0].rindex(_KEY.encode()) + len(_KEY)
         self._tag_at = made[0].rindex(EVENTS[0].encode())
@@ -282,7 +274,6 @@ class RecordRows:
         """The records of messages, one row each. All arrays are of one length, at least 1.
 
         Args:
-            numbers: Of the messages in the store.
             topics: Which of the topics each goes to.
             queue_ids: Of each.
             queue_offsets: Of each.
@@ -380,42 +371,25 @@ _CHUNK_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class MadeStore:
-    """What was made.
+    """What was made."""
 
-    Attributes:
-        messages: How many.
-        record_bytes: Of all records.
-        log_bytes: Where the log ends: the records, and the blanks at the ends of files.
-        topics: How many topics: ``bench-0`` and so on.
-        queues: Queues of each.
-    """
-
-    messages: int
-    record_bytes: int
-    log_bytes: int
-    topics: int
-    queues: int
+    messages: int  # how many
+    record_bytes: int  # of all records
+    log_bytes: int  # where the log ends: the records, and the blanks at the ends of files
+    topics: int  # how many topics: ``bench-0`` and so on
+    queues: int  # queues of each
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where everything goes: message ``m`` to queue ``m % n`` of the ``n`` queues, which go topic by topic.
+    """Where everything goes: message ``m`` to queue ``m % n`` of the ``n`` queues, which go topic by topic."""
 
-    Attributes:
-        messages: How many.
-        topics: Their names.
-        queues: Queues of each topic.
-        size: Bytes of each record.
-        file_bytes: Of each file of the log.
-        begin_ms: Store time of the first message, UTC.
-    """
-
-    messages: int
-    topics: tuple[str, ...]
-    queues: int
-    size: int
-    file_bytes: int
-    begin_ms: int
+    messages: int  # how many
+    topics: tuple[str, ...]  # their names
+    queues: int  # queues of each topic
+    size: int  # bytes of each record
+    file_bytes: int  # of each file of the log
+    begin_ms: int  # store time of the first message, UTC
 
     @property
     def per_file(self) -> int:
@@ -459,20 +433,16 @@ def make_store(
     """Make a store whose last message is stored now.
 
     Args:
-        directory: Empty or missing.
         messages: In all, at least 1.
         body_bytes: Of each body; text as ``Bodies`` says.
         queues: Queues of each topic.
         topics: How many, named ``bench-0`` and so on.
-        seed: Of bodies and keys.
-        clock: Tells now.
         commitlog_file_bytes: Size of each file of the log; the broker's default.
         consumequeue_file_items: Items of each file of a consume queue; the broker's default.
         progress: Told how many messages are in the log, every few thousand.
 
     Raises:
         InvalidError: The directory has something in it, or a number is out of range.
-        StoreUnavailableError: The disk refuses it.
     """
     _check_numbers(messages=messages, queues=queues, topics=topics, body_bytes=body_bytes)
     options = StoreOptions(

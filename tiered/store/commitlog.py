@@ -47,9 +47,6 @@ class CommitLog:
     Attributes:
         end: Physical offset behind the last record.
         synced: What is below it is on the disk.
-        store_ms: Store time of the last record.
-        handover: What was appended, for the thread that lists it.
-        is_broken: Bytes may stand behind ``end`` that were refused and could not be taken back.
     """
 
     def __init__(
@@ -75,8 +72,9 @@ class CommitLog:
                 do="give the files the length that the store was made with",
             )
         self.end = self.synced = end
-        self.store_ms = store_ms
-        self.handover = StoredHandover()
+        self.store_ms = store_ms  # store time of the last record
+        self.handover = StoredHandover()  # what was appended, for the thread that lists it
+        # Bytes may stand behind ``end`` that were refused and could not be taken back.
         self.is_broken = False
         self._folder = f"{root}/{LOG_DIRECTORY}"
         self._file_bytes = file_bytes
@@ -149,7 +147,6 @@ class CommitLog:
         """Put one record that is made for its place.
 
         Args:
-            queue: Whose record it is.
             takes: Queue offsets it takes: of an inner batch, one for each message.
             make: The record for a queue offset, a physical offset and a store time; its length depends on the first only.
 
@@ -239,7 +236,6 @@ class _AppendPlan:
         end: Physical offset behind the last record.
         queue_offsets, positions: Of each record.
         moved: Where the queues go on.
-        blanks: Where a file is filled up: the number of the record before which that is, and what is left of the file.
     """
 
     def __init__(
@@ -249,6 +245,7 @@ class _AppendPlan:
         file_bytes: int,
         ends: Mapping[QueueKey, int],
     ) -> None:
+        # Where a file is filled up: the number of the record before which that is, and what is left of the file.
         self.blanks: list[tuple[int, int]] = []
         self.positions, self.end = self._positions(messages.sizes, position, file_bytes)
         self.moved, self.queue_offsets = messages.queue_offsets(ends)
@@ -302,20 +299,14 @@ _GATHER_S_MAX: Final = 0.01
 
 
 class Waiter:
-    """The messages of one append, and who waits for them; completed as a future is, at a fraction of its price.
-
-    Attributes:
-        messages: What is to be stored.
-        places: Where it was put, once it was.
-        is_gone: Nobody waits for it any more.
-    """
+    """The messages of one append, and who waits for them; completed as a future is, at a fraction of its price."""
 
     __slots__ = ("_error", "_lock", "is_gone", "messages", "places")
 
     def __init__(self, messages: Prepared) -> None:
-        self.messages = messages
-        self.places: RecordPlaces | None = None
-        self.is_gone = False
+        self.messages = messages  # what is to be stored
+        self.places: RecordPlaces | None = None  # where it was put, once it was
+        self.is_gone = False  # nobody waits for it any more
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -334,7 +325,6 @@ class Waiter:
 
         Raises:
             TimeoutError: It took too long; they may still be stored.
-            OSError: The disk refused it.
             ClosedError: The store was closed.
         """
         if not self._lock.acquire(timeout=timeout_s):
@@ -364,10 +354,6 @@ class GroupCommits:
 
     A write that the disk refuses fails the messages of its group, of which nothing is stored; the next may be tried. A sync
     that fails fails all that waits, and the store takes nothing more: what a failed sync leaves on the disk is not known.
-
-    Attributes:
-        replica_end: Below it a replica has everything.
-        groups: How many syncs answered requests.
     """
 
     def __init__(
@@ -379,8 +365,8 @@ class GroupCommits:
         needs_sync: bool,
         needs_replica: bool,
     ) -> None:
-        self.replica_end = 0
-        self.groups = 0
+        self.replica_end = 0  # below it a replica has everything
+        self.groups = 0  # how many syncs answered requests
         self._write = write
         self._sync = sync
         self._clock = clock

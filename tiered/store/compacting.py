@@ -127,11 +127,7 @@ class _Appender:
         self.end = end
 
     def put(self, block: RecordBlock, tags: Longs, where: Longs) -> None:
-        """Append the records at ``where``.
-
-        Raises:
-            OSError: Not all of it was written.
-        """
+        """Append the records at ``where``."""
         while len(where):
             many = self._fitting(block.sizes[where].astype(np.int64))
             if many:
@@ -191,13 +187,7 @@ class _Appender:
 
 
 class _Queue:
-    """The compaction log of one queue, for one thread at a time.
-
-    Attributes:
-        log: As it is; None: nothing is in it.
-        end: Queue offset behind what was copied.
-        is_cut: Something stood behind the queue's end.
-    """
+    """The compaction log of one queue, for one thread at a time."""
 
     def __init__(
         self,
@@ -210,21 +200,7 @@ class _Queue:
         has_from: Callable[[], int],
         is_sound: bool,
     ) -> None:
-        """Open it, put in place what a pass had made, and cut what should not be there.
-
-        Args:
-            root: Of the store.
-            queue: Whose.
-            sizes: Of files.
-            go_on: Called before each piece of a pass; raises when there is no time for more.
-            limit: Where the queue ends: what stands behind it goes.
-            has_from: From which queue offset on the commit log has it.
-            is_sound: The store was stopped cleanly, so the last file need not be looked at.
-
-        Raises:
-            DataError: It is damaged where it had been on the disk.
-            OSError: The disk refuses it.
-        """
+        """Open it, put in place what a pass had made, and cut what should not be there."""
         self._root, self.queue, self._sizes, self._go_on = root, queue, sizes, go_on
         self._has_from = has_from
         self.folders = folders_of(root, queue)
@@ -232,16 +208,16 @@ class _Queue:
         self._settle()
         if not is_sound:
             self._mend()
-        self.log = self._opened()
+        self.log = self._opened()  # as it is; None: nothing is in it
         cut = self._cut_at(limit)
-        self.is_cut = cut is not None
+        self.is_cut = cut is not None  # something stood behind the queue's end
         if cut is not None:
             self._cut(*cut)
             self.log = self._opened()
         last = self.log.files[-1] if self.log else None
         end = _End(last.base, last.end - last.base, last.count) if last else _End()
         self._appender = _Appender(self.folders, sizes, self._rows, end)
-        self.end = self.log.end if self.log else 0
+        self.end = self.log.end if self.log else 0  # queue offset behind what was copied
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -267,11 +243,7 @@ class _Queue:
                 Path(_path(folder, base)).unlink(missing_ok=True)
 
     def _is_as_left(self) -> bool:
-        """Whether the files that those aside are to replace are as they were; whatever changes a log changes its lists.
-
-        Raises:
-            DataError: They are not, and some of those aside are in place already.
-        """
+        """Whether the files that those aside are to replace are as they were; whatever changes a log changes its lists."""
         ready = json.loads(Path(self.folders[0], ASIDE, READY).read_bytes())
         there = set(list_bases(self.folders[1]))
         aside = [set(list_bases(f"{folder}/{ASIDE}")) for folder in self.folders]
@@ -394,12 +366,7 @@ class _Queue:
         self.end = end
 
     def show(self) -> None:
-        """Bring what was put to the disk, and show it to readers.
-
-        Raises:
-            DataError: It is not what was put.
-            OSError: It may not be on the disk.
-        """
+        """Bring what was put to the disk, and show it to readers."""
         self._rows.sync()
         found = CompactionLog.open(self._root, self.queue)
         if found is None and list_bases(self.folders[0]):
@@ -422,11 +389,7 @@ class _Queue:
     def keyed(
         self, files: list[CompactedFile], cache: PieceCache, start: int = 0
     ) -> Iterator[KeyedRecords]:
-        """The records of files in pieces, from a queue offset on.
-
-        Raises:
-            DataError: One is damaged.
-        """
+        """The records of files in pieces, from a queue offset on."""
         for file in files:
             if file.last >= start:
                 for piece in cache.pieces(file.base, partial(self._keyed, file)):
@@ -453,12 +416,7 @@ class _Queue:
         flags: npt.NDArray[np.bool_],
         before: Iterable[tuple[RecordBlock, Longs, Longs]] = (),
     ) -> int:
-        """Make files of what stays of others, aside, behind those of other records; bytes of what stays.
-
-        Raises:
-            DataError: A record is damaged.
-            OSError: The disk refused it.
-        """
+        """Make files of what stays of others, aside, behind those of other records; bytes of what stays."""
         aside = tuple(f"{folder}/{ASIDE}" for folder in self.folders)
         for folder in aside:
             shutil.rmtree(folder, ignore_errors=True)
@@ -502,11 +460,7 @@ class _Queue:
         return written
 
     def put_in_place(self) -> None:
-        """Have the files aside take the place of those that they were made of; again does the rest.
-
-        Raises:
-            OSError: Not all of it was done.
-        """
+        """Have the files aside take the place of those that they were made of; again does the rest."""
         ready = json.loads(Path(self.folders[0], ASIDE, READY).read_bytes())
         for number, folder in enumerate(self.folders):
             for base in list_bases(f"{folder}/{ASIDE}"):
@@ -556,22 +510,12 @@ def _log_file(file: CompactedFile) -> LogFile:
 
 
 class Compactions:
-    """See the module.
-
-    Attributes:
-        counts: What was done.
-        failures: Queues that are not compacted, and why.
-    """
+    """See the module."""
 
     def __init__(self, parts: StoreParts, clock: Clock) -> None:
-        """Open what is there.
-
-        Raises:
-            DataError: It is damaged where it had been on the disk.
-            OSError: The disk refuses it.
-        """
-        self.counts = CompactionCounts()
-        self.failures: dict[MessageQueue, str] = {}
+        """Open what is there."""
+        self.counts = CompactionCounts()  # what was done
+        self.failures: dict[MessageQueue, str] = {}  # queues that are not compacted, and why
         self._parts = parts
         self._clock = clock
         self._settings = parts.options.compacting
@@ -609,7 +553,6 @@ class Compactions:
         """Copy what queues list into their compaction logs.
 
         Raises:
-            DataError: What was there is damaged.
             OSError: The disk refused it; again does the rest.
         """
         with self._lock:
@@ -631,7 +574,6 @@ class Compactions:
 
         Raises:
             ClosedError: The store is closed meanwhile (not ``by_hand``). What was not ready is as it was.
-            OSError: The disk refused it.
         """
         self.advance()
         ratio = 0.0 if by_hand else self._settings.dirty_ratio
@@ -663,7 +605,6 @@ class Compactions:
 
         Raises:
             InvalidError: There is no such queue, or batches are not in order.
-            DataError: A record is damaged, or of another queue.
             OSError: The disk refused it. Nothing is changed; again does it.
         """
         with self._lock:

@@ -40,11 +40,7 @@ SYNC_THREADS: Final = 8
 
 
 def sync_folder(folder: str) -> None:
-    """Bring a folder's names to the disk.
-
-    Raises:
-        OSError: They may not be there.
-    """
+    """Bring a folder's names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -53,11 +49,7 @@ def sync_folder(folder: str) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, so that their names survive the machine.
-
-    Raises:
-        OSError: They may not be there.
-    """
+    """Make a folder, and those above it that are missing, so that their names survive the machine."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -69,11 +61,7 @@ NEW_SUFFIX: Final = ".new"
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put ``data`` in the place of a whole small file, on the disk, so that readers see the old or the new one.
-
-    Raises:
-        OSError: Perhaps not done.
-    """
+    """Put ``data`` in the place of a whole small file, on the disk, so that readers see the old or the new one."""
     new = path.with_name(path.name + NEW_SUFFIX)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
@@ -159,7 +147,6 @@ def make_new(root: Path, *, beside: str = "") -> None:
 
     Raises:
         InvalidError: It has something in it.
-        StoreUnavailableError: The disk refuses it.
     """
     require_empty(root, beside=beside)
     with Disk(str(root)):
@@ -178,7 +165,6 @@ class StoreHold:
 
         Raises:
             InvalidError: A broker or another writer holds it.
-            StoreUnavailableError: The disk refuses it.
         """
         self.root = root
         with Disk(root):
@@ -190,18 +176,13 @@ class StoreHold:
 
         Raises:
             InvalidError: It has something in it.
-            StoreUnavailableError: The disk refuses it.
         """
         root = Path(directory).absolute()
         make_new(root)
         return cls(str(root))
 
     def begin(self, now_ms: int) -> None:
-        """Mark the store as written to, since ``now_ms`` (UTC).
-
-        Raises:
-            OSError: It is not marked.
-        """
+        """Mark the store as written to, since ``now_ms`` (UTC)."""
         abort = Path(self.root, ABORT_FILE)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with os.fdopen(open_regular(os.fspath(abort), flags), "w", encoding="ascii") as file:
@@ -213,11 +194,7 @@ class StoreHold:
         sync_folder(self.root)
 
     def write_checkpoint(self, store_ms: int, log_end: int) -> None:
-        """Write down what is on the disk: everything below ``log_end``, its last store time ``store_ms``.
-
-        Raises:
-            OSError: It may not be written.
-        """
+        """Write down what is on the disk: everything below ``log_end``, its last store time ``store_ms``."""
         reached = Checkpoint(
             physical_timestamp_ms=store_ms,
             logics_timestamp_ms=store_ms,
@@ -226,11 +203,7 @@ class StoreHold:
         replace_file(Path(self.root, CHECKPOINT_FILE), encode_checkpoint(reached))
 
     def end(self) -> None:
-        """Say that the store was stopped cleanly.
-
-        Raises:
-            OSError: A start may take it for a crash.
-        """
+        """Say that the store was stopped cleanly."""
         Path(self.root, ABORT_FILE).unlink()
         sync_folder(self.root)
 
@@ -302,11 +275,7 @@ class RowWriter:
         self._dirty_folders: set[str] = set()
 
     def write(self, folder: str, file_bytes: int, offset: int, data: Buffer) -> None:
-        """Put ``data`` at byte ``offset`` of the row in ``folder``; it may go over the ends of files.
-
-        Raises:
-            OSError: It was not written, or not all of it.
-        """
+        """Put ``data`` at byte ``offset`` of the row in ``folder``; it may go over the ends of files."""
         view = memoryview(data).cast("B")
         while view:
             at = offset % file_bytes
@@ -315,21 +284,13 @@ class RowWriter:
             offset, view = offset + len(part), view[len(part) :]
 
     def write_file(self, path: str, file_bytes: int, at: int, data: Buffer) -> None:
-        """Put ``data`` at a place of a file that is named by itself.
-
-        Raises:
-            OSError: It was not written, or not all of it.
-        """
+        """Put ``data`` at a place of a file that is named by itself."""
         self._write(path, file_bytes, at, memoryview(data).cast("B"))
 
     def write_pieces(
         self, folder: str, file_bytes: int, offset: int, pieces: Sequence[bytes | bytearray]
     ) -> None:
-        """Likewise, from several buffers, none of which goes over the end of a file. None is copied.
-
-        Raises:
-            OSError: They were not written, or not all of them.
-        """
+        """Likewise, from several buffers, none of which goes over the end of a file. None is copied."""
         first = 0
         while first < len(pieces):
             at, size, last = offset % file_bytes, 0, first
@@ -342,11 +303,7 @@ class RowWriter:
             offset, first = offset + size, last
 
     def sync(self) -> None:
-        """Bring to the disk what was written before this call.
-
-        Raises:
-            OSError: Some of it may not be there.
-        """
+        """Bring to the disk what was written before this call."""
         with self._lock:
             files, self._dirty = self._dirty, set()
             folders, self._dirty_folders = self._dirty_folders, set()
@@ -428,11 +385,7 @@ class RowWriter:
 
 
 def cut_row(rows: RowWriter, folder: str, file_bytes: int, end: int) -> None:
-    """Make a row zero from byte ``end`` on: its file's rest is a hole, later files are gone. ``rows.sync`` covers it.
-
-    Raises:
-        OSError: Not all of it was done.
-    """
+    """Make a row zero from byte ``end`` on: its file's rest is a hole, later files are gone. ``rows.sync`` covers it."""
     for base in list_bases(folder):
         path = f"{folder}/{base:0{NAME_DIGITS}d}"
         if base >= end:
@@ -445,11 +398,7 @@ def cut_row(rows: RowWriter, folder: str, file_bytes: int, end: int) -> None:
 
 
 def _sync_each(sync: Callable[[str], None], paths: Sequence[str]) -> None:
-    """One after the other; of many several at a time, since a disk takes those together: a thousand in a fifth of the time.
-
-    Raises:
-        OSError: Some may not be there.
-    """
+    """One by one; many of them several at a time, which a disk does in a fifth of the time."""
     if len(paths) <= SYNCED_ALONE_MAX:
         for path in paths:
             sync(path)

@@ -90,14 +90,11 @@ class MessageStore:
         Args:
             directory: A broker's ``storePathRootDir``.
             cluster: Goes into every message, and into the table of topics.
-            broker: Goes into the table of topics.
-            clock: For store times and waiting.
             options: Default: ``StoreOptions()``.
             rng: For unique ids; default: the system's.
 
         Raises:
             InvalidError: The directory has something in it, or a name or option is none.
-            StoreUnavailableError: The disk refuses it.
         """
         options = options or StoreOptions()
         check_names(cluster, broker, options)
@@ -127,8 +124,6 @@ class MessageStore:
 
         Raises:
             InvalidError: It is no store, or someone else writes to it, or a name or option is none.
-            DataError: It is damaged where it had been on the disk.
-            StoreUnavailableError: The disk refuses it.
         """
         options = options or StoreOptions()
         check_names(cluster, broker, options)
@@ -237,7 +232,6 @@ class MessageStore:
 
         Raises:
             InvalidError: The name is none, ``queues`` is not positive, or the topic is there and of the other kind.
-            StoreUnavailableError: See the module.
         """
         self._check_open()
         with Disk(self.root):
@@ -268,7 +262,6 @@ class MessageStore:
         Raises:
             InvalidError: One cannot be stored as it is; nothing was.
             ClosedError: The store has been closed.
-            StoreUnavailableError: See the module.
         """
         if self.options.flush is Flush.SYNC and messages:
             return self._append_together(messages)
@@ -335,7 +328,6 @@ class MessageStore:
 
         Raises:
             ClosedError: The store has been closed.
-            StoreUnavailableError: See the module.
         """
         self._check_open()
         with Disk(self.root, self._upkeep.fail):
@@ -354,7 +346,6 @@ class MessageStore:
 
         Raises:
             ClosedError: The store has been closed.
-            StoreUnavailableError: The disk refused it.
         """
         self._check_open()
         with Disk(self.root):
@@ -365,7 +356,6 @@ class MessageStore:
 
         Raises:
             ClosedError: The store has been closed.
-            StoreUnavailableError: The disk refused it.
         """
         self._check_open()
         with Disk(self.root):
@@ -383,7 +373,6 @@ class MessageStore:
 
         Raises:
             InvalidError: There is no such queue, or batches are not in order.
-            DataError: A record is damaged, or of another queue.
             ClosedError: The store has been closed.
             StoreUnavailableError: The disk refused it; nothing is changed.
         """
@@ -454,11 +443,7 @@ class MessageStore:
         self._tell_unlisted(confirmed if not is_cut else self._reput.position)
 
     def _tell_unlisted(self, confirmed: int) -> None:
-        """Say what of the log is in no list.
-
-        Raises:
-            StoreUnavailableError: Something is that could have been.
-        """
+        """Say what of the log is in no list."""
         position, end = self._reput.position, self._log.end
         if position < confirmed:
             why = self._upkeep.lacks_room or "listing took too long"
@@ -485,11 +470,7 @@ class MessageStore:
         self._upkeep.check_room()
 
     def _refuse_keyless(self, messages: Sequence[NewMessage]) -> None:
-        """As a broker does: a compacted topic would lose them.
-
-        Raises:
-            InvalidError: A message of such a topic has no key.
-        """
+        """As a broker does: a compacted topic would lose them."""
         topics = self._topics.compacted
         for message in messages if topics else ():
             if message.topic in topics and not message.keys:
@@ -603,10 +584,8 @@ def leave_in_use(
 
     Args:
         bases: Files that are to go, the oldest first.
-        in_use: Files that somebody uses.
         due_ms: Since when files in use are due (UTC ms); brought up to date.
         now_ms: UTC.
-        spare_s: How long a file in use is spared.
     """
     for number, base in enumerate(bases):
         if base in in_use and now_ms < due_ms.setdefault(base, now_ms) + spare_s * 1000:
@@ -730,30 +709,26 @@ class Upkeep:
     A disk without room ends nothing: an append that it refuses has stored nothing, and the next may be tried; what was
     appended is listed, and the checkpoint written, once there is room again, which is looked for each second. (A *sync*
     that fails for lack of room ends the store as any other does: what it leaves on the disk is not known.)
-
-    Attributes:
-        failure: Why nothing more is taken; empty while all is well.
-        lacks_room: What could not be written for lack of room, and is tried again; empty while there is room.
-        work: Set when there may be something to list.
-        held_from: Tells the physical offset from which expiry is held back; None: it is not.
-        before_expiry: Called before files go; while it fails none do.
-        in_use: Log files that expiry spares for a while.
     """
 
     def __init__(
         self, parts: StoreParts, log: CommitLog, commits: GroupCommits, reput: Reput, clock: Clock
     ) -> None:
-        self.failure = ""
+        self.failure = ""  # why nothing more is taken; empty while all is well
+        # What could not be written for lack of room, and is tried again; empty while there is room.
         self.lacks_room = ""
         self._refusals = 0
-        self.work = threading.Event()
+        self.work = threading.Event()  # set when there may be something to list
         self._parts = parts
         self._log = log
         self._commits = commits
         self._reput = reput
         self._clock = clock
+        # Tells the physical offset from which expiry is held back; None: it is not.
         self.held_from: Callable[[], int] | None = None
+        # Called before files go; while it fails none do.
         self.before_expiry: Callable[[], None] = lambda: None
+        # Log files that expiry spares for a while.
         self.in_use = FilesInUse(parts.options.commitlog_file_bytes)
         self._due_ms: dict[int, int] = {}
         self._is_full = False
@@ -808,11 +783,7 @@ class Upkeep:
             )
 
     def check_room(self) -> None:
-        """Refuse appends while the disk is too full (as the last round of expiry found it).
-
-        Raises:
-            StoreUnavailableError: It is.
-        """
+        """Refuse appends while the disk is too full (as the last round of expiry found it)."""
         if self._is_full:
             raise StoreUnavailableError(
                 "the disk is too full for more messages",
@@ -839,9 +810,6 @@ class Upkeep:
 
         What is written for brokers lags behind until ``is_last``: one that starts after a crash throws away the newest
         index file, and then lists again from where the checkpoint says, which must be where that file begins.
-
-        Raises:
-            OSError: It may not be there.
         """
         listed, last_ms = self._reput.position, self._parts.listing.last_ms
         store_ms = self._log.store_ms
@@ -872,11 +840,7 @@ class Upkeep:
         self._checkpointed = listed
 
     def expire(self, settings: Expiry, *, by_hand: bool) -> Expired:
-        """One round of expiry; rounds exclude one another.
-
-        Raises:
-            OSError: Not all of it was done.
-        """
+        """One round of expiry; rounds exclude one another."""
         with self._expiry_lock:
             files, used_ratio = look(self._parts)
             bases = plan_expiry(

@@ -63,8 +63,6 @@ def checked_properties(
     """Check a message whole, and add what the store adds.
 
     Args:
-        message: To be stored.
-        options: Of the store.
         cluster: For the property ``CLUSTER``.
         unique_key: Its ``UNIQ_KEY``, unless it has one.
 
@@ -198,12 +196,7 @@ class MessageFields(NamedTuple):
 
 
 class Leads(dict[int, bytes]):
-    """What stands between body and properties of a topic's records, by the length of the properties.
-
-    Attributes:
-        size: Bytes of each.
-        magic: Of the records' version, which the topic's length decides.
-    """
+    """What stands between body and properties of a topic's records, by the length of the properties."""
 
     def __init__(self, topic: str) -> None:
         """For a topic.
@@ -214,9 +207,10 @@ class Leads(dict[int, bytes]):
         super().__init__()
         length = check_topic(topic)
         is_v1 = length <= TOPIC_BYTES_MAX
+        # Of the records' version, which the topic's length decides.
         self.magic = MAGIC_V1 if is_v1 else MAGIC_V2
         self._topic = length.to_bytes(1 if is_v1 else 2, "big") + topic.encode()
-        self.size = len(self._topic) + _SHORT.size
+        self.size = len(self._topic) + _SHORT.size  # bytes of each
 
     def __missing__(self, properties_bytes: int) -> bytes:
         if len(self) >= _LENGTHS_KNOWN_MAX:
@@ -227,19 +221,12 @@ class Leads(dict[int, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """What many messages have in common.
+    """What many messages have in common."""
 
-    Attributes:
-        leads: Of the topic.
-        born_host: Packed.
-        sys_flag: With the bits of the hosts.
-        rest_bytes: Of a record without body and properties.
-    """
-
-    leads: Leads
-    born_host: bytes
-    sys_flag: int
-    rest_bytes: int
+    leads: Leads  # of the topic
+    born_host: bytes  # packed
+    sys_flag: int  # with the bits of the hosts
+    rest_bytes: int  # of a record without body and properties
 
 
 @dataclass(slots=True, eq=False)  # made for every append: frozen ones take twice as long
@@ -249,31 +236,22 @@ class Prepared:
     What a record says of its place (queue offset, physical offset, store time) is known only to the one writer, so the
     heads are packed there, by ``heads``. Everything else is made by the thread that appends
     (``tiered.store.encoding``).
-
-    Attributes:
-        fields: As given.
-        kinds: Of each.
-        distinct: The queues there are.
-        crcs: Of the bodies, as records store them.
-        sizes: Bytes of each record.
-        leads: What stands between body and properties: topic, length of the properties.
-        properties: As stored.
-        msg_ids: Each one's ``UNIQ_KEY``; empty where ``ids`` tells of them.
-        is_alike: They are of one kind of the usual version, and flags and times are the usual ones.
-        ids: Their unique ids, where they are plain: of one topic and kind, all with keys (ASCII) or all without, and with no
-            properties but those, tags and what the store adds: nothing has to be looked for in these. Else None.
     """
 
-    fields: MessageFields
-    kinds: Sequence[RecordKind]
-    distinct: AbstractSet[QueueKey]
-    crcs: Sequence[int]
-    sizes: Sequence[int]
+    fields: MessageFields  # as given
+    kinds: Sequence[RecordKind]  # of each
+    distinct: AbstractSet[QueueKey]  # the queues there are
+    crcs: Sequence[int]  # of the bodies, as records store them
+    sizes: Sequence[int]  # bytes of each record
     leads: Sequence[bytes]
-    properties: Sequence[bytes]
-    msg_ids: Sequence[str]
+    """What stands between body and properties: topic, length of the properties."""
+    properties: Sequence[bytes]  # as stored
+    msg_ids: Sequence[str]  # each one's ``UNIQ_KEY``; empty where ``ids`` tells of them
     is_alike: bool
+    """They are of one kind of the usual version, and flags and times are the usual ones."""
     ids: Sequence[IdRun] | None = None
+    """Their unique ids, where they are plain: of one topic and kind, all with keys (ASCII) or all without, and with
+    no properties but those, tags and what the store adds: nothing has to be looked for in these. Else None."""
 
     def __len__(self) -> int:
         """How many messages."""
@@ -397,7 +375,6 @@ def number_in_queues(
 
     Args:
         queues: Of each record.
-        distinct: The queues there are.
         ends: Where they end now; 0 where it says nothing.
     """
     moved = {queue: ends.get(queue, 0) for queue in distinct}
@@ -415,19 +392,12 @@ def number_in_queues(
 
 @dataclass(slots=True, eq=False)  # made for every append: frozen ones take twice as long
 class RecordPlaces:
-    """Where the messages of one append were put.
+    """Where the messages of one append were put."""
 
-    Attributes:
-        queue_offsets: Of each.
-        positions: Physical offset of each.
-        end: Physical offset behind the last.
-        store_ms: Their store time, UTC.
-    """
-
-    queue_offsets: Sequence[int]
-    positions: Sequence[int]
-    end: int
-    store_ms: int
+    queue_offsets: Sequence[int]  # of each
+    positions: Sequence[int]  # physical offset of each
+    end: int  # physical offset behind the last
+    store_ms: int  # their store time, UTC
 
     def part(self, first: int, last: int, end: int) -> RecordPlaces:
         """Of the messages ``[first, last)``, the last of which ends at ``end``."""

@@ -38,35 +38,24 @@ _BYTES_EACH: Final = 256
 
 @dataclass(slots=True, eq=False)  # made for every append: frozen ones take twice as long
 class Handed:
-    """The messages of one append.
+    """The messages of one append."""
 
-    Attributes:
-        begin: Where the log ended before it.
-        end: Behind the last record.
-        store_ms: Store time of all of them, UTC.
-        topics, queue_ids: Of each.
-        queue_offsets: Of each.
-        positions: Physical offset of each.
-        sizes: Bytes of each record.
-        kinds: Of each: its sysFlag.
-        properties: As stored.
-        tags, keys: As given, of each.
-        ids: Of plain messages, whose properties need not be looked into (see ``Prepared``); else None.
-    """
-
-    begin: int
-    end: int
-    store_ms: int
+    begin: int  # where the log ended before it
+    end: int  # behind the last record
+    store_ms: int  # store time of all of them, UTC
+    # topics, queue_ids: Of each.
     topics: Sequence[str]
     queue_ids: Sequence[int]
-    queue_offsets: Sequence[int]
-    positions: Sequence[int]
-    sizes: Sequence[int]
-    kinds: Sequence[RecordKind]
-    properties: Sequence[bytes]
+    queue_offsets: Sequence[int]  # of each
+    positions: Sequence[int]  # physical offset of each
+    sizes: Sequence[int]  # bytes of each record
+    kinds: Sequence[RecordKind]  # of each: its sysFlag
+    properties: Sequence[bytes]  # as stored
+    # tags, keys: As given, of each.
     tags: Sequence[str | None]
     keys: Sequence[str | None]
     ids: Sequence[IdRun] | None
+    """Of plain messages, whose properties need not be looked into (see ``Prepared``); else None."""
 
     @property
     def size_bytes(self) -> int:
@@ -403,20 +392,18 @@ class Shapes:
     What is left after a few patterns, and what is not ASCII, is for ``find``.
 
     Attributes:
-        tag_codes: int64[n], of each record that was understood; 0 for others.
         hashes, owners: Of the keys that were found, signed, and whose they are; of one record in its order.
-        rest: The records that were not understood.
     """
 
     def __init__(self, buffer: Buffer, positions: Longs, sizes: Longs, leads: Words) -> None:
         """Look through properties.
 
         Args:
-            buffer: Holds them.
             positions: int64[n], where each begins.
             sizes: int64[n], how long each is.
             leads: uint32[n], the hash of what stands before each record's keys.
         """
+        # int64[n], of each record that was understood; 0 for others.
         self.tag_codes = np.zeros(len(sizes), np.int64)
         self._leads = leads
         self._hashes: list[Longs] = [np.zeros(0, np.int64)]
@@ -432,7 +419,7 @@ class Shapes:
                 members = self._look(members, rows.view(np.uint8).reshape(-1, size))
             rest.append(members)
         self.hashes, self.owners = np.concatenate(self._hashes), np.concatenate(self._owners)
-        self.rest = np.sort(np.concatenate(rest))
+        self.rest = np.sort(np.concatenate(rest))  # the records that were not understood
 
     def _look(self, members: Longs, rows: Text) -> Longs:
         """Take the records that look alike; the others."""
@@ -453,12 +440,7 @@ class Shapes:
 
 
 class _Pattern:
-    """One record's properties, and where their values are.
-
-    Attributes:
-        tag: Columns of the tag; or none.
-        keys: Columns of the unique key, then of the others.
-    """
+    """One record's properties, and where their values are."""
 
     def __init__(self, row: Text) -> None:
         pairs = PropertyPairs(row, np.array([len(row)]))
@@ -466,7 +448,8 @@ class _Pattern:
         self._low, self._above = row.copy(), np.zeros_like(row)
         for first, end in zip(*(found.tolist() for found in pairs.spans()), strict=True):
             self._low[first:end], self._above[first:end] = _VALUE_MIN, _ASCII_MAX - _VALUE_MIN
-        self.tag = _spans(pairs.values(b"TAGS"))
+        self.tag = _spans(pairs.values(b"TAGS"))  # columns of the tag; or none
+        # Columns of the unique key, then of the others.
         self.keys = _spans(pairs.values(b"UNIQ_KEY"))
         self._blanks: list[tuple[Span, npt.NDArray[np.bool_]]] = []
         for first, end in _spans(pairs.values(b"KEYS")):
@@ -511,17 +494,11 @@ _INT_MAX: Final = 0x7FFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What consume queues and the index want to know of a piece of the log.
+    """What consume queues and the index want to know of a piece of the log."""
 
-    Attributes:
-        tag_codes: int64[n], of each record.
-        hashes: int64[m], of the keys, in log order; of a record the unique key first.
-        owners: int64[m], which record each key is of.
-    """
-
-    tag_codes: Longs
-    hashes: Longs
-    owners: Longs
+    tag_codes: Longs  # int64[n], of each record
+    hashes: Longs  # int64[m], of the keys, in log order; of a record the unique key first
+    owners: Longs  # int64[m], which record each key is of
 
 
 def describe(block: RecordBlock, groups: Sequence[Group]) -> Described:
@@ -606,24 +583,18 @@ _SYS_FLAG: Final = attrgetter("sys_flag")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A piece of the log.
+    """A piece of the log."""
 
-    Attributes:
-        groups: For each queue the indices of its records, in log order.
-        physical_offsets, queue_offsets, store_timestamps_ms: int64[n].
-        sizes, sys_flags: int32[n].
-        described: Tags and keys.
-        block: The records themselves; None when they were handed over.
-    """
-
-    groups: Sequence[Group]
+    groups: Sequence[Group]  # for each queue the indices of its records, in log order
+    # physical_offsets, queue_offsets, store_timestamps_ms: int64[n].
     physical_offsets: Longs
     queue_offsets: Longs
     store_timestamps_ms: Longs
+    # sizes, sys_flags: int32[n].
     sizes: npt.NDArray[np.int32]
     sys_flags: npt.NDArray[np.int32]
-    described: Described
-    block: RecordBlock | None = None
+    described: Described  # tags and keys
+    block: RecordBlock | None = None  # the records themselves; None when they were handed over
 
     def __len__(self) -> int:
         """Number of records."""

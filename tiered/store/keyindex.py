@@ -62,18 +62,12 @@ class KeyFile:
     believed; ``cut`` goes back to it.
 
     Attributes:
-        path: Where it is.
-        count: Number of the next item (1: empty).
         begin_ms, end_ms, begin_physical, end_physical: Of its first and last item.
     """
 
     def __init__(self, path: str, slots: int, items: int) -> None:
-        """Open, or make with its full length.
-
-        Raises:
-            OSError: The disk refuses it.
-        """
-        self.path = path
+        """Open, or make with its full length."""
+        self.path = path  # where it is
         self._slots = slots
         self._items = items
         size = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ITEM_BYTES * items
@@ -94,7 +88,7 @@ class KeyFile:
         header = _HEADER.unpack_from(self._map)
         self.begin_ms, self.end_ms, self.begin_physical, self.end_physical = header[:4]
         self._used: int = header[4]
-        self.count: int = min(max(1, header[5]), items)
+        self.count: int = min(max(1, header[5]), items)  # number of the next item (1: empty)
 
     @property
     def is_full(self) -> bool:
@@ -147,7 +141,6 @@ class KeyFile:
         Args:
             hash_value: As ``key_hash`` makes it.
             begin_ms: Store times not before it, to the second.
-            end_ms: Nor behind it.
         """
         number, count = int(self._slot_table[hash_value % self._slots]), self.count
         while 0 < number < count:
@@ -192,11 +185,7 @@ class KeyFile:
         return count - 1
 
     def sync(self) -> None:
-        """Bring it to the disk.
-
-        Raises:
-            OSError: It may not be there.
-        """
+        """Bring it to the disk."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
@@ -257,11 +246,7 @@ class KeyFile:
 
 
 def delete(path: str) -> None:
-    """Delete an index file.
-
-    Raises:
-        OSError: It is still there.
-    """
+    """Delete an index file."""
     Path(path).unlink(missing_ok=True)
 
 
@@ -274,11 +259,7 @@ class KeyIndex:
     """Index files of one store."""
 
     def __init__(self, root: str, slots: int, items: int, clock: Clock) -> None:
-        """Open what is there.
-
-        Raises:
-            OSError: A file cannot be opened.
-        """
+        """Open what is there."""
         self._folder = f"{root}/{INDEX_DIRECTORY}"
         self._slots, self._items = slots, items
         self._clock = clock
@@ -337,11 +318,7 @@ class KeyIndex:
                 break
 
     def cut(self, physical_offset: int) -> None:
-        """Leave only what is below a physical offset; recovery puts the rest again.
-
-        Raises:
-            OSError: Not all of it was done.
-        """
+        """Leave only what is below a physical offset; recovery puts the rest again."""
         while self._files:
             if self._files[-1].cut(physical_offset, -1):
                 self._files[-1].sync()
@@ -349,22 +326,14 @@ class KeyIndex:
             self._delete(self._files[-1])
 
     def expire(self, log_min: int) -> int:
-        """Delete the files whose records are all gone from the log; how many.
-
-        Raises:
-            OSError: One could not be deleted.
-        """
+        """Delete the files whose records are all gone from the log; how many."""
         gone = [file for file in self._files[:-1] if file.end_physical < log_min]
         for file in gone:
             self._delete(file)
         return len(gone)
 
     def sync(self) -> None:
-        """Bring the newest file to the disk; the others are there.
-
-        Raises:
-            OSError: It may not be there.
-        """
+        """Bring the newest file to the disk; the others are there."""
         files = self._files[-1:]
         for file in files:
             file.sync()
@@ -395,11 +364,7 @@ class KeyIndex:
         self._sync_for_good(lambda: sync_folder(self._folder))
 
     def _sync_for_good(self, sync: Callable[[], None]) -> None:
-        """Sync; what fails for lack of room must not look like a write that may be tried again.
-
-        Raises:
-            StoreUnavailableError: It failed.
-        """
+        """Sync; what fails for lack of room must not look like a write that may be tried again."""
         try:
             sync()
         except OSError as error:

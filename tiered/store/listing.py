@@ -55,13 +55,7 @@ Dispatch = Callable[[RecordBatch], bool]
 
 
 class Listing:
-    """The followers of one store's log.
-
-    Attributes:
-        queues: Where each queue's list ends.
-        duplicates: Records passed over because their queue offset was listed.
-        last_ms: Store time of the last record taken; 0 without one.
-    """
+    """The followers of one store's log."""
 
     def __init__(
         self,
@@ -71,9 +65,9 @@ class Listing:
         index: KeyIndex,
         kinds: QueueKinds,
     ) -> None:
-        self.queues = dict(queues)
-        self.duplicates = 0
-        self.last_ms = 0
+        self.queues = dict(queues)  # where each queue's list ends
+        self.duplicates = 0  # records passed over because their queue offset was listed
+        self.last_ms = 0  # store time of the last record taken; 0 without one
         self._untold: list[RecordBatch] = []
         self._root = root
         self._rows = rows
@@ -201,11 +195,7 @@ class Listing:
         return _batch(queue, facts.block, indices, counts, tags)
 
     def begin(self, queue: MessageQueue, offset: int) -> None:
-        """Let a plain queue begin at an offset, on the disk; not one that is there.
-
-        Raises:
-            OSError: The disk refused it.
-        """
+        """Let a plain queue begin at an offset, on the disk; not one that is there."""
         known = self.queues.get(queue)
         if not offset or (known is not None and known.next_offset):
             return
@@ -279,10 +269,6 @@ class Reput:
 
     **Contract.** Nothing at or above ``confirmed()`` is ever listed or dispatched. ``position`` moves once a piece has
     been taken whole; taking it again after an error does no harm. For one thread.
-
-    Attributes:
-        position: Physical offset of the next record to list.
-        dispatchers: Called in order with what was listed.
     """
 
     def __init__(
@@ -293,8 +279,8 @@ class Reput:
         position: int,
         confirmed: Callable[[], int],
     ) -> None:
-        self.position = position
-        self.dispatchers: list[Dispatch] = []
+        self.position = position  # physical offset of the next record to list
+        self.dispatchers: list[Dispatch] = []  # called in order with what was listed
         self._log = log
         self._listing = listing
         self._handover = handover
@@ -302,12 +288,7 @@ class Reput:
         self._pieces = LogPieces(log)
 
     def step(self) -> bool:
-        """Take one piece; False when there is none.
-
-        Raises:
-            OSError: The disk refused a write.
-            DataError: The log has changed under us.
-        """
+        """Take one piece; False when there is none."""
         limit = self._confirmed()
         if self.position >= limit:
             return False
@@ -365,19 +346,12 @@ class Reput:
 
 @dataclass(frozen=True, slots=True)
 class QueueKinds:
-    """What kind of consume queues a topic has.
+    """What kind of consume queues a topic has."""
 
-    Attributes:
-        is_batch: Whether a topic's are batch queues.
-        delays_ms: Of the delay levels, the first of level 1.
-        file_bytes: Length of a new plain queue's files.
-        batch_file_bytes: Length of a new batch queue's files.
-    """
-
-    is_batch: Callable[[str], bool]
-    delays_ms: tuple[int, ...]
-    file_bytes: int
-    batch_file_bytes: int
+    is_batch: Callable[[str], bool]  # whether a topic's are batch queues
+    delays_ms: tuple[int, ...]  # of the delay levels, the first of level 1
+    file_bytes: int  # length of a new plain queue's files
+    batch_file_bytes: int  # length of a new batch queue's files
 
     def needs_records(self, topic: str) -> bool:
         """Whether a topic's lists say more of a record than was handed over with it."""
@@ -421,16 +395,9 @@ def encode_units(facts: Facts, indices: Longs, counts: Longs, tag_codes: Longs) 
 
 @dataclass(slots=True)
 class QueueEnd:
-    """Where a queue goes on.
+    """Where a queue goes on."""
 
-    Attributes:
-        next_offset: Queue offset of its next message.
-        file_bytes: Size of its files.
-        is_new: It has no item yet, and so no file.
-        unit: Number of the next unit of a batch queue; None of a plain one.
-    """
-
-    next_offset: int
-    file_bytes: int
-    is_new: bool = False
-    unit: int | None = None
+    next_offset: int  # queue offset of its next message
+    file_bytes: int  # size of its files
+    is_new: bool = False  # it has no item yet, and so no file
+    unit: int | None = None  # number of the next unit of a batch queue; None of a plain one

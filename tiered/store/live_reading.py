@@ -86,21 +86,13 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """What a read by queue offset found.
+    """What a read by queue offset found."""
 
-    Attributes:
-        status: See the module.
-        records: In order, without a gap (but of a compacted topic).
-        next_offset: Where to go on.
-        min_offset: First queue offset that can be read.
-        end_offset: One past the last.
-    """
-
-    status: Status
-    records: Sequence[Record]
-    next_offset: int
-    min_offset: int
-    end_offset: int
+    status: Status  # see the module
+    records: Sequence[Record]  # in order, without a gap (but of a compacted topic)
+    next_offset: int  # where to go on
+    min_offset: int  # first queue offset that can be read
+    end_offset: int  # one past the last
 
 
 class StoreReader:

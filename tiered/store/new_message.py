@@ -26,52 +26,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """A message to store.
+    """A message to store."""
 
-    Attributes:
-        topic: Up to 127 of ``%|a-zA-Z0-9_-``; up to 255 when it begins with ``%RETRY%``.
-        queue_id: Number of the queue in its topic, from 0.
-        body: Stored as it is; when it is compressed, ``sys_flag`` says so.
-        tags: Property ``TAGS``, or None.
-        keys: Property ``KEYS``: keys separated by blanks; or None.
-        properties: The others. ``CLUSTER`` is set by the store; ``UNIQ_KEY`` only where it is missing.
-        flag: The producer's, opaque.
-        born_timestamp_ms: The producer's clock, UTC; None: the store time.
-        born_host: The producer, ``ip:port`` or ``[ip]:port``; None: the store's host.
-        sys_flag: See ``tiered.format.sysflag``; the bits of the hosts are set by the store.
-        reconsume_times: How often it was sent back.
-    """
-
-    topic: str
-    queue_id: int
-    body: bytes
-    tags: str | None = None
-    keys: str | None = None
+    topic: str  # up to 127 of ``%|a-zA-Z0-9_-``; up to 255 when it begins with ``%RETRY%``
+    queue_id: int  # number of the queue in its topic, from 0
+    body: bytes  # stored as it is; when it is compressed, ``sys_flag`` says so
+    tags: str | None = None  # property ``TAGS``, or None
+    keys: str | None = None  # property ``KEYS``: keys separated by blanks; or None
     properties: Mapping[str, str] = field(default_factory=dict)
-    flag: int = 0
-    born_timestamp_ms: int | None = None
+    """The others. ``CLUSTER`` is set by the store; ``UNIQ_KEY`` only where it is missing."""
+    flag: int = 0  # the producer's, opaque
+    born_timestamp_ms: int | None = None  # the producer's clock, UTC; None: the store time
     born_host: str | None = None
-    sys_flag: int = 0
-    reconsume_times: int = 0
+    """The producer, ``ip:port`` or ``[ip]:port``; None: the store's host."""
+    sys_flag: int = 0  # see ``tiered.format.sysflag``; the bits of the hosts are set by the store
+    reconsume_times: int = 0  # how often it was sent back
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where a message was put.
+    """Where a message was put."""
 
-    Attributes:
-        queue_offset: Its number in its queue.
-        physical_offset: Of its record in the log.
-        offset_msg_id: Hex of store host and physical offset; by it a broker finds the record.
-        msg_id: Its property ``UNIQ_KEY``.
-        size_bytes: Of its record.
-    """
-
-    queue_offset: QueueOffset
-    physical_offset: PhysicalOffset
-    offset_msg_id: str
-    msg_id: str
-    size_bytes: int
+    queue_offset: QueueOffset  # its number in its queue
+    physical_offset: PhysicalOffset  # of its record in the log
+    offset_msg_id: str  # hex of store host and physical offset; by it a broker finds the record
+    msg_id: str  # its property ``UNIQ_KEY``
+    size_bytes: int  # of its record
 
 
 # -- unique ids ------------------------------------------------------------------------------------

@@ -71,34 +71,21 @@ LIGHT_PREFIX: Final = "%LMQ%"
 
 @dataclass(slots=True)
 class StoreParts:
-    """What a store is run with; its holder closes all of it.
+    """What a store is run with; its holder closes all of it."""
 
-    Attributes:
-        hold: The lock.
-        topics: The table of topics.
-        options: With the sizes that the files have.
-        cache: Descriptors to read with.
-        log: The commit log's files.
-        listing: Consume queues and index, made whole.
-        index: The key index.
-        log_rows, queue_rows: Write the files.
-        log_end: Where the log goes on.
-        store_ms: Store time of the last record.
-        recovered: What recovery did; None when none was needed.
-    """
-
-    hold: StoreHold
+    hold: StoreHold  # the lock
     topics: TopicTable
-    options: StoreOptions
-    cache: FileCache
-    log: FileRow
-    listing: Listing
+    options: StoreOptions  # with the sizes that the files have
+    cache: FileCache  # descriptors to read with
+    log: FileRow  # the commit log's files
+    listing: Listing  # consume queues and index, made whole
     index: KeyIndex
+    # log_rows, queue_rows: Write the files.
     log_rows: RowWriter
     queue_rows: RowWriter
-    log_end: int
-    store_ms: int
-    recovered: Recovered | None
+    log_end: int  # where the log goes on
+    store_ms: int  # store time of the last record
+    recovered: Recovered | None  # what recovery did; None when none was needed
 
     def close(self) -> None:
         """Close the files and give the lock free."""
@@ -152,9 +139,6 @@ def open_existing(
     """Go on with a store, recovered where it was not stopped cleanly. Errors as of ``MessageStore.open``.
 
     Args:
-        directory: Its root.
-        options: As asked for.
-        clock: Time.
         anew: Make consume queues and index anew from the whole log, whatever is there.
         begins: Where queues begin that are not there.
         synced_end: What lies below it is on the disk whatever the checkpoint says; only with ``anew``.
@@ -262,11 +246,7 @@ def _recover(
 
 
 def _refuse_foreign(layout: Layout) -> None:
-    """Refuse to make lists anew that we would make wrong.
-
-    Raises:
-        InvalidError: The store has lists of a kind that only a broker writes.
-    """
+    """Refuse to make lists anew that we would make wrong."""
     for queue in list_queues(layout.root):
         if queue.topic.startswith(LIGHT_PREFIX):
             raise InvalidError(
@@ -284,11 +264,7 @@ def _refuse_foreign(layout: Layout) -> None:
 
 
 def _refuse_lost(log: FileRow, end: int, synced_end: int) -> None:
-    """Refuse to cut off what is known to have been on the disk.
-
-    Raises:
-        DataError: The log ends before it.
-    """
+    """Refuse to cut off what is known to have been on the disk."""
     if end < synced_end:
         raise DataError(
             f"a record at {end} is damaged, and the log was on the disk up to {synced_end}",
@@ -392,30 +368,21 @@ _FAR: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        end: Where the log ends: behind the last record before which all are whole.
-        store_ms: Store time of that record; 0 without one.
-        records: How many there are.
-    """
-
-    end: int
-    store_ms: int
-    records: int
+    end: int  # where the log ends: behind the last record before which all are whole
+    store_ms: int  # store time of that record; 0 without one
+    records: int  # how many there are
 
 
 def replay(log: FileRow, begin: int, covered: int, listing: Listing | None) -> Replayed:
     """Walk the log from ``begin`` to its end.
 
     Args:
-        log: The commit log.
-        begin: Where a record begins.
         covered: What lies below it was on the disk when the checkpoint was written.
         listing: Takes the records; None: they are only checked.
 
     Raises:
-        OSError: The disk refused a write.
         InvalidError: A file may not be read.
     """
     position, store_ms, records = begin, 0, 0
@@ -443,7 +410,6 @@ def check_covered(log: FileRow, begin: int, covered: int) -> None:
     """Check what the checkpoint covers, from ``begin`` on.
 
     Raises:
-        DataError: There is damage.
         InvalidError: A file may not be read.
     """
     pieces, position = LogPieces(log), begin
@@ -567,19 +533,12 @@ _PIECE_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What recovery did.
+    """What recovery did."""
 
-    Attributes:
-        begin: Where it began to read the log.
-        log_end: Where the log ends.
-        store_ms: Store time of the last record read; 0 without one.
-        records: How many were read.
-    """
-
-    begin: int
-    log_end: int
-    store_ms: int
-    records: int
+    begin: int  # where it began to read the log
+    log_end: int  # where the log ends
+    store_ms: int  # store time of the last record read; 0 without one
+    records: int  # how many were read
 
 
 def read_checkpoint(root: str) -> Checkpoint:
@@ -590,11 +549,7 @@ def read_checkpoint(root: str) -> Checkpoint:
 
 
 def refuse_missing_files(log: FileRow, covered: int) -> None:
-    """Refuse a log whose files end before what was on the disk when the checkpoint was written.
-
-    Raises:
-        DataError: They do.
-    """
+    """Refuse a log whose files end before what was on the disk when the checkpoint was written."""
     if covered > log.end:
         raise DataError(
             f"the commit log's files end at {log.end}, and it was on the disk up to {covered}",
@@ -609,9 +564,6 @@ def cut_at_hole(layout: Layout, covered: int) -> None:
     Files come into a directory in any order when the machine fails, and what the checkpoint does not cover was promised
     to nobody.
     A file that is missing below stays an error, and so does any where there is no checkpoint.
-
-    Raises:
-        OSError: The files behind could not be removed.
     """
     bases = list_bases(layout.log)
     behind = [
@@ -647,15 +599,11 @@ def find_start(
     it is taken back to ``begin``, so that who crashes from now on begins there again.
 
     Args:
-        layout: Of the store.
-        cache: To read with.
         begin: What ``plan_begin`` says.
-        checkpoint: Of the store.
         is_trusted: Nothing is known to be wrong with what it covers.
 
     Raises:
         DataError: There is damage in what it covers, where that has to be looked at.
-        OSError: The checkpoint could not be written.
     """
     log = open_log(layout, cache)
     covered = checkpoint.logics_physical_offset
@@ -698,11 +646,7 @@ def _plain_queues(
 def cut_queues(
     rows: RowWriter, layout: Layout, cache: FileCache, limit: int
 ) -> dict[MessageQueue, QueueEnd]:
-    """Cut every consume queue back to the records below ``limit``; where each ends then.
-
-    Raises:
-        OSError: Not all of it was done.
-    """
+    """Cut every consume queue back to the records below ``limit``; where each ends then."""
     ends: dict[MessageQueue, QueueEnd] = {}
     for queue, folder, index in _plain_queues(layout, cache):
         end = max(queue_end(index, limit), _filled_end(layout.root, queue, index))
@@ -740,11 +684,7 @@ def queue_end(index: PlainQueue, limit: int) -> int:
 
 
 def open_log(layout: Layout, cache: FileCache) -> FileRow:
-    """The log's files.
-
-    Raises:
-        DataError: One in the middle is missing.
-    """
+    """The log's files."""
     log = FileRow(cache, layout.log, layout.log_file_bytes)
     check_contiguous(layout.log, log.bases, layout.log_file_bytes)
     return log
@@ -762,17 +702,11 @@ _FILES_LOOKED_AT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """Where a batch queue goes on.
+    """Where a batch queue goes on."""
 
-    Attributes:
-        unit: Number of the next unit.
-        next_offset: Queue offset of the next message.
-        listed_end: Behind the last record that it lists; 0 without one.
-    """
-
-    unit: int
-    next_offset: int
-    listed_end: int
+    unit: int  # number of the next unit
+    next_offset: int  # queue offset of the next message
+    listed_end: int  # behind the last record that it lists; 0 without one
 
 
 def batch_end(index: BatchQueue, limit: int | None = None) -> BatchEnd:
@@ -795,17 +729,11 @@ def batch_end(index: BatchQueue, limit: int | None = None) -> BatchEnd:
 
 @dataclass(frozen=True, slots=True)
 class StoreEnd:
-    """Where a store goes on.
+    """Where a store goes on."""
 
-    Attributes:
-        log_end: Physical offset of the next record.
-        store_ms: Store time of the last record, UTC; 0 without one.
-        queues: The queues that have consume queues.
-    """
-
-    log_end: int
-    store_ms: int
-    queues: Mapping[MessageQueue, QueueEnd]
+    log_end: int  # physical offset of the next record
+    store_ms: int  # store time of the last record, UTC; 0 without one
+    queues: Mapping[MessageQueue, QueueEnd]  # the queues that have consume queues
 
 
 def read_end(layout: Layout) -> StoreEnd:

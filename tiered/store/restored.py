@@ -78,29 +78,20 @@ _READ_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """How far a log is, and what is in it.
+    """How far a log is, and what is in it."""
 
-    Attributes:
-        end: Physical offset behind the last record.
-        files: Of each file of the log, from the first on: bytes that were put into it, and their CRC; the rest is zero.
-    """
-
-    end: int
+    end: int  # physical offset behind the last record
     files: tuple[tuple[int, int], ...]
+    """Of each file of the log, from the first on: bytes that were put into it, and their CRC; the rest is zero."""
 
 
 class RestoredLog:
-    """See the module.
-
-    Attributes:
-        root: The store's directory.
-        end: Physical offset behind the last record.
-    """
+    """See the module."""
 
     def __init__(self, hold: StoreHold, file_bytes: int, mark: LogMark, folder: str) -> None:
         """Used by ``open``."""
-        self.root = hold.root
-        self.end = mark.end
+        self.root = hold.root  # the store's directory
+        self.end = mark.end  # physical offset behind the last record
         self._begin = file_bytes
         self._hold = hold
         self._file_bytes = file_bytes
@@ -129,7 +120,6 @@ class RestoredLog:
 
         Raises:
             InvalidError: Someone else writes to it, or has.
-            StoreUnavailableError: The disk refuses it.
         """
         hold = StoreHold(str(Path(directory)))
         part, whole = f"{hold.root}/{PART}", f"{hold.root}/{LOG_DIRECTORY}"
@@ -170,7 +160,6 @@ class RestoredLog:
 
         Raises:
             InvalidError: One does not fit a file.
-            StoreUnavailableError: The disk refuses it.
         """
         starts = np.cumsum(sizes) - sizes
         done = 0
@@ -221,11 +210,7 @@ class RestoredLog:
         self.end += len(data)
 
     def sync(self) -> None:
-        """Bring to the disk what was put.
-
-        Raises:
-            StoreUnavailableError: It may not be there.
-        """
+        """Bring to the disk what was put."""
         with Disk(self.root):
             self._rows.sync()
 
@@ -253,14 +238,11 @@ def require_as_put(folder: str, file_bytes: int, mark: LogMark, *, is_whole: boo
     """Refuse a log that has other bytes than were put, or other files. All of it is read.
 
     Args:
-        folder: The log's.
         file_bytes: Of each file.
-        mark: What was put.
         is_whole: There must be nothing behind it either; else that is what a crash has left of us.
 
     Raises:
         InvalidError: Somebody else has written there.
-        OSError: It cannot be read.
     """
     wanted = [f"{file_bytes * number:0{NAME_DIGITS}d}" for number in range(1, len(mark.files) + 1)]
     there = {one.name for one in Path(folder).iterdir()} if Path(folder).is_dir() else set()
@@ -319,9 +301,6 @@ def fill_holes(directory: str, ends: Mapping[MessageQueue, QueueOffset], place: 
 
     Returns:
         How many were put.
-
-    Raises:
-        StoreUnavailableError: The disk refuses it.
     """
     layout, cache, rows, count = inspect(directory), FileCache(), RowWriter(), 0
     try:
@@ -367,8 +346,6 @@ class ReadyRecords:
     Body, checksum, producer, times of the producer and its flags stay as they are; queue and properties are new ones.
 
     Attributes:
-        data: The records, one behind the other.
-        sizes: Bytes of each.
         queues: Topic and queue id of each.
         distinct: The queues there are.
     """
@@ -386,7 +363,6 @@ class ReadyRecords:
             block: The records, all sound; its buffer is not changed.
             queues: Where each is to go.
             properties: Of each, as they are to be stored.
-            options: Of the store.
 
         Raises:
             InvalidError: One cannot be stored so.
@@ -399,10 +375,10 @@ class ReadyRecords:
         heads = _heads(block, options.store_host)
         self.queues, self.distinct = queues, set(queues)
         pieces = chain.from_iterable(zip(heads, middles, properties, strict=True))
-        self.data = bytearray().join(pieces)
+        self.data = bytearray().join(pieces)  # the records, one behind the other
         head_sizes = np.fromiter(map(len, heads), np.int64, len(heads))
         sizes = head_sizes + np.fromiter(map(len, middles), np.int64, len(middles)) + lengths
-        self.sizes: list[int] = sizes.tolist()
+        self.sizes: list[int] = sizes.tolist()  # bytes of each
         self._starts: Longs = np.cumsum(sizes) - sizes
         self._behind: Longs = self._starts + head_sizes - block.body_sizes
         self._check(block, options)

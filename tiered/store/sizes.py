@@ -43,11 +43,7 @@ _SIZES: Final = (
 
 
 def note_sizes(root: str, options: StoreOptions) -> None:
-    """Note what a new store is made with.
-
-    Raises:
-        OSError: It could not be written.
-    """
+    """Note what a new store is made with."""
     path = Path(root, SIZES_FILE)
     path.parent.mkdir(exist_ok=True)
     sync_folder(root)
@@ -82,7 +78,6 @@ def as_on_disk(options: StoreOptions, layout: Layout) -> StoreOptions:
 
     Raises:
         InvalidError: Nothing tells.
-        DataError: A file is longer than that.
     """
     made = _as_made(layout.root)
     bases = list_bases(layout.log)
@@ -108,9 +103,6 @@ def _refuse_cut(log: str, base: int, size: int) -> None:
     """Refuse to take the length of a log's only file for the size of its files where it was cut.
 
     A broker's files are whole pages, and no record in them reaches beyond 8 bytes before their end.
-
-    Raises:
-        InvalidError: It was.
     """
     cache = FileCache()
     try:
@@ -136,11 +128,7 @@ def _refuse_cut(log: str, base: int, size: int) -> None:
 
 
 def _refuse_long(folder: str, bases: tuple[int, ...], size: int) -> None:
-    """Refuse files that are longer than those of their kind: nobody knows what the rest is, and no broker starts on them.
-
-    Raises:
-        DataError: One is.
-    """
+    """Refuse files that are longer than those of their kind: nobody knows what the rest is, and no broker starts on them."""
     for base in bases:
         path = Path(folder, f"{base:0{NAME_DIGITS}d}")
         if (length := path.stat().st_size) > size:

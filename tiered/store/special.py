@@ -51,15 +51,11 @@ _LONG_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A message that is stored as it is.
+    """A message that is stored as it is."""
 
-    Attributes:
-        message: With all its properties.
-        prepared_transaction_offset: Physical offset of the half message that it was; 0 when it was none.
-    """
-
-    message: NewMessage
+    message: NewMessage  # with all its properties
     prepared_transaction_offset: int = 0
+    """Physical offset of the half message that it was; 0 when it was none."""
 
 
 def message_of(record: Record) -> NewMessage:
@@ -131,8 +127,6 @@ class Maker:
         """Check it.
 
         Args:
-            special: To be stored.
-            options: Of the store.
             is_batch_topic: Whether its topic has batch consume queues.
 
         Raises:

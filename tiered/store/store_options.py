@@ -30,49 +30,36 @@ class Flush(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What expires: whole files from the oldest on, never the last one, nor what is not listed yet.
-
-    Attributes:
-        reserve_s: A file is kept so long after its last change (``fileReservedTime``).
-        hour: Of the local day, in which files that are old enough go; at other times only when the disk is full.
-        used_ratio_max: Above it files that are old enough go at any hour.
-        used_ratio_forced: Above it the oldest go whatever their age.
-        used_ratio_refused: Above it nothing is appended, until it is below ``used_ratio_forced`` again.
-        spare_s: A file that is due and in use (``MessageStore.use_file``) is spared so long.
-        files_max: How many go in one round.
-        interval_s: Between two rounds.
-    """
+    """What expires: whole files from the oldest on, never the last one, nor what is not listed yet."""
 
     reserve_s: float = 72 * 3600.0
+    """A file is kept so long after its last change (``fileReservedTime``)."""
     hour: int = 4
-    used_ratio_max: float = 0.75
-    used_ratio_forced: float = 0.85
+    """Of the local day, in which files that are old enough go; at other times only when the disk is full."""
+    used_ratio_max: float = 0.75  # above it files that are old enough go at any hour
+    used_ratio_forced: float = 0.85  # above it the oldest go whatever their age
     used_ratio_refused: float = 0.90
+    """Above it nothing is appended, until it is below ``used_ratio_forced`` again."""
     spare_s: float = 120.0
-    files_max: int = 10
-    interval_s: float = 10.0
+    """A file that is due and in use (``MessageStore.use_file``) is spared so long."""
+    files_max: int = 10  # how many go in one round
+    interval_s: float = 10.0  # between two rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Compacting:
-    """How topics of a store are compacted; the sizes are a broker's own, and those of files that are there win.
-
-    Attributes:
-        log_file_bytes: Length of each file of records (``compactionMappedFileSize``, as a broker rounds it).
-        unit_file_items: Units of each file that lists them.
-        interval_s: Between two passes; copying goes on every second.
-        memory_bytes: Of the map of keys, 27 bytes each; and as much again for 34 bytes of each message, read again where
-            they have no room.
-        dirty_ratio: A pass is made when more than this share of what is closed is new; 0: anything new is enough.
-        policy: What stays.
-    """
+    """How topics of a store are compacted; the sizes are a broker's own, and those of files that are there win."""
 
     log_file_bytes: int = 104_857_460
-    unit_file_items: int = 227_951
-    interval_s: float = 900.0
+    """Length of each file of records (``compactionMappedFileSize``, as a broker rounds it)."""
+    unit_file_items: int = 227_951  # units of each file that lists them
+    interval_s: float = 900.0  # between two passes; copying goes on every second
     memory_bytes: int = 16 << 20
+    """Of the map of keys, 27 bytes each; and as much again for 34 bytes of each message, read again where they have
+    no room."""
     dirty_ratio: float = 0.0
-    policy: RetentionPolicy = ROCKETMQ
+    """A pass is made when more than this share of what is closed is new; 0: anything new is enough."""
+    policy: RetentionPolicy = ROCKETMQ  # what stays
 
     @property
     def unit_file_bytes(self) -> int:
@@ -85,44 +72,31 @@ class StoreOptions:
     """Sizes default to a broker's own, so that one with default settings starts on the store (files are sparse).
 
     Of a store that exists, its files' own sizes win, and before it has any those that it was made with.
-
-    Attributes:
-        commitlog_file_bytes: Size of each file of the commit log (``mappedFileSizeCommitLog``).
-        consumequeue_file_items: Items of each file of a consume queue.
-        index_slots: Hash slots of an index file (``maxHashSlotNum``).
-        index_items: Items of an index file (``maxIndexNum``).
-        store_host: The broker's address in every record, ``ip:port`` or ``[ip]:port``.
-        message_bytes_max: Largest body; a record may have 64 KiB more.
-        topic_queues: Queues of a topic that is made because a message names it.
-        flush: See ``Flush``.
-        flush_interval_s: Between two asynchronous flushes.
-        sync_timeout_s: How long ``append`` waits for its flush, and for a replica where one is asked for.
-        checkpoint_interval_s: Between two checkpoints: what recovery must read again.
-        needs_replica: An append is answered only when ``acknowledge_replica`` has passed it, and only then dispatched.
-        expiry: What expires, and when; None: nothing does.
-        preallocate: Take a log file's whole room when it is made, so that a full disk is met there.
-        batchqueue_file_items: Units of each file of a batch consume queue.
-        delay_levels: ``messageDelayLevel`` of the broker that will deliver what is delayed.
-        compacting: See ``Compacting``.
     """
 
     commitlog_file_bytes: int = 1 << 30
-    consumequeue_file_items: int = 300_000
-    index_slots: int = 5_000_000
-    index_items: int = 20_000_000
+    """Size of each file of the commit log (``mappedFileSizeCommitLog``)."""
+    consumequeue_file_items: int = 300_000  # items of each file of a consume queue
+    index_slots: int = 5_000_000  # hash slots of an index file (``maxHashSlotNum``)
+    index_items: int = 20_000_000  # items of an index file (``maxIndexNum``)
     store_host: str = "127.0.0.1:10911"
-    message_bytes_max: int = 4 << 20
-    topic_queues: int = 4
-    flush: Flush = Flush.ASYNC
-    flush_interval_s: float = 0.5
+    """The broker's address in every record, ``ip:port`` or ``[ip]:port``."""
+    message_bytes_max: int = 4 << 20  # largest body; a record may have 64 KiB more
+    topic_queues: int = 4  # queues of a topic that is made because a message names it
+    flush: Flush = Flush.ASYNC  # see ``Flush``
+    flush_interval_s: float = 0.5  # between two asynchronous flushes
     sync_timeout_s: float = 5.0
-    checkpoint_interval_s: float = 1.0
+    """How long ``append`` waits for its flush, and for a replica where one is asked for."""
+    checkpoint_interval_s: float = 1.0  # between two checkpoints: what recovery must read again
     needs_replica: bool = False
+    """An append is answered only when ``acknowledge_replica`` has passed it, and only then dispatched."""
     preallocate: bool = False
-    expiry: Expiry | None = None
-    batchqueue_file_items: int = 300_000
+    """Take a log file's whole room when it is made, so that a full disk is met there."""
+    expiry: Expiry | None = None  # what expires, and when; None: nothing does
+    batchqueue_file_items: int = 300_000  # units of each file of a batch consume queue
     delay_levels: str = DELAY_LEVELS
-    compacting: Compacting = field(default_factory=Compacting)
+    """``messageDelayLevel`` of the broker that will deliver what is delayed."""
+    compacting: Compacting = field(default_factory=Compacting)  # see ``Compacting``
 
     def __post_init__(self) -> None:
         """Refuse what no store can have.

@@ -67,11 +67,7 @@ class TopicTable:
 
     @classmethod
     def load(cls, root: str) -> TopicTable:
-        """The table of a store that exists.
-
-        Raises:
-            DataError: It cannot be read.
-        """
+        """The table of a store that exists."""
         raw = read_text(f"{root}/{TOPICS_FILE}")
         try:
             document = loads(raw or b"")
@@ -121,11 +117,7 @@ class TopicTable:
     def ensure(
         self, name: str, queue_id: int, *, queues: int, now_ms: int, queue_type: str | None = None
     ) -> None:
-        """See to it that a topic has a queue; a topic that is made gets at least ``queues``, and a type where one is given.
-
-        Raises:
-            OSError: The table could not be saved.
-        """
+        """Make a topic that is missing, with at least ``queues`` queues, and with a type where one is given."""
         config = self._table.get(name)
         if config is None:
             self.put(name, max(queues, queue_id + 1))
@@ -160,11 +152,7 @@ class TopicTable:
         return attributes.get(attribute) if isinstance(attributes, dict) else None
 
     def save(self, now_ms: int) -> None:
-        """Write the table.
-
-        Raises:
-            OSError: It could not be written.
-        """
+        """Write the table."""
         # Until it is: what asks for a topic that is in memory only saves again.
         self._is_saved = False
         data = self.encoded(now_ms)
@@ -189,9 +177,6 @@ class KnownTopics:
 
     **Contract.** For any thread. A topic stands in the table on the disk before its first message is in the log; a
     crash between the two leaves a topic without messages.
-
-    Attributes:
-        compacted: Topics of which only the newest message of each key is kept.
     """
 
     def __init__(self, table: TopicTable, clock: Clock, queues: int) -> None:
@@ -200,6 +185,7 @@ class KnownTopics:
         self._clock = clock
         self._queues = queues
         self._known: set[QueueKey] = set()
+        # Topics of which only the newest message of each key is kept.
         self.compacted = table.compacted()
         self._lock = threading.Lock()
 
@@ -208,11 +194,7 @@ class KnownTopics:
         return queues <= self._known
 
     def ensure(self, queues: Iterable[QueueKey]) -> None:
-        """See to it that queues exist, in this order.
-
-        Raises:
-            OSError: The table could not be saved.
-        """
+        """See to it that queues exist, in this order."""
         for topic, queue_id in dict.fromkeys(queues):
             if (topic, queue_id) in self._known:
                 continue
@@ -230,7 +212,6 @@ class KnownTopics:
         Raises:
             InvalidError: The name is none, ``queues`` is not positive, the topic has queues of the other kind, or would be
                 compacted and have batch queues.
-            OSError: The table could not be saved.
         """
         check_topic(topic)
         if queues <= 0:

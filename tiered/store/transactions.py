@@ -38,7 +38,6 @@ def half_message(message: NewMessage, producer_group: str) -> NewMessage:
 
     Args:
         message: Complete (``MessageStore.complete``), with the topic and queue where it is to appear.
-        producer_group: Who is asked about it.
 
     Raises:
         InvalidError: It is a half message already, or has no unique id.

@@ -33,7 +33,6 @@ def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
     """Take back all pending messages with a unique id. All hours are read until none is left.
 
     Args:
-        at: The timers' place.
         msg_id: Property ``UNIQ_KEY``.
 
     Returns:
@@ -42,7 +41,6 @@ def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
     Raises:
         InvalidError: There is none, or it is being handed over already.
         DataError: There is none in what can be read, and a file is damaged.
-        BackendError: The store does not answer.
     """
     reader = TimerReader(at.store, at.prefix)
     reader.refresh()

@@ -112,44 +112,28 @@ _ENTRY_REQUESTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class CompactSettings:
-    """How a topic is compacted.
+    """How a topic is compacted."""
 
-    Attributes:
-        retention: What stays.
-        passes: When a pass is made.
-        memory_bytes: Of the offset map, at most.
-        compression: Of what is rewritten; None: it stays as it is.
-        across_queues: The newest message of a key in all queues of its topic stays, by store time; else one in each queue.
-    """
-
-    retention: RetentionPolicy = CAREFUL
-    passes: PassSettings = field(default_factory=PassSettings)
-    memory_bytes: int = 128 * MIB
+    retention: RetentionPolicy = CAREFUL  # what stays
+    passes: PassSettings = field(default_factory=PassSettings)  # when a pass is made
+    memory_bytes: int = 128 * MIB  # of the offset map, at most
     compression: Compression | None = field(default_factory=Compression)
+    """Of what is rewritten; None: it stays as it is."""
     across_queues: bool = False
+    """The newest message of a key in all queues of its topic stays, by store time; else one in each queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A queue that a pass is over.
-
-    Attributes:
-        queue: Whose.
-        number: Of its life, among the queue's lives.
-        life: That life.
-        planned: How far the pass goes.
-        segments: Those that it goes over.
-        parts: Theirs, in order.
-        tombstones_to: The queue offset below which tombstones may go.
-    """
+    """A queue that a pass is over."""
 
     queue: MessageQueue
-    number: int
-    life: QueueLife
-    planned: PassPlan
-    segments: tuple[Segment, ...]
-    parts: Parts
-    tombstones_to: int
+    number: int  # of its life, among the queue's lives
+    life: QueueLife  # that life
+    planned: PassPlan  # how far the pass goes
+    segments: tuple[Segment, ...]  # those that it goes over
+    parts: Parts  # theirs, in order
+    tombstones_to: int  # the queue offset below which tombstones may go
 
     @property
     def last(self) -> int:
@@ -160,23 +144,16 @@ class Look:
 
 @dataclass(slots=True)
 class Judged:
-    """A queue whose messages have been looked at.
-
-    Attributes:
-        look: It.
-        gone: Of each part, how many messages go.
-        left_bytes: Of each, bytes of records that stay.
-        counts: What was met: ``keys``, ``rounds``, ``reads``, ``keyless``, ``tombstones``.
-        stays: Of each, which messages stay, as bits; empty where only workers know.
-        number: Of the queue among those that were looked at together.
-    """
+    """A queue whose messages have been looked at."""
 
     look: Look
-    gone: list[int]
-    left_bytes: list[int]
+    gone: list[int]  # of each part, how many messages go
+    left_bytes: list[int]  # of each, bytes of records that stay
     counts: dict[str, int]
+    """What was met: ``keys``, ``rounds``, ``reads``, ``keyless``, ``tombstones``."""
     stays: list[npt.NDArray[np.uint8]] = field(default_factory=list)
-    number: int = 0
+    """Of each, which messages stay, as bits; empty where only workers know."""
+    number: int = 0  # of the queue among those that were looked at together
 
     def changed(self) -> list[bool]:
         """Of each part whether any message goes."""
@@ -190,32 +167,20 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was found of queues of one topic.
+    """What was found of queues of one topic."""
 
-    Attributes:
-        judged: Of each, in order.
-        spread_keys: Of some keys, how many are in several of the queues.
-        of_keys: Of how many.
-    """
-
-    judged: list[Judged]
-    spread_keys: int
-    of_keys: int
+    judged: list[Judged]  # of each, in order
+    spread_keys: int  # of some keys, how many are in several of the queues
+    of_keys: int  # of how many
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Neighbouring parts of a queue that become one section.
+    """Neighbouring parts of a queue that become one section."""
 
-    Attributes:
-        judged: The queue.
-        run: The parts.
-        begin: Number of the first of them among those of the look.
-    """
-
-    judged: Judged
-    run: MergeRun
-    begin: int
+    judged: Judged  # the queue
+    run: MergeRun  # the parts
+    begin: int  # number of the first of them among those of the look
 
     @property
     def left_bytes(self) -> int:
@@ -227,36 +192,22 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MadeBundle:
-    """A bundle that was uploaded, and is to be named.
+    """A bundle that was uploaded, and is to be named."""
 
-    Attributes:
-        row: For the action.
-        size_bytes: Of the object.
-        runs: What its sections take the place of, in order.
-    """
-
-    row: list[Any]
-    size_bytes: int
-    runs: tuple[MergeRun, ...]
+    row: list[Any]  # for the action
+    size_bytes: int  # of the object
+    runs: tuple[MergeRun, ...]  # what its sections take the place of, in order
 
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """Who uploads, beside the reigning writer.
+    """Who uploads, beside the reigning writer."""
 
-    Attributes:
-        generation: Of the reign.
-        writer: Id.
-        sequences: Numbers of its objects (``tiered.keys.guest_sequences``).
-        now_ms: UTC; keys begin with it.
-        escapes_case: The store takes names for one that differ only in case.
-    """
-
-    generation: int
-    writer: str
-    sequences: Iterator[int]
-    now_ms: int
-    escapes_case: bool
+    generation: int  # of the reign
+    writer: str  # id
+    sequences: Iterator[int]  # numbers of its objects (``tiered.keys.guest_sequences``)
+    now_ms: int  # UTC; keys begin with it
+    escapes_case: bool  # the store takes names for one that differ only in case
 
     def uploader(self, store: ObjectStore, prefix: str) -> Uploader:
         """Puts its objects."""
@@ -292,12 +243,7 @@ class Engine(Protocol):
         """Look at queues of one topic.
 
         Args:
-            looks: Which, and how far.
             seen_ms: Tombstones stored before may go (``seen_until_ms``).
-
-        Raises:
-            DataError: Something is damaged.
-            BackendError: The store could not be read.
         """
 
     def maker(self, guest: Guest) -> Maker:
@@ -305,11 +251,7 @@ class Engine(Protocol):
 
 
 class Compactor:
-    """Compacts topics of one tier, on one thread.
-
-    Attributes:
-        engine: What reads and writes messages.
-    """
+    """Compacts topics of one tier, on one thread."""
 
     def __init__(
         self,
@@ -322,14 +264,12 @@ class Compactor:
         """Read nothing yet.
 
         Args:
-            at: The tier.
-            settings: How.
             tell: Progress: the queue, messages looked at, and how many there are to look at.
             engine: What reads and writes messages; None: this process.
         """
         self._at = at
         self._settings = settings
-        self.engine = engine or LocalEngine(at, settings, tell)
+        self.engine = engine or LocalEngine(at, settings, tell)  # what reads and writes messages
         self._judged: dict[tuple[MessageQueue, int], Judged] = {}
         self._spread: dict[str, tuple[int, int]] = {}
         self._damaged: list[dict[str, Any]] = []
@@ -342,7 +282,6 @@ class Compactor:
         Raises:
             InvalidError: There is no such topic, or one cannot be compacted.
             DataError: The journal is damaged, or contradicts itself. Of messages the plan says what is (``damaged``).
-            BackendError: The store could not be read.
         """
         reader = TierReader(self._at.store, self._at.prefix)
         reader.refresh()
@@ -525,7 +464,6 @@ class Compactor:
 
         Raises:
             InvalidError: The tier has moved on.
-            DataError: Something is damaged.
             BackendError: The store does not answer. Applying again goes on.
         """
         at = self._at
@@ -555,11 +493,7 @@ class Compactor:
         }
 
     def _judge_again(self, plan: Plan, state: TierState) -> None:
-        """Look at what a plan of another process is over, topic by topic.
-
-        Raises:
-            InvalidError: A queue is not what it was.
-        """
+        """Look at what a plan of another process is over, topic by topic."""
         looks: dict[str, list[Look]] = defaultdict(list)
         for step in plan["steps"]:
             look = self._planned_look(step, plan, state)

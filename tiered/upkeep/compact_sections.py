@@ -42,40 +42,24 @@ RUN_COUNT_MAX: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class PartLeft:
-    """A part, its bytes, and what stays of it.
-
-    Attributes:
-        part: It.
-        batch: All of its items and their records.
-        stays: bool[count], which messages stay; of a hole anything.
-    """
+    """A part, its bytes, and what stays of it."""
 
     part: Part
-    batch: RecordBatch
-    stays: Flags
+    batch: RecordBatch  # all of its items and their records
+    stays: Flags  # bool[count], which messages stay; of a hole anything
 
 
 @dataclass(frozen=True, slots=True)
 class CompactedRun:
-    """What neighbouring parts become.
+    """What neighbouring parts become."""
 
-    Attributes:
-        records: Bytes of those that stay, in order.
-        items: All items, 20 bytes each.
-        holes: Items without a message.
-        store_min_ms: Smallest store time; -1: nothing stays.
-        store_max_ms: Greatest store time; -1 likewise.
-        last: Mark of the last item's record; 0: it does not stay.
-        log_gone: Bytes of the log that have no record now.
-    """
-
-    records: Sequence[bytes]
-    items: bytes
-    holes: int
-    store_min_ms: int
-    store_max_ms: int
-    last: int
-    log_gone: int
+    records: Sequence[bytes]  # bytes of those that stay, in order
+    items: bytes  # all items, 20 bytes each
+    holes: int  # items without a message
+    store_min_ms: int  # smallest store time; -1: nothing stays
+    store_max_ms: int  # greatest store time; -1 likewise
+    last: int  # mark of the last item's record; 0: it does not stay
+    log_gone: int  # bytes of the log that have no record now
 
 
 def compacted_run(lefts: Iterable[PartLeft]) -> CompactedRun:
@@ -167,7 +151,6 @@ def section_of(
     """The sparse section that takes the place of neighbouring parts; the same bytes of the same parts, whoever makes it.
 
     Args:
-        run: The parts.
         lefts: What stays of each, in order.
         packer: Compresses; None: nothing does.
     """
@@ -192,12 +175,7 @@ def section_of(
 
 
 def part_records(store: ObjectStore, prefix: str, queue: MessageQueue, part: Part) -> RecordBatch:
-    """All of a part, each record held against its item.
-
-    Raises:
-        DataError: Something is damaged.
-        BackendError: The store could not be read.
-    """
+    """All of a part, each record held against its item."""
     log, index = read_part(store, prefix, part)
     items = decode_items(part, part.queue_offset, index, where=prefix)
     begin = int(part.log_offset)

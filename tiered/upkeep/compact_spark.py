@@ -91,17 +91,11 @@ KEYS: Final = ", ".join(
 
 @dataclass(frozen=True, slots=True)
 class CompactOrder:
-    """What workers have to know.
+    """What workers have to know."""
 
-    Attributes:
-        tier: URL.
-        prefix: Of the broker.
-        options: How to reach S3.
-    """
-
-    tier: str
-    prefix: str
-    options: S3Options
+    tier: str  # URL
+    prefix: str  # of the broker
+    options: S3Options  # how to reach S3
 
 
 class SparkEngine:
@@ -116,9 +110,7 @@ class SparkEngine:
         """Begin.
 
         Args:
-            session: Of Spark.
             order: Where the tier is, as workers see it.
-            settings: How.
         """
         self._session = session
         self._order = order
@@ -157,7 +149,6 @@ class SparkEngine:
         """Have bundles made; what each came to, in order.
 
         Args:
-            topic: Whose.
             texts: Of each, what it is.
             takes: Queue, part, and which bundle the part goes into; all by number.
         """
@@ -366,12 +357,7 @@ def _disk_only() -> Any:  # noqa: ANN401
 
 
 def _collect(frame: Any) -> list[Any]:  # noqa: ANN401
-    """All rows.
-
-    Raises:
-        TieredStoreError: What a worker has met.
-        StoreUnavailableError: Spark has given up.
-    """
+    """All rows."""
     from py4j.protocol import (  # type: ignore[import-untyped] # noqa: PLC0415 (comes with pyspark)
         Py4JError,
     )

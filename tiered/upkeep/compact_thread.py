@@ -59,11 +59,7 @@ class Stopping(Exception):  # noqa: N818 (no error)
 
 
 class CompactionThread:
-    """Compacts topics of a tier while somebody writes it.
-
-    Attributes:
-        counters: What was done; read by any thread.
-    """
+    """Compacts topics of a tier while somebody writes it."""
 
     def __init__(
         self,
@@ -75,12 +71,10 @@ class CompactionThread:
         """Wire it; ``start`` begins.
 
         Args:
-            at: The tier.
-            settings: How.
             topics: Those that are to be compacted now; of these, what the tier has is looked at.
             interval_s: Between two rounds, and before the first.
         """
-        self.counters = CompactionCounters()
+        self.counters = CompactionCounters()  # what was done; read by any thread
         self._at = at
         self._settings = settings
         self._topics = topics
@@ -97,11 +91,7 @@ class CompactionThread:
         self._thread.join()
 
     def round(self) -> None:
-        """One round, at once.
-
-        Raises:
-            TieredStoreError: It could not be carried out.
-        """
+        """One round, at once."""
         began_s = self._at.clock.monotonic_s()
         try:
             self._round()

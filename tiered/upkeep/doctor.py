@@ -65,19 +65,12 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        name: Stable.
-        status: ``ok``, ``warn`` or ``fail``.
-        detail: What was found.
-        advice: What to do; empty when there is nothing to do.
-    """
-
-    name: str
-    status: str
-    detail: str
-    advice: str = ""
+    name: str  # stable
+    status: str  # ``ok``, ``warn`` or ``fail``
+    detail: str  # what was found
+    advice: str = ""  # what to do; empty when there is nothing to do
 
 
 def examine(
@@ -93,10 +86,7 @@ def examine(
     """Look at everything, in order.
 
     Args:
-        url: Of the tier.
         store: The same, opened, with retries.
-        options: With which it was opened.
-        clock: Ours, held against the store's.
         probe_id: Makes the names of the objects that are written for a moment.
         trial: Where they are written (``trial_store``); None: in the store itself.
         open_local: Opens the local store, which is closed again; None: there is none to look at.
@@ -413,8 +403,6 @@ def trial_store(
     """Where writing may be tried out: the store itself, or for a new tier in a folder, a folder that is removed again.
 
     Args:
-        url: Of the tier.
-        store: The same, opened.
         probe_id: Random; names the folder.
         is_new: A tier is to be made there: the folder may be missing, and other things may lie in it.
 

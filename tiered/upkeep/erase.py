@@ -48,7 +48,6 @@ def apply_erasure(
     """Rewrite the bundles that a plan of ``gc`` names (``erasures``).
 
     Args:
-        at: The tier.
         plan: As ``plan_gc`` made it.
         told: Of bundles that are done with, and of how many.
 

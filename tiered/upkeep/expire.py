@@ -87,14 +87,9 @@ def plan_expire(
     """What expires now. Changes nothing.
 
     Args:
-        at: The tier.
         ttl_ms: Time to live of a topic; None: for ever.
         objects_max: Give up at most so many objects.
         proof: Give up only what it holds.
-
-    Raises:
-        DataError: The journal is damaged.
-        BackendError: The store could not be read.
     """
     reader = _reader(at)
     now_ms = at.clock.now_ms()
@@ -113,8 +108,6 @@ def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> Plan:
 
     Raises:
         InvalidError: The tier has no such topic.
-        DataError: The journal is damaged.
-        BackendError: The store could not be read.
     """
     reader = _reader(at)
     if all(queue.topic != topic for queue in reader.state.queues):
@@ -132,14 +125,8 @@ def plan_expire_timers(
     """Which files of timers go now: all of them is handed over, and their hour has been over for so long. Changes nothing.
 
     Args:
-        at: The timers' place.
-        grace_ms: How long.
         objects_max: Give up at most so many objects.
         with_refused: Files, too, that hold messages which the target refused: nobody else has these.
-
-    Raises:
-        DataError: The journal is damaged.
-        BackendError: The store could not be read.
     """
     reader, now_ms = _reader(at), at.clock.now_ms()
     old = [
@@ -174,8 +161,6 @@ def apply_steps(at: Workplace, plan: Plan, proof: ArchiveProof | None = None) ->
     """Carry out a plan of either kind.
 
     Args:
-        at: The tier.
-        plan: What to do.
         proof: With a plan that names an archive: that archive's, of now. Nothing is given up that it does not hold.
 
     Returns:
@@ -347,15 +332,8 @@ def _plan(
 def plan_take_back(at: Workplace, queue: MessageQueue, end: int) -> Plan:
     """What taking back a queue's end gives up. Changes nothing.
 
-    Args:
-        at: The tier.
-        queue: Which.
-        end: Where it is to end.
-
     Raises:
         InvalidError: The tier has no such queue, or it cannot end there.
-        DataError: The journal is damaged.
-        BackendError: The store could not be read.
     """
     reader = TierReader(at.store, at.prefix)
     reader.refresh()

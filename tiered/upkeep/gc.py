@@ -76,18 +76,12 @@ def plan_gc(
 
     Args:
         store: The tier's, with retries.
-        place: Which broker.
-        clock: Ours.
         grace_ms: What was named or written within it stays.
         max_deletions: Delete at most so many.
         journal: Reads entries ahead and keeps them for ``apply_gc``; None: one after another.
         what: As the plan calls itself: whose it is.
         erases: Bundles are to be rewritten that hold given-up messages beside others.
         executor: For several reads at once; None: one after another.
-
-    Raises:
-        DataError: The journal is damaged.
-        BackendError: The store could not be read.
     """
     now_ms = clock.now_ms()
     found = survey(
@@ -149,7 +143,6 @@ def apply_gc(
     """Carry out a plan.
 
     Args:
-        at: The tier.
         plan: As ``plan_gc`` made it.
         executor: For deletions at once; None: one after another.
         journal: With which it was planned, so that entries are not read again; or a new one; None: read one after another.
@@ -301,21 +294,13 @@ MISSING_LOOKED_AT = 100
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was found at one look.
+    """What was found at one look."""
 
-    Attributes:
-        history: The journal.
-        orphans: The decision.
-        takes_reign: It presumes that a reign is taken first.
-        is_held: A writer is alive.
-        listed: Every object that could be deleted, as listed.
-    """
-
-    history: TierHistory
-    orphans: OrphanPlan
-    takes_reign: bool
-    is_held: bool
-    listed: dict[str, ObjectInfo]
+    history: TierHistory  # the journal
+    orphans: OrphanPlan  # the decision
+    takes_reign: bool  # it presumes that a reign is taken first
+    is_held: bool  # a writer is alive
+    listed: dict[str, ObjectInfo]  # every object that could be deleted, as listed
 
 
 def survey(
@@ -332,16 +317,8 @@ def survey(
 
     Args:
         store: With retries.
-        prefix: Of the broker.
-        clock: For the lease.
-        now_ms: Against which ages are held.
-        grace_ms: The grace.
         limit: Deletions at most.
         journal: Reads entries, and keeps them for the next look; None: one after another, and anew.
-
-    Raises:
-        DataError: The journal is damaged.
-        BackendError: The store could not be read.
     """
     before = report_lease(store, prefix, clock)
     is_held = before.is_held
@@ -391,12 +368,7 @@ def find_given_up(
 
     Args:
         store: With retries.
-        prefix: Of the broker.
-        state: What the journal says.
         executor: Makes the requests; None: one after another.
-
-    Raises:
-        BackendError: The store could not be read.
     """
 
     def look(one: GivenUp) -> GivenUp | None:

@@ -29,19 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OldVersions:
-    """What there is of old versions.
+    """What there is of old versions."""
 
-    Attributes:
-        versioning: ``Enabled``, ``Suspended``, "" for none; None: nobody may tell.
-        versions: Old versions of deleted objects, markers not counted; None: it was not looked.
-        version_bytes: Their bytes; likewise.
-        was_deleted: They are gone for good.
-    """
-
-    versioning: str | None
+    versioning: str | None  # ``Enabled``, ``Suspended``, "" for none; None: nobody may tell
     versions: int | None = None
-    version_bytes: int | None = None
-    was_deleted: bool = False
+    """Old versions of deleted objects, markers not counted; None: it was not looked."""
+    version_bytes: int | None = None  # their bytes; likewise
+    was_deleted: bool = False  # they are gone for good
 
     def document(self) -> dict[str, Any]:
         """As it stands in the documents of commands."""
@@ -49,12 +43,7 @@ class OldVersions:
 
 
 def erasable(at: Workplace, bucket: BucketVersions) -> Iterator[StoredVersion]:
-    """What is left of deleted objects that held messages or keys and are named by nobody.
-
-    Raises:
-        TieredStoreError: The journal cannot be read.
-        BackendError: The store does not answer, or refuses.
-    """
+    """What is left of deleted objects that held messages or keys and are named by nobody."""
     reader = TierReader(at.store, at.prefix)
     reader.refresh()
     named = named_objects(reader.state)
@@ -68,13 +57,7 @@ def erasable(at: Workplace, bucket: BucketVersions) -> Iterator[StoredVersion]:
 def look_for_versions(at: Workplace, bucket: BucketVersions, *, deletes: bool) -> OldVersions:
     """Count what can be erased, and delete it if told to.
 
-    Args:
-        at: The tier.
-        bucket: Where it lies.
-        deletes: For good.
-
     Raises:
-        TieredStoreError: The journal cannot be read.
         BackendError: The store does not answer, or refuses. What was deleted is gone; another run goes on.
     """
     found = OldVersions(bucket.status(), 0, 0, was_deleted=deletes)

@@ -63,25 +63,19 @@ def _with_timers(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What somebody may do with a tier, besides listing and reading all of it.
+    """What somebody may do with a tier, besides listing and reading all of it."""
 
-    Attributes:
-        help: Which commands it is for.
-        puts: Patterns of keys below the broker's prefix that it creates or replaces.
-        deletes: Patterns of keys below the broker's prefix that it deletes.
-        roots: Patterns of keys at the URL itself that it creates, replaces and deletes, unless one broker is meant.
-        probes: Whether it writes and deletes the small objects by which a store is probed.
-        archives: Whether it writes to an archive too.
-        versions: Whether it deletes what a bucket with versioning keeps of deleted objects; None: it does not even ask.
-    """
-
-    help: str
+    help: str  # which commands it is for
     puts: tuple[str, ...] = ()
-    deletes: tuple[str, ...] = ()
+    """Patterns of keys below the broker's prefix that it creates or replaces."""
+    deletes: tuple[str, ...] = ()  # patterns of keys below the broker's prefix that it deletes
     roots: tuple[str, ...] = ()
+    """Patterns of keys at the URL itself that it creates, replaces and deletes, unless one broker is meant."""
     probes: bool = False
-    archives: bool = False
+    """Whether it writes and deletes the small objects by which a store is probed."""
+    archives: bool = False  # whether it writes to an archive too
     versions: bool | None = None
+    """Whether it deletes what a bucket with versioning keeps of deleted objects; None: it does not even ask."""
 
 
 ROLES: Mapping[str, Role] = {
@@ -112,23 +106,15 @@ ROLES: Mapping[str, Role] = {
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """What a policy is for.
+    """What a policy is for."""
 
-    Attributes:
-        url: Of the tier, ``s3://bucket/prefix``.
-        archive: URL of the archive, for the archiver; else None.
-        cluster: Of the only broker that is meant, with ``broker``; None: every broker below the URL.
-        broker: The same.
-        kms_key: ARN of the key by which the server encrypts, when one is named.
-        region: Tells the partition of AWS; None: the usual one.
-    """
-
-    url: str
-    archive: str | None = None
+    url: str  # of the tier, ``s3://bucket/prefix``
+    archive: str | None = None  # URL of the archive, for the archiver; else None
     cluster: str | None = None
-    broker: str | None = None
-    kms_key: str | None = None
-    region: str | None = None
+    """Of the only broker that is meant, with ``broker``; None: every broker below the URL."""
+    broker: str | None = None  # the same
+    kms_key: str | None = None  # ARN of the key by which the server encrypts, when one is named
+    region: str | None = None  # tells the partition of AWS; None: the usual one
 
 
 def policy(role: str, grounds: Grounds) -> dict[str, Any]:
@@ -136,7 +122,6 @@ def policy(role: str, grounds: Grounds) -> dict[str, Any]:
 
     Args:
         role: A name of ``ROLES``.
-        grounds: Of what.
 
     Raises:
         InvalidError: A URL or key that no policy can name, or one that is missing or of no use.

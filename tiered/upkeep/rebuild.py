@@ -104,23 +104,16 @@ _NUMBER_END = 10**OFFSET_DIGITS
 
 @dataclass(frozen=True, slots=True)
 class RebuildPlan:
-    """What is to become of a journal.
+    """What is to become of a journal."""
 
-    Attributes:
-        damage: Why the journal can't be read; empty when it can, and there is nothing to do.
-        number: Of the checkpoint to be written.
-        listing: Of each folder but the lease how many objects it has, and a fingerprint of their keys and sizes.
-        proposal: The new state, of the new generation, and what is to be said of it.
-        refused: Bundles whose own table is of no use, or of which only entries tell.
-        objects: Bundles read.
-    """
-
-    damage: str
-    number: int
+    damage: str  # why the journal can't be read; empty when it can, and there is nothing to do
+    number: int  # of the checkpoint to be written
     listing: Listed
-    proposal: Proposal
+    """Of each folder but the lease how many objects it has, and a fingerprint of their keys and sizes."""
+    proposal: Proposal  # the new state, of the new generation, and what is to be said of it
     refused: list[Refused] = field(default_factory=list)
-    objects: int = 0
+    """Bundles whose own table is of no use, or of which only entries tell."""
+    objects: int = 0  # bundles read
 
     @property
     def unread(self) -> list[Refused]:
@@ -187,14 +180,11 @@ def plan_rebuild(
 
     Args:
         store: The tier's (with retries).
-        prefix: Of the broker.
-        executor: Makes requests.
         progress: Told ``(done, total)`` objects.
 
     Raises:
         DataError: There is a journal key whose number leaves no room for another.
         OtherVersionError: The journal or an object is of another version.
-        BackendError: The store does not answer.
     """
     listing = list_all(store, prefix)
     reader, damage = _read_journal(store, prefix)
@@ -254,11 +244,7 @@ def _tables(
     executor: Executor,
     progress: Callable[[int, int], None],
 ) -> tuple[list[Tabled], list[Refused]]:
-    """What bundles say of themselves, and which say nothing.
-
-    Raises:
-        OtherVersionError: One is of another version.
-    """
+    """What bundles say of themselves, and which say nothing."""
     tabled: list[Tabled] = []
     refused: list[Refused] = []
     for one in read_tables(store, prefix, listing.data, executor):
@@ -275,11 +261,7 @@ def _tables(
 def _with_handover(
     store: ObjectStore, meta: list[ObjectInfo], prefix: str, state: TierState, notes: list[str]
 ) -> TierState:
-    """Whether the broker is gone, as the objects beside the journal say it.
-
-    Raises:
-        OtherVersionError: What it left is of another version.
-    """
+    """Whether the broker is gone, as the objects beside the journal say it."""
     found = found_handover(meta, prefix)
     with contextlib.suppress(DataError, ObjectNotFoundError):  # which is told when it is used
         read_handover(store, prefix, {HANDOVER: found})
@@ -334,11 +316,7 @@ def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierSt
 def _whole_entries_behind(
     reader: JournalReader[TierState], prefix: str, listing: _Listing
 ) -> list[Entry]:
-    """What can be read behind the damage. It is not history, since something is missing before it; but it tells.
-
-    Raises:
-        OtherVersionError: One is whole, and says what this version does not understand.
-    """
+    """What can be read behind the damage. It is not history, since something is missing before it; but it tells."""
     entries = []
     for number in sorted(listing.numbers):
         if number <= reader.number:
@@ -367,7 +345,6 @@ def apply_rebuild(
     """Make the plan's state the tier's.
 
     Args:
-        at: The tier.
         plan: From ``plan_rebuild``, perhaps long ago.
         accept_gaps: Record what is lost as gaps, for ever.
         accept_unread: Go without the messages of bundles that cannot be read, and of which nothing else tells.
@@ -572,12 +549,7 @@ def plan_rebuild_index(
     """See what is to be made again. Writes nothing.
 
     Args:
-        at: The tier.
         told: Of progress: what, how many are done, of how many.
-
-    Raises:
-        TieredStoreError: The journal cannot be read.
-        BackendError: The store does not answer.
     """
     reader = TierReader(at.store, at.prefix)
     reader.refresh()
@@ -629,9 +601,7 @@ def apply_rebuild_index(
     """Drop what the plan says, and cover all that is not covered now.
 
     Args:
-        at: The tier.
         plan: From ``plan_rebuild_index``, perhaps long ago.
-        items_max: Keys in one object.
         directory: For the work file; None: the system's for temporary files.
         told: Of progress: what, how many are done, of how many.
 
@@ -643,7 +613,6 @@ def apply_rebuild_index(
         InvalidError: The tier is another one.
         FencedError: A writer is at work, or has taken over.
         BackendError: The store does not answer; planning again shows what is left.
-        OSError: There is no room for the work file.
     """
     run = _RebuildRun(at, reign_and(at), items_max, directory)
     try:
@@ -701,11 +670,7 @@ class _RebuildRun:
         return [key for key in keys_of if key in named]
 
     def _say(self, action: Action) -> bool:
-        """Append an action; False when another has taken the reign, and it is ours again: look at the state.
-
-        Raises:
-            FencedError: A writer is alive, and will see to the rest.
-        """
+        """Append an action; False when another has taken the reign, and it is ours again: look at the state."""
         try:
             self.journal.append([action])
         except FencedError:

@@ -62,17 +62,11 @@ Originals = Callable[["NamedPart"], "PartBytes | str"]
 
 @dataclass(slots=True)
 class RepairReport:
-    """What was repaired.
+    """What was repaired."""
 
-    Attributes:
-        parts: Parts that have new sections.
-        repaired_bytes: Their records and items.
-        unrepaired: What stays damaged, and why.
-    """
-
-    parts: int = 0
-    repaired_bytes: int = 0
-    unrepaired: list[Unrepaired] = field(default_factory=list)
+    parts: int = 0  # parts that have new sections
+    repaired_bytes: int = 0  # their records and items
+    unrepaired: list[Unrepaired] = field(default_factory=list)  # what stays damaged, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +106,7 @@ class Repairer:
         Args:
             raw: The tier's store without retries, for the journal.
             store: The same with retries.
-            prefix: The broker's.
             local: Where bytes may be had; None: only what is whole in the tier itself.
-            clock: For the lease.
-            rng: For our id.
-            stop: Ends the journal's tries.
             originals: Gives parts again from the local store; None: it has them at their queue offsets.
         """
         self._store = store
@@ -238,15 +228,10 @@ READ_BYTES = 8 * 1024 * 1024
 
 
 class Unrepaired(NamedTuple):
-    """A part, or an object that is of no part, that stays damaged.
+    """A part, or an object that is of no part, that stays damaged."""
 
-    Attributes:
-        where: Topic, queue and queue offsets, or a key.
-        reason: Why.
-    """
-
-    where: str
-    reason: str
+    where: str  # topic, queue and queue offsets, or a key
+    reason: str  # why
 
 
 class PartBytes(NamedTuple):
@@ -262,8 +247,6 @@ def plan_repairs(
     """The damaged parts, bundle by bundle, and what is of no part. Pure.
 
     Args:
-        state: What the journal says.
-        prefix: Of the broker.
         damaged: What ``verify`` found.
     """
     by_key = {key.removeprefix(prefix): set(sections) for key, sections in damaged.items()}
@@ -292,18 +275,11 @@ def recover_bytes(
     """A part's records and items, from where they are whole.
 
     Args:
-        store: The tier's.
-        prefix: Of the broker.
         originals: Of the local store, if there is one.
         unnamed: Gives the bundles that no entry names; asked only if they are needed.
-        one: The part.
 
     Returns:
         Them, or why they can't be had.
-
-    Raises:
-        BackendError: The tier's store does not answer.
-        TieredStoreError: The local store cannot be read.
     """
     part = one.part
     log, items = (_from_tier(store, prefix, want) for want in (part.log, part.index))

@@ -41,51 +41,31 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LocalFacts:
-    """What a local store adds to a status.
+    """What a local store adds to a status."""
 
-    Attributes:
-        lag: Of each local queue.
-        waiting: What is not proven committed.
-        report: What was met there.
-    """
-
-    lag: Mapping[MessageQueue, QueueLag]
-    waiting: Waiting
-    report: StoreReport
+    lag: Mapping[MessageQueue, QueueLag]  # of each local queue
+    waiting: Waiting  # what is not proven committed
+    report: StoreReport  # what was met there
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """What was read of one broker's tier.
-
-    Attributes:
-        place: Which.
-        state: What the journal says.
-        journal_number: Its last entry.
-        lease: The lease, or None.
-        local: Of its local store, or None.
-        rate: What its writer does, or None: none is at work, or it has just begun.
-    """
+    """What was read of one broker's tier."""
 
     place: Place
-    state: TierState
-    journal_number: int
-    lease: LeaseState | None
-    local: LocalFacts | None = None
-    rate: Rate | None = None
+    state: TierState  # what the journal says
+    journal_number: int  # its last entry
+    lease: LeaseState | None  # the lease, or None
+    local: LocalFacts | None = None  # of its local store, or None
+    rate: Rate | None = None  # what its writer does, or None: none is at work, or it has just begun
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadBroker:
-    """A broker of which nothing can be told, and why.
-
-    Attributes:
-        place: Which.
-        error: Its journal is damaged, lost, or of another version.
-    """
+    """A broker of which nothing can be told, and why."""
 
     place: Place
-    error: DataError | OtherVersionError
+    error: DataError | OtherVersionError  # its journal is damaged, lost, or of another version
 
     def document(self) -> Document:
         """As it stands in the document of ``tiered status``."""
@@ -112,9 +92,6 @@ def read_status(
     """Read all brokers under a URL, or those that fit the names. Of several one that cannot be read hides no other.
 
     Args:
-        store: The tier's store.
-        cluster: Only this cluster.
-        broker: Only this broker.
         local: The local store of the one broker that is meant.
         now_ms: UTC.
         selects: Topics that are to be tiered: what the tier has never met of others is no lag.
@@ -328,12 +305,7 @@ _SUMMED = (
 
 
 def _totals(rows: list[Document], keys: set[str]) -> Document:
-    """Sums over queues, and the greatest lag; None where no queue tells.
-
-    Args:
-        rows: Of the queues.
-        keys: Of the bundles in which any of these has something.
-    """
+    """Sums over queues, and the greatest lag; None where no queue tells."""
     totals: Document = {"queue_count": len(rows), "objects": len(keys)}
     for name in _SUMMED:
         known = [row[name] for row in rows if row[name] is not None]
@@ -416,25 +388,15 @@ _ROUND_WRITES: Final = 3 + 1 / CHECKPOINT_ENTRIES
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a writer has done in so many seconds.
+    """What a writer has done in so many seconds."""
 
-    Attributes:
-        seconds: Until now.
-        entries: Journal entries.
-        rounds: Those that made parts durable.
-        puts: Objects put: bundles and index objects.
-        reads: Requests of the merger, about.
-        round_bytes: Bytes of the bundles of rounds.
-        merged_bytes: Of those that merging has made.
-    """
-
-    seconds: float
-    entries: int = 0
-    rounds: int = 0
-    puts: int = 0
-    reads: int = 0
-    round_bytes: int = 0
-    merged_bytes: int = 0
+    seconds: float  # until now
+    entries: int = 0  # journal entries
+    rounds: int = 0  # those that made parts durable
+    puts: int = 0  # objects put: bundles and index objects
+    reads: int = 0  # requests of the merger, about
+    round_bytes: int = 0  # bytes of the bundles of rounds
+    merged_bytes: int = 0  # of those that merging has made
 
     @property
     def writes(self) -> float:
@@ -451,19 +413,13 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class RunningCost:
-    """Of a month.
+    """Of a month."""
 
-    Attributes:
-        requests: To the store.
-        dollars: For these.
-        freshness_dollars: What of it goes to rounds that did not fill a bundle; twice the freshness saves half of that.
-        lease_dollars: What of it goes to renewing the lease.
-    """
-
-    requests: int
-    dollars: float
+    requests: int  # to the store
+    dollars: float  # for these
     freshness_dollars: float
-    lease_dollars: float
+    """What of it goes to rounds that did not fill a bundle; twice the freshness saves half of that."""
+    lease_dollars: float  # what of it goes to renewing the lease
 
 
 def bills_requests(url: str) -> bool:
@@ -475,17 +431,11 @@ def read_rate(store: ObjectStore, prefix: str, number: int, now_ms: int) -> Rate
     """The rate of the writer at work.
 
     Args:
-        store: Of the tier.
-        prefix: The broker's.
         number: Of the last journal entry.
         now_ms: UTC.
 
     Returns:
         None when its journal is too young to tell.
-
-    Raises:
-        DataError: An entry is damaged.
-        BackendError: The store could not be read.
     """
     journal = JournalReader(store, prefix, TierMachine())
     numbers = range(max(1, number - ENTRIES_MAX + 1), number + 1)
@@ -534,9 +484,7 @@ def cost_of(rate: Rate, *, lease_s: float = LEASE_S, prices: Prices | None = Non
     """What a month at this rate costs.
 
     Args:
-        rate: Of the writer.
         lease_s: How long its lease lasts; it is renewed thrice as often.
-        prices: Of the store.
     """
     prices = prices or Prices()
     months = MONTH_S / rate.seconds  # how often it would be done in one

@@ -70,8 +70,6 @@ class TimerOriginals:
         """Read nothing yet.
 
         Args:
-            store: The tier's.
-            prefix: Of the timers' place.
             local: The broker's store, opened with its timers.
         """
         self._store, self._prefix, self._local = store, prefix, local

@@ -29,11 +29,7 @@ LEASE_SECONDS = 60.0
 
 
 class UploadingReign:
-    """One reign over one broker's tier.
-
-    Attributes:
-        journal: Written to under the reign, once it is taken; to be read before.
-    """
+    """One reign over one broker's tier."""
 
     def __init__(
         self,
@@ -52,9 +48,6 @@ class UploadingReign:
         Args:
             raw: The tier's store without retries, for the journal.
             store: The same with retries.
-            prefix: The broker's.
-            clock: For the lease.
-            rng: For our id.
             stop: Ends the journal's tries, and waiting for a lease.
             give_up_s: A store that has refused an entry for so long is given up.
             does: What the reign is for, as its entry says.
@@ -66,6 +59,7 @@ class UploadingReign:
         self._stop = stop
         self._does = does
         self._writer = f"{rng.getrandbits(32):08x}"
+        # Written to under the reign, once it is taken; to be read before.
         self.journal: JournalWriter[TierState] = JournalWriter(
             raw,
             prefix,
@@ -125,7 +119,6 @@ class UploadingReign:
 
         Raises:
             FencedError: Another writer took over.
-            BackendError: The store does not answer.
         """
         if self.is_taken and self._clock.monotonic_s() >= self._renew_at_s:
             self._lease.renew()

@@ -39,23 +39,14 @@ GIVE_UP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """One broker's tier, and what is needed to change it.
+    """One broker's tier, and what is needed to change it."""
 
-    Attributes:
-        store: The tier's store, with retries.
-        bare: The same without, for the journal, which tries again by itself.
-        place: Which broker.
-        clock: Time.
-        rng: For ids and jitter.
-        give_up_s: A store that has refused an entry for so long is given up.
-    """
-
-    store: ObjectStore
-    bare: ObjectStore
-    place: Place
-    clock: Clock
-    rng: random.Random
-    give_up_s: float = GIVE_UP_S
+    store: ObjectStore  # the tier's store, with retries
+    bare: ObjectStore  # the same without, for the journal, which tries again by itself
+    place: Place  # which broker
+    clock: Clock  # time
+    rng: random.Random  # for ids and jitter
+    give_up_s: float = GIVE_UP_S  # a store that has refused an entry for so long is given up
 
     @property
     def prefix(self) -> str:
@@ -89,22 +80,15 @@ HELD, EXPIRED, RELEASED, GONE, UNREADABLE, NONE = (
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """What is known of a tier's writer.
-
-    Attributes:
-        word: ``held`` (somebody writes), ``expired``, ``released`` (ended cleanly, or broken), ``gone`` (its process, of
-            this host, has ended), ``unreadable``, or ``none`` (no lease was ever taken).
-        lease: What the lease says; None when unreadable or absent.
-        state: What the journal says: who reigned last.
-        now_ms: Our wall clock, against which the expiry was held.
-        number: Of the last journal entry.
-    """
+    """What is known of a tier's writer."""
 
     word: str
-    lease: LeaseState | None
-    state: TierState
-    now_ms: int
-    number: int = 0
+    """``held`` (somebody writes), ``expired``, ``released`` (ended cleanly, or broken), ``gone`` (its process, of
+    this host, has ended), ``unreadable``, or ``none`` (no lease was ever taken)."""
+    lease: LeaseState | None  # what the lease says; None when unreadable or absent
+    state: TierState  # what the journal says: who reigned last
+    now_ms: int  # our wall clock, against which the expiry was held
+    number: int = 0  # of the last journal entry
 
     @property
     def is_held(self) -> bool:
@@ -136,9 +120,7 @@ def report_lease(store: ObjectStore, prefix: str, clock: Clock) -> LeaseReport:
     """Read the lease and the journal.
 
     Raises:
-        DataError: The journal is damaged.
         OtherVersionError: The journal or the lease is of another version.
-        BackendError: The store could not be read.
     """
     journal = JournalReader(store, prefix, TierMachine())
     journal.catch_up()
@@ -163,9 +145,6 @@ def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) 
     """Free the lease, whoever holds it.
 
     Args:
-        store: Where.
-        prefix: Of the broker.
-        clock: For the time stamp.
         breaker: Our 8-hex-digit id, other than the holder's, so that the holder sees that it lost the lease.
 
     Returns:
@@ -212,15 +191,10 @@ _SECONDS_ANEW = 600.0
 
 
 class Anew(NamedTuple):
-    """Where a journal begins anew that cannot be read.
+    """Where a journal begins anew that cannot be read."""
 
-    Attributes:
-        number: Of its first entry, beyond all that may have been used.
-        state: What went before.
-    """
-
-    number: int
-    state: TierState
+    number: int  # of its first entry, beyond all that may have been used
+    state: TierState  # what went before
 
 
 def journal_writer(at: Workplace) -> JournalWriter[TierState]:
@@ -252,7 +226,6 @@ def reign_and(
     """Take lease and reign, do some short work in the journal, and free the lease.
 
     Args:
-        at: The tier.
         work: Looks again at what it presumes, and then acts.
         anew: The journal cannot be read, and begins there; ``work`` sees to the checkpoint.
 
@@ -321,7 +294,6 @@ def load_plan(path: str, what: str, place: Place) -> Plan:
     """Read a plan file.
 
     Args:
-        path: Of the file.
         what: The command that it must be of.
         place: The broker that it must be of.
 
@@ -420,11 +392,7 @@ class Ledger:
         """Write nothing yet.
 
         Args:
-            store: The tier's store.
-            prefix: Of the broker.
-            clock: For the time stamps in keys.
             run: Random id of the run, 8 hex digits.
-            what: The command.
         """
         self._store = store
         self._prefix = prefix
@@ -443,7 +411,6 @@ class Ledger:
         Raises:
             OtherVersionError: The lease is of another version, which may be at work.
             InvalidError: The store does not tell when an object was written, or does not write conditionally.
-            BackendError: It could not be written.
         """
         read_lease(self._store, self._prefix + LEASE)
         try:
@@ -464,20 +431,12 @@ class Ledger:
         return now_ms
 
     def end(self, fields: Mapping[str, Any]) -> None:
-        """Say what was done.
-
-        Raises:
-            BackendError: It could not be written.
-        """
+        """Say what was done."""
         self.note("end", fields)
         reached("ledger-ended")
 
     def note(self, step: str, fields: Mapping[str, Any]) -> str:
-        """Write one record; its key.
-
-        Raises:
-            BackendError: It could not be written.
-        """
+        """Write one record; its key."""
         key = ledger_key(self._prefix, self._begun_ms, self.run, self._steps)
         self._steps += 1
         known = {"format": 1, "run": self.run, "what": self.what, "step": step}
