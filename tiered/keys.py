@@ -7,16 +7,16 @@ Layout, relative to the URL of the tier::
         journal/<n>.checkpoint                        state after entry n
         shard/<n>-<digest>                            part of states, stored at entry n; checkpoints name it
         lease                                         the one mutable object
-        bundle/<level>/<time_ms>-<generation>-<writer>-<sequence>           sections of many queues
-        topic/<topic>/<level>/<time_ms>-<generation>-<writer>-<sequence>    of the queues of one topic
-        queue/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>   of one queue
+        bundle/<level>/<time_ms>-<epoch>-<writer>-<sequence>           sections of many queues
+        topic/<topic>/<level>/<time_ms>-<epoch>-<writer>-<sequence>    of the queues of one topic
+        queue/<topic>/<queue_id>/<incarnation>/<queue_offset>-<epoch>-<writer>-<sequence>   of one queue
         ledger/<time_ms>-<run>-<step>                 what a run that deletes was about to do, and did
         timer/                                        of timers: a journal, a lease and bundles of their own (docs/timers.md)
         meta/mount/<name>/                            of mounts: a journal and a lease of their own (docs/formats/mount.md)
-        meta/handover/<time_ms>-<generation>-<writer>-<sequence>   what a broker knew that is gone (docs/formats/metadata.md)
+        meta/handover/<time_ms>-<epoch>-<writer>-<sequence>   what a broker knew that is gone (docs/formats/metadata.md)
         meta/handover/….recalled                                   it is back
-        quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
-        index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
+        quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<epoch>-<writer>-<sequence>
+        index/<begin>-<epoch>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
 
 Beside the brokers, ``mounts/<member>/lease`` is the sign of life of a member of a fleet of mounts (``tiered mount --auto``).
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 OFFSET_DIGITS = 20
 NUMBER_DIGITS = 10
 GUEST_TURN = 10**NUMBER_DIGITS
-"""A writer counts its objects below it; from it on count those who write beside a reigning writer."""
+"""A writer counts its objects below it; from it on count those who write beside the tier's writer."""
 PREFIX_BYTES_MAX = 145
 LEVEL_MAX = 9
 LEASE = "lease"
@@ -84,7 +84,7 @@ _HEX = frozenset("0123456789abcdef")
 class ObjectId:
     """The part of a key that makes it unique among all tries of all writers."""
 
-    generation: int
+    epoch: int
     writer: str
     sequence: int
 
@@ -92,27 +92,25 @@ class ObjectId:
     def age(self) -> tuple[int, int, int]:
         """Of two objects with the same messages the later one has the greater: a lost journal is rebuilt by it.
 
-        Generation; how many objects the writer had begun; and the turn of a guest (``guest_sequences``) behind these.
+        Epoch; how many objects the writer had begun; and the turn of a guest (``guest_sequences``) behind these.
         """
         turn, begun = divmod(self.sequence, GUEST_TURN)
-        return self.generation, begun if turn else begun + 1, turn
+        return self.epoch, begun if turn else begun + 1, turn
 
     def __str__(self) -> str:
-        return (
-            f"{self.generation:0{NUMBER_DIGITS}d}-{self.writer}-{self.sequence:0{NUMBER_DIGITS}d}"
-        )
+        return f"{self.epoch:0{NUMBER_DIGITS}d}-{self.writer}-{self.sequence:0{NUMBER_DIGITS}d}"
 
 
-def guest_sequences(named: Iterable[ObjectId], generation: int) -> Iterator[int]:
-    """Sequence numbers for who rewrites objects of a tier without reigning over it.
+def guest_sequences(named: Iterable[ObjectId], epoch: int) -> Iterator[int]:
+    """Sequence numbers for who rewrites objects of a tier without being its writer.
 
-    What it makes is later than all that it takes the place of, by whomever; and earlier than whatever the reigning writer
+    What it makes is later than all that it takes the place of, by whomever; and earlier than whatever the present writer
     begins from now on, since a writer that takes messages back writes others in their place.
 
     Args:
         named: What the journal names of the queues.
     """
-    ages = [one.age for one in named if one.generation == generation]
+    ages = [one.age for one in named if one.epoch == epoch]
     begun = max((begun for _, begun, _ in ages), default=0)
     turn = max((turn for _, _, turn in ages), default=0)
     return count((turn + 1) * GUEST_TURN + begun, GUEST_TURN)
@@ -268,8 +266,8 @@ def parse_handover_key(prefix: str, key: str) -> tuple[int, ObjectId, bool] | No
     """Time, maker, and whether the broker is back; None when the key is of another kind or another prefix. Strict."""
     said = key.removesuffix(_RECALLED)
     try:
-        time_ms, generation, writer, sequence = said.removeprefix(prefix + HANDOVER).split("-")
-        made = ObjectId(int(generation), writer, int(sequence))
+        time_ms, epoch, writer, sequence = said.removeprefix(prefix + HANDOVER).split("-")
+        made = ObjectId(int(epoch), writer, int(sequence))
         is_whole = handover_key(prefix, int(time_ms), made) == said
     except ValueError:
         return None
@@ -348,8 +346,8 @@ def index_key(prefix: str, begin_ms: int, made: ObjectId) -> str:
 def parse_index_key(prefix: str, key: str) -> ObjectId | None:
     """Who made an object of the key index; None when the key is of another kind or another prefix. Strict."""
     try:
-        begin, generation, writer, sequence = key.removeprefix(prefix + INDEX).split("-")
-        made = ObjectId(int(generation), writer, int(sequence))
+        begin, epoch, writer, sequence = key.removeprefix(prefix + INDEX).split("-")
+        made = ObjectId(int(epoch), writer, int(sequence))
         is_whole = index_key(prefix, int(begin), made) == key
     except ValueError:
         return None
@@ -378,10 +376,10 @@ def parse_data_key(prefix: str, key: str) -> DataKey | None:
 
 def _parse_data_key(rest: str) -> DataKey | None:
     *path, leaf = rest.split("/")
-    begins, generation, writer, sequence = leaf.split("-")
+    begins, epoch, writer, sequence = leaf.split("-")
     if not path or len(writer) != 8 or not _HEX.issuperset(writer):  # noqa: PLR2004 (the id's fixed width)
         return None
-    made = ObjectId(int(generation), writer, int(sequence))
+    made = ObjectId(int(epoch), writer, int(sequence))
     kind, *names = path
     if kind == "bundle":
         (level,) = names

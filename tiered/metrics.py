@@ -73,7 +73,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("tiered_bundles_total", _C, "Bundles that they lie in, each one object."),
     Metric("tiered_rounds_total", _C, "Journal entries that made parts durable."),
-    Metric("tiered_generation", _G, "Number of this writer's reign."),
+    Metric("tiered_epoch", _G, "Epoch of this writer."),
     Metric(
         "tiered_requests_total", _C, "Requests to the object store, failed ones too.", ("kind",)
     ),

@@ -184,7 +184,7 @@ class HandOver:
     """See the module. For one thread."""
 
     reader: TimerReader  # reads the files
-    journal: JournalWriter[TierState]  # of the timers; takes no reign
+    journal: JournalWriter[TierState]  # of the timers; takes no epoch
     target: Target  # where they go
     near_ms: int  # an hour is swept so long before it begins
     clock: Clock  # time

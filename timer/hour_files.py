@@ -161,7 +161,7 @@ def place_records(
 #
 # Retries and errors: a bundle that failed, or of which nobody knows, switches the file of each of its hours
 # (``tiered.log.composite``) and goes again under another key after a pause with jitter, until ``stop`` is set. What waiting
-# cannot mend ends it: ``StoreUnavailableError``, or ``FencedError`` when another reigns.
+# cannot mend ends it: ``StoreUnavailableError``, or ``FencedError`` when another has taken over.
 #
 # After a crash: objects that no entry names are orphans; the sources are read again from what the journal says.
 # --------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class TimerWriter:
         """Wire it.
 
         Args:
-            journal: Of the timers, with our reign taken.
+            journal: Of the timers, with our epoch taken.
             put: Uploads commits as one bundle, in this order; raises ``BackendError``.
             bundle_bytes: A bundle has about so many bytes of records.
         """

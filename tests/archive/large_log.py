@@ -109,7 +109,7 @@ def _tier(queues: int) -> TierState:
             for number, one in enumerate(life.segments)
         )
         found[queue] = (replace(life, segments=segments),)
-    return replace(made, queues=found, generation=1, history="h")
+    return replace(made, queues=found, epoch=1, history="h")
 
 
 def _run(queues: int, low: int, high: int) -> SavedRun:

@@ -427,7 +427,7 @@ def files_named(url: str) -> set[str]:
 GOLDEN = (
     b'{"actions":[{"do":"merge","files":[{"crc":7,"key":"merged/k","pieces":'
     b'[[["c","b","t",0,0],[[0,"k-0"],[100,"k-1"]]]],"rows":200,"size_bytes":9}],"format":1},'
-    b'{"do":"clean","format":1,"keys":["k-0"]}],"format":1,"generation":0,"number":2,"previous":0,'
+    b'{"do":"clean","format":1,"keys":["k-0"]}],"epoch":0,"format":1,"number":2,"previous":0,'
     b'"time_ms":5,"writer":"0badcafe"}\n'
 )
 
@@ -464,7 +464,7 @@ PACK = (
     b'les":0,"lane":["c","b","t",1,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log-1","etag"]'
     b'],"start":100,"tails":0}]},{"bad":0,"began_ms":3,"do":"job","elapsed_ms":4,"engine":"local","failed"'
     b':0,"files":0,"format":1,"holes":0,"overtaken":0,"planned":0,"planned_bytes":0,"program":"0.1","rows"'
-    b':0,"run":"0badcafe","segments":0,"size_bytes":0,"source_bytes":0}],"format":1,"generation":0,"number'
+    b':0,"run":"0badcafe","segments":0,"size_bytes":0,"source_bytes":0}],"epoch":0,"format":1,"number'
     b'":1,"previous":0,"time_ms":5,"writer":"0badcafe"}\n'
 )
 

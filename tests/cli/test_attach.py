@@ -48,7 +48,7 @@ def test_once_tiers_everything_and_the_second_time_nothing(
     assert first.document["cluster"] == "cluster-a"
     assert re.match(r"tiered: 2,613 messages, 2.6 MiB in \d+ objects?, \d+ requests, ", first.err)
     second = tiered.good("attach", basic, "--to", url, "--once", "--json").document
-    assert (second["messages"], second["generation"]) == (0, 2)
+    assert (second["messages"], second["epoch"]) == (0, 2)
     assert sum(topics(tiered, url).values()) == 2613
 
 

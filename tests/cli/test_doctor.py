@@ -220,7 +220,7 @@ def test_timers_are_looked_at_as_topics_are(tiered: CommandLine, tmp_path: Path)
     store, url = harness.unpack("s02-delay-timer", tmp_path), f"file://{tmp_path}/tier"
     tiered.good("timer", "import", store, "--to", url, "--near", "0s")
     alone = by_name(tiered.good("doctor", url, "--json").document)
-    assert alone["journal"]["detail"] == "cluster-a/broker-a, timers: generation 1, 21 queues"
+    assert alone["journal"]["detail"] == "cluster-a/broker-a, timers: epoch 1, 21 queues"
     assert "tier" not in alone
     tiered.good("attach", store, "--to", url, "--once")
     both = tiered.good("doctor", url, "--json").document["checks"]
@@ -256,6 +256,6 @@ def test_a_broker_that_cannot_be_looked_at_hides_no_other():
     first.store.put_if_absent(first.prefix + LEASE, seal_text({"format": 99}))
     found = list(examine("memory://x", first.store, S3Options(), clock=ManualClock(), probe_id="0"))
     told = [(one.name, one.status, one.detail) for one in found]
-    assert ("journal", "ok", "c/b: generation 1, 0 queues") in told
+    assert ("journal", "ok", "c/b: epoch 1, 0 queues") in told
     (failed,) = (detail for name, status, detail in told if status == "fail")
     assert failed.startswith("c/a: another version of tiered has written this: format 99")

@@ -16,7 +16,7 @@ COUNT = 600
 
 
 def litter(folder: Path) -> None:
-    """Orphans of the reign of whoever wrote there."""
+    """Orphans of the epoch of the writer there."""
     store = LocalFolderStore(folder)
     prefix = "/".join(next(iter(store.list(""))).key.split("/")[:2])
     for at in range(COUNT):

@@ -94,7 +94,7 @@ def test_breaking_meets_a_renewal_in_between():
 def test_the_command_shows_and_breaks(tiered: CommandLine, basic_tier: str):
     document = tiered.good("lease", basic_tier, "--json").document
     assert document["state"] == "released"
-    assert document["generation"] == 1
+    assert document["epoch"] == 1
     assert not document["is_broken"]
     shown = tiered.good("lease", basic_tier, "--break")
     assert "free: given back" in shown.text

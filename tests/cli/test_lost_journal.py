@@ -169,11 +169,11 @@ def test_rebuild_mends_it_and_the_next_writer_goes_on(
     url = f"file://{copied}"
     done = tiered.good("rebuild", url, "--apply", "-", "--json").document
     assert (done["is_applied"], done["losses"]) == (True, [])
-    assert done["generation"] > 1
+    assert done["epoch"] > 1
     tiered.good("attach", basic, "--to", url, "--once", "--quiet")
     verified = tiered.good("verify", url, "--deep", "--store", basic, "--json").document
     assert (verified["is_clean"], verified["comparison"]["messages"]) == (True, 2613)
-    assert tiered.good("lease", url, "--json").document["generation"] == done["generation"] + 1
+    assert tiered.good("lease", url, "--json").document["epoch"] == done["epoch"] + 1
 
 
 def history_of(url: str) -> str:

@@ -201,7 +201,7 @@ def test_beside_a_running_attach(tiered: CommandLine, basic: Path, tmp_path: Pat
             assert "a writer is at work" in refused.error
             held = tiered.good("gc", url, "--grace", "1ms", "--json").document
             assert held["is_writer_alive"]
-            assert not held["takes_reign"]
+            assert not held["takes_epoch"]
             assert tiered.good("gc", url, "--grace", "1ms", "--apply", "-").code == 0
             assert process.poll() is None
         finally:

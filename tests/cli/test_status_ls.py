@@ -148,8 +148,8 @@ def test_status_names_the_living_writer(tiered: CommandLine, basic: Path, tmp_pa
     try:
         broker = tiered.good("status", url, "--json").document["brokers"][0]
         assert broker["lease"]["is_held"]
-        assert broker["generation"] == 1
-        assert re.search(r"writer +process \d+ on .*generation 1", tiered.good("status", url).text)
+        assert broker["epoch"] == 1
+        assert re.search(r"writer +process \d+ on .*epoch 1", tiered.good("status", url).text)
     finally:
         writer.close()
 
@@ -202,7 +202,7 @@ def big_state(queues: int, parts: int) -> TierState:
             0, QueueOffset(0), QueueOffset(parts), LogOffset(100 * parts), segments=(segment,)
         )
         lives[MessageQueue(f"t{queue % 10}", queue // 10)] = (life,)
-    return TierState(generation=1, writer="0badcafe", queues=lives)
+    return TierState(epoch=1, writer="0badcafe", queues=lives)
 
 
 def status_of(state: TierState) -> tuple[dict[str, Any], int]:
@@ -234,7 +234,7 @@ def test_status_tells_what_is_stored_and_not_named():
     parts = Parts.of([doubled, behind])
     segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=parts)
     life = QueueLife(0, QueueOffset(0), QueueOffset(200), LogOffset(200_000), segments=(segment,))
-    broker, _ = status_of(TierState(generation=1, queues={MessageQueue("t", 0): (life,)}))
+    broker, _ = status_of(TierState(epoch=1, queues={MessageQueue("t", 0): (life,)}))
     assert [(row["level"], row["objects"]) for row in broker["levels"]] == [(0, 1), (1, 1)]
     assert broker["space_amplification"] == pytest.approx(1.5, abs=0.01)
     assert broker["size_bytes"] == sum(row["size_bytes"] for row in broker["levels"])
@@ -248,7 +248,7 @@ def test_names_that_a_terminal_would_obey_are_shown_as_text(
 
     state = big_state(1, 1)
     life = next(iter(state.queues.values()))
-    evil = TierState(generation=1, queues={MessageQueue("evil\x1b[2J\udcff", 0): life})
+    evil = TierState(epoch=1, queues={MessageQueue("evil\x1b[2J\udcff", 0): life})
     monkeypatch.setattr(TierReader, "state", property(lambda _self: evil))
     table = tiered.good(command, basic_tier)
     assert b"\x1b" not in table.out

@@ -237,7 +237,7 @@ def test_a_plan_is_refused_when_parts_have_changed_and_known_when_it_was_applied
         first.apply(plan)
 
 
-def test_a_new_reign_refuses_what_was_uploaded_under_the_old_one():
+def test_a_new_epoch_refuses_what_was_uploaded_under_the_old_one():
     tier = filled([[mail("a")] * 4, [mail("z")]])
     compactor = Compactor(workplace(tier), CompactSettings(passes=ALWAYS, compression=None))
     plan = compactor.plan(["t"])
@@ -247,11 +247,11 @@ def test_a_new_reign_refuses_what_was_uploaded_under_the_old_one():
 
     def meanwhile(*place: Any) -> Any:
         tier.journal.catch_up()
-        tier.journal.take_reign({"host": "other"})
+        tier.journal.take_epoch({"host": "other"})
         return real(*place)
 
     engine.lefts = meanwhile  # type: ignore[method-assign]
-    with pytest.raises(InvalidError, match="another writer reigns"):
+    with pytest.raises(InvalidError, match="another writer epochs"):
         compactor.apply(plan)
     assert len(messages(tier)) == 5
 
@@ -337,7 +337,7 @@ def test_of_passes_of_one_moment_a_rebuild_takes_the_last(collected: bool):
 def test_what_was_taken_back_of_a_compacted_queue_does_not_come_back_with_a_rebuild(
     end: int, collected: bool
 ):
-    """Under one reign: the writer begins what it writes instead after the pass, and its count is below that of the pass."""
+    """Under one epoch: the writer begins what it writes instead after the pass, and its count is below that of the pass."""
     tier = filled(
         [[mail(f"k{n % 3}") for n in range(10)], [mail("k1"), mail("k9")] * 5, [mail("x")]]
     )

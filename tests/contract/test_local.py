@@ -270,13 +270,13 @@ def test_known_folders_outlive_the_open_ones(tmp_path: Path, monkeypatch: pytest
     assert open_files() == before
 
 
-@pytest.mark.parametrize("tells_generations", [True, False])
+@pytest.mark.parametrize("tells_epochs", [True, False])
 def test_a_folder_made_anew_is_forced_upwards_though_it_has_the_old_one_s_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_generations: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_epochs: bool
 ):
     monkeypatch.setattr("backends.local_files.FOLDERS_OPEN_MAX", 4)
-    if not tells_generations:
-        monkeypatch.setattr("backends.local_files._GET_GENERATION", 0)
+    if not tells_epochs:
+        monkeypatch.setattr("backends.local_files._GET_EPOCH", 0)
     store, other = LocalFolderStore(tmp_path), LocalFolderStore(tmp_path)
     for turn in range(40):
         store.put_if_absent(f"a{turn}/b", b"")

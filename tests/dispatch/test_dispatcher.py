@@ -150,7 +150,7 @@ def test_a_refusal_ends_the_dispatcher_and_says_so():
         assert isinstance(dispatcher.fault, StoreUnavailableError)
 
 
-def test_a_newer_reign_fences_the_dispatcher():
+def test_a_newer_epoch_fences_the_dispatcher():
     store, local = MemoryStore(), filled(each=2)
     with dispatching(store, local) as old:
         with dispatching(store, local, seed=9):

@@ -286,7 +286,7 @@ def test_a_tier_of_a_newer_version(basic: Path, tmp_path: Path) -> None:
     attach_to(basic, url, "--topics", "sparse").good()
     (journal,) = tmp_path.glob("*/*/journal")
     numbers = [int(path.name) for path in journal.iterdir() if path.name.isdigit()]
-    newer = {"format": 2, "number": max(numbers) + 1, "generation": 1, "writer": "0badcafe"}
+    newer = {"format": 2, "number": max(numbers) + 1, "epoch": 1, "writer": "0badcafe"}
     line = json.dumps(newer | {"time_ms": 0, "previous": 0, "actions": []}).encode()
     (journal / f"{max(numbers) + 1:020d}").write_bytes(b"%s\n%08x\n" % (line, zlib.crc32(line)))
     before = sorted(tmp_path.rglob("*"))

@@ -98,7 +98,7 @@ def test_attach_crashes_and_starts_again(
         told = producer.ended(0)
         live.wait_level(url, told)
         said = attach.stop()
-    assert said["generation"] >= 2
+    assert said["epoch"] >= 2
     assert "waiting for the lease" not in log.read_text()  # it was taken at once
     live.check_acknowledged(url, told)
     broker.kill()

@@ -58,7 +58,7 @@ def test_the_way_of_a_user(
     assert body == b64decode(dump.messages["work"][0]["body_base64"])
     run("verify", url, "--deep", "--store", store)
     again = run("attach", store, "--to", url, "--once", "--seal", "--json").document
-    assert (again["messages"], again["generation"]) == (0, 2)
+    assert (again["messages"], again["epoch"]) == (0, 2)
     assert run("cat", url, "work").rows[0]["msg_id"] == messages[0]["msg_id"]
     run("verify", url, "--deep", "--store", store)
 

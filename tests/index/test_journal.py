@@ -50,8 +50,8 @@ def tier() -> Iterator[KeyedTier]:
     made.builder.reset()
 
 
-def after(state: TierState, action: dict[str, Any], *, generation: int = 1) -> TierState:
-    new = MACHINE.apply(state, Entry(999, generation, "0badcafe", 5, [action]))
+def after(state: TierState, action: dict[str, Any], *, epoch: int = 1) -> TierState:
+    new = MACHINE.apply(state, Entry(999, epoch, "0badcafe", 5, [action]))
     assert MACHINE.load(json.loads(json_text(MACHINE.dump(new)))) == new
     assert b"".join(MACHINE.dump_pieces(new)) == json_text(MACHINE.dump(new))
     return replace(new, updated_ms=state.updated_ms)
@@ -66,7 +66,7 @@ def test_what_is_covered_grows_without_a_hole(tier: KeyedTier):
     one = after(state, index_action([index_of("1", Cover(A, 0, 0, 6), Cover(B, 0, 0, 4))]))
     assert ranges(one) == [((0, 6),), ((0, 4),)]
     assert [indexed_to(one.queues[queue][-1]) for queue in (A, B)] == [6, 4]
-    two = after(one, index_action([index_of("2", Cover(A, 0, 6, 10))]), generation=0)
+    two = after(one, index_action([index_of("2", Cover(A, 0, 6, 10))]), epoch=0)
     assert (ranges(two), len(two.indexes)) == ([((0, 10),), ((0, 4),)], 2)
     assert named_objects(two).keys() > {index.place.key for index in two.indexes}
 
@@ -87,7 +87,7 @@ def test_an_action_that_does_not_fit_changes_nothing(tier: KeyedTier, cover: Cov
     for made in ([cover], [Cover(B, 0, 0, 4), cover]):
         assert after(state, index_action([index_of("2", *made)])) == state
     good = index_action([index_of("2", Cover(A, 0, 6, 8))])
-    assert after(state, good, generation=2) == state, "of another reign"
+    assert after(state, good, epoch=2) == state, "of another epoch"
     assert after(state, index_action([], ["index/none"])) == state
 
 

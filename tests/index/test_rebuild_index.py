@@ -26,7 +26,7 @@ from tiered.log.parts import queue_action
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
 from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
-from tiered.upkeep.workplace import Workplace, journal_writer, reign_and
+from tiered.upkeep.workplace import Workplace, in_new_epoch, journal_writer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,18 +141,18 @@ def unindexed_tier() -> tuple[Workplace, MemoryStore]:
     return Workplace(store, store, Here("c", "b"), clock, random.Random(5)), store
 
 
-def test_reigns_of_those_who_only_tidy_up_do_not_end_it():
+def test_epochs_of_those_who_only_tidy_up_do_not_end_it():
     at, _ = unindexed_tier()
     plan = plan_rebuild_index(at)
     other = replace(at, rng=random.Random(6))
     taken: list[int] = []
 
     def told(_what: str, _done: int, _total: int) -> None:
-        taken.append(reign_and(other).generation)  # as gc does, with no writer alive
+        taken.append(in_new_epoch(other).epoch)  # as gc does, with no writer alive
 
     done = apply_rebuild_index(at, plan, items_max=1, told=told)
     assert taken
-    assert done["generation"] > taken[-1]
+    assert done["epoch"] > taken[-1]
     assert (done["unindexed_messages"], done["damaged"]) == (0, [])
     assert verify_tier(at.store, PREFIX, deep=True).problems == []
     again = apply_rebuild_index(at, plan, items_max=1)
@@ -188,7 +188,7 @@ def test_what_expires_beside_it_is_not_dropped_over_and_over():
         for number in (7, 8)
     )
     queue = MessageQueue("t", 8)
-    reign_and(at, lambda journal: seal(journal, queue))
+    in_new_epoch(at, lambda journal: seal(journal, queue))
 
     class Racing(WrappingStore):
         has_come, entries = False, 0

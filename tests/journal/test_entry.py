@@ -27,7 +27,7 @@ ENTRY = Entry(
     17, 3, "0badcafe", 1_700_000_000_000, [{"do": "say", "topic": "\udcff", "value": 1}], 305419896
 )
 LINE = (
-    b'{"actions":[{"do":"say","topic":"\\udcff","value":1}],"format":1,"generation":3,"number":17,'
+    b'{"actions":[{"do":"say","topic":"\\udcff","value":1}],"epoch":3,"format":1,"number":17,'
     b'"previous":305419896,"time_ms":1700000000000,"writer":"0badcafe"}'
 )
 
@@ -35,7 +35,7 @@ LINE = (
 def test_format_version_1_has_these_bytes():
     data = encode_entry(ENTRY)
     assert data == LINE + b"\n%08x\n" % zlib.crc32(LINE)
-    assert data.endswith(b"\n465e741b\n")
+    assert data.endswith(b"\n19e3b909\n")
     assert checksum(data) == zlib.crc32(LINE)
 
 
@@ -109,9 +109,7 @@ def test_a_format_that_the_caller_knows_is_read():
     assert open_text(data, where="k", versions=(1, 2))["number"] == 17
 
 
-@pytest.mark.parametrize(
-    "missing", ["number", "generation", "writer", "time_ms", "actions", "previous"]
-)
+@pytest.mark.parametrize("missing", ["number", "epoch", "writer", "time_ms", "actions", "previous"])
 def test_a_whole_document_of_another_form_is_another_version_s(missing: str):
     document = json.loads(LINE)
     before = document.pop(missing)

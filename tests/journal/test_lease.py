@@ -69,7 +69,7 @@ def test_an_absent_lease_is_taken_and_says_who_and_until_when(
 def test_the_lease_has_these_bytes(store: MemoryStore, clock: ManualClock):
     lease_of(store, "aaaaaaaa", clock).try_acquire()
     assert store.get(KEY) == (
-        b'{"expires_ms":1700000009000,"format":1,"generation":0,"history":"",'
+        b'{"epoch":0,"expires_ms":1700000009000,"format":1,"history":"",'
         b'"holder":{"boot":"another-boot","host":"elsewhere","pid":4711,"space":"pid:[1]","started":99},'
         b'"number":0,"released":false,'
         b'"writer":"aaaaaaaa"}\n' + store.get(KEY)[-9:]

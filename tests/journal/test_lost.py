@@ -67,7 +67,7 @@ def remembered(store: ObjectStore) -> JournalEnd:
 
 
 def written(count: int = 5) -> MemoryStore:
-    """A journal of ``count`` entries of generation 1, a lease that was given back, and an object."""
+    """A journal of ``count`` entries of epoch 1, a lease that was given back, and an object."""
     store = MemoryStore()
     writer = make_writer(store)
     lease = lease_of(store, lambda: writer.end)
@@ -126,7 +126,7 @@ def test_a_journal_that_ends_before_what_the_lease_remembers_is_refused(left: in
         opened(store)
 
 
-def test_a_journal_that_lost_a_reign_is_refused_though_its_number_is_as_high():
+def test_a_journal_that_lost_a_epoch_is_refused_though_its_number_is_as_high():
     store = written()
     second = make_writer(store, "bbbbbbbb")
     lease = lease_of(store, lambda: second.end, "bbbbbbbb")
@@ -134,14 +134,14 @@ def test_a_journal_that_lost_a_reign_is_refused_though_its_number_is_as_high():
     lease.release()
     assert remembered(store)[:2] == (2, 6)
     cut(store, 5)
-    make_writer_of_generation_1(store).append(say("restored from elsewhere"))
-    with pytest.raises(JournalLostError, match="generation 2"):
+    make_writer_of_epoch_1(store).append(say("restored from elsewhere"))
+    with pytest.raises(JournalLostError, match="epoch 2"):
         opened(store)
 
 
-def make_writer_of_generation_1(store: ObjectStore) -> JournalWriter[Toy]:
-    writer = make_writer(store, "0badcafe", reign=False)
-    writer.generation = 1
+def make_writer_of_epoch_1(store: ObjectStore) -> JournalWriter[Toy]:
+    writer = make_writer(store, "0badcafe", epoch=False)
+    writer.epoch = 1
     return writer
 
 
@@ -163,7 +163,7 @@ def test_a_writer_is_refused_before_it_writes_anything():
     before = {info.key for info in store.list("")}
     writer = guarded_writer(store)
     with pytest.raises(JournalLostError):
-        writer.take_reign({})
+        writer.take_epoch({})
     with pytest.raises(JournalLostError):  # and again: it is looked until it is whole
         writer.catch_up()
     assert {info.key for info in store.list("")} == before
@@ -171,9 +171,9 @@ def test_a_writer_is_refused_before_it_writes_anything():
 
 def test_what_a_lease_told_when_it_was_taken_is_held_against_the_journal():
     store = written()
-    writer = make_writer(store, "bbbbbbbb", reign=False)  # it knows nothing of leases by itself
+    writer = make_writer(store, "bbbbbbbb", epoch=False)  # it knows nothing of leases by itself
     with pytest.raises(JournalLostError, match="lost its end"):
-        writer.take_reign({}, remembered=JournalEnd(1, 6))
+        writer.take_epoch({}, remembered=JournalEnd(1, 6))
     assert writer.number == 5
 
 
@@ -185,7 +185,7 @@ def test_an_opening_has_each_of_its_requests_tried_again_by_itself():
         for part in (JOURNAL, "queue/", "index/", LEASE)
     ]
     writer = guarded_writer(FaultyStore(store, random.Random(7), *rules))
-    writer.take_reign({})
+    writer.take_epoch({})
     assert writer.number == 1
     assert not any(rule.times for rule in rules)
 
@@ -330,7 +330,7 @@ def test_a_follower_is_not_asked_again_and_a_whole_journal_costs_one_request_mor
 
 def test_a_checkpoint_without_its_entries_counts_as_far_as_it_goes():
     store = written()
-    writer = make_writer(store, "bbbbbbbb", reign=False)
+    writer = make_writer(store, "bbbbbbbb", epoch=False)
     assert writer.write_checkpoint(force=True)
     for number in range(1, 6):
         store.delete(entry_key(PREFIX, number))

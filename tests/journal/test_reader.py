@@ -104,7 +104,7 @@ def test_i5_a_follower_catches_up_from_anywhere_also_when_old_entries_are_gone(
     for number in range(1, low + 1):
         store.delete(entry_key(PREFIX, number))
     follower.catch_up()
-    assert follower.state.values == ["reign 1", *range(2, COUNT + 1)]
+    assert follower.state.values == ["epoch 1", *range(2, COUNT + 1)]
     assert replay(store).state == follower.state
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_entry_is_an_error_and_the_state_is_that_before_it():
     reader = reader_of(store)
     with pytest.raises(DataError, match="00000004"):
         reader.catch_up()
-    assert reader.state.values == ["reign 1", 2, 3]
+    assert reader.state.values == ["epoch 1", 2, 3]
 
 
 def test_i6_an_entry_under_a_wrong_number_is_no_history():

@@ -1,7 +1,7 @@
 """Several writers, followers and a collector over one store that fails by chance, request by request in an order by chance.
 
 A baton goes from thread to thread at every request, so a seed replays a run. Whatever happens: one history (I6), every
-entry immutable (I4), nothing lost that was acknowledged, nothing heard of a writer behind a newer reign, and every state
+entry immutable (I4), nothing lost that was acknowledged, nothing heard of a writer behind a newer epoch, and every state
 that anybody ever had is a prefix of that history (I1, I5).
 """
 
@@ -191,20 +191,20 @@ class World:
             for life in range(3):
                 name = f"{number:04x}{life:04x}"
                 journal = self._journal(name, life)
-                with_reign = False
+                with_epoch = False
                 try:
                     self._retry(journal.catch_up)
-                    journal.take_reign({})
-                    with_reign = True
+                    journal.take_epoch({})
+                    with_epoch = True
                     for index in range(rng.randrange(8)):
                         self.acknowledged.append(journal.append(say(f"{name} {index}")))
                         self.seen.append((journal.number, journal.state))
                         if rng.random() < 0.4:
                             journal.write_checkpoint(force=True)
                 except FencedError:
-                    self.fenced += with_reign
+                    self.fenced += with_epoch
                 except BackendError:
-                    pass  # the journal could not be read to take the reign
+                    pass  # the journal could not be read to take the epoch
                 self.seen.append((journal.number, journal.state))
 
         return body
@@ -261,8 +261,8 @@ def check(world: World) -> list[tuple[int, int, str, object]]:
     said = reader.state.said
     numbers = [step[0] for step in said]
     assert numbers == list(range(1, len(said) + 1)), "one entry a number, none missing"
-    reigns = [step[1] for step in said if step[1]]
-    assert reigns == sorted(reigns), "nobody is heard behind a newer reign"
+    epochs = [step[1] for step in said if step[1]]
+    assert epochs == sorted(epochs), "nobody is heard behind a newer epoch"
     by_number = {step[0]: step for step in said}
     for entry in world.acknowledged:
         step = by_number[entry.number]

@@ -1,4 +1,4 @@
-"""Appending: whatever the store does, one history; and who has lost the reign stops."""
+"""Appending: whatever the store does, one history; and who has lost the epoch stops."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_i4_entries_are_numbered_from_1_and_each_is_created_once():
     assert [writer.append(say(value)).number for value in "abc"] == [2, 3, 4]
     assert keys_of(store) == [f"{number:020d}" for number in (1, 2, 3, 4)]
     assert history(store) == writer.state
-    assert writer.state.values == ["reign 1", "a", "b", "c"]
+    assert writer.state.values == ["epoch 1", "a", "b", "c"]
 
 
 def test_a_round_costs_one_put_and_one_listing():
@@ -127,7 +127,7 @@ def test_i7_an_entry_whose_answer_is_lost_is_history_once(fault: Fault, times: i
     store.add(Rule(fault, PUT, times=times))
     writer.append(say("a"))
     writer.append(say("b"))
-    assert history(inner).values == ["reign 1", "a", "b"]
+    assert history(inner).values == ["epoch 1", "a", "b"]
 
 
 def test_i7_a_late_landing_changes_nothing():
@@ -155,7 +155,7 @@ def test_i7_an_entry_that_lands_between_two_tries_is_ours():
     hooked.before["put", "00002"] = second_try
     writer.append(say("a"))
     assert store.land_late() == 0
-    assert history(inner).values == ["reign 1", "a"]
+    assert history(inner).values == ["epoch 1", "a"]
 
 
 def test_i7_an_entry_is_never_re_cut_while_its_outcome_is_unknown():
@@ -171,7 +171,7 @@ def test_i7_an_entry_is_never_re_cut_while_its_outcome_is_unknown():
         writer.append(say("b"))
     assert not writer.write_checkpoint(force=True)
     store.land_late()
-    assert history(inner).values == ["reign 1", "a"]
+    assert history(inner).values == ["epoch 1", "a"]
 
 
 def test_told_to_stop_before_anything_was_sent_says_so():
@@ -201,7 +201,7 @@ def test_i7_what_is_asked_to_settle_an_entry_is_asked_again(operations: frozense
     store.add(Rule(Fault.LOST_ANSWER, PUT), Rule(Fault.UNAVAILABLE, operations, times=3))
     writer.append(say("a"))
     writer.append(say("b"))
-    assert history(inner).values == ["reign 1", "a", "b"]
+    assert history(inner).values == ["epoch 1", "a", "b"]
 
 
 def test_an_entry_that_is_durable_but_not_yet_proven_may_be_history():
@@ -212,14 +212,14 @@ def test_an_entry_that_is_durable_but_not_yet_proven_may_be_history():
     stop.set()
     with pytest.raises(StoreUnavailableError, match="is written, but"):
         writer.append(say("a"))
-    assert writer.state.values == ["reign 1"]
-    assert history(inner).values == ["reign 1", "a"]
+    assert writer.state.values == ["epoch 1"]
+    assert history(inner).values == ["epoch 1", "a"]
 
 
 # -- I6: one lineage ----------------------------------------------------------------------------
 
 
-def test_i6_a_newer_reign_fences_and_the_old_entry_does_not_get_in():
+def test_i6_a_newer_epoch_fences_and_the_old_entry_does_not_get_in():
     store = MemoryStore()
     old = make_writer(store, "aaaaaaaa")
     new = make_writer(store, "bbbbbbbb")
@@ -229,10 +229,10 @@ def test_i6_a_newer_reign_fences_and_the_old_entry_does_not_get_in():
         old.append(say("later"))
     assert not old.write_checkpoint(force=True)
     new.append(say("mine"))
-    assert history(store).values == ["reign 1", "reign 2", "mine"]
+    assert history(store).values == ["epoch 1", "epoch 2", "mine"]
 
 
-def test_i6_a_newer_reign_fences_also_after_an_unknown_outcome():
+def test_i6_a_newer_epoch_fences_also_after_an_unknown_outcome():
     inner = MemoryStore()
     store = faulty(inner)
     old = make_writer(store, "aaaaaaaa")
@@ -243,48 +243,48 @@ def test_i6_a_newer_reign_fences_also_after_an_unknown_outcome():
     with pytest.raises(FencedError):
         old.append(say("late"))
     store.land_late()
-    assert history(inner).values == ["reign 1", "reign 2"]
+    assert history(inner).values == ["epoch 1", "epoch 2"]
 
 
-def test_i6_a_reign_behind_the_entry_that_we_won_fences_us_and_the_entry_stays():
+def test_i6_a_epoch_behind_the_entry_that_we_won_fences_us_and_the_entry_stays():
     inner = MemoryStore()
     hooked = Hooked(inner)
     old = make_writer(hooked, "aaaaaaaa")
     hooked.after["put", "00002"] = lambda: make_writer(inner, "bbbbbbbb")
     with pytest.raises(FencedError):
         old.append(say("just in time"))
-    assert history(inner).values == ["reign 1", "just in time", "reign 2"]
+    assert history(inner).values == ["epoch 1", "just in time", "epoch 2"]
 
 
-def test_i6_of_two_that_take_a_reign_at_once_one_is_fenced():
+def test_i6_of_two_that_take_a_epoch_at_once_one_is_fenced():
     inner = MemoryStore()
     hooked = Hooked(inner)
     hooked.before["put", "00001"] = lambda: make_writer(inner, "bbbbbbbb")
     with pytest.raises(FencedError):
         make_writer(hooked, "aaaaaaaa")
-    assert history(inner).values == ["reign 1"]
+    assert history(inner).values == ["epoch 1"]
 
 
-def test_i6_a_reign_goes_behind_what_the_old_writer_still_gets_in():
+def test_i6_a_epoch_goes_behind_what_the_old_writer_still_gets_in():
     inner = MemoryStore()
     old = make_writer(inner, "aaaaaaaa")
     hooked = Hooked(inner)
     hooked.before["put", "00002"] = lambda: old.append(say("last"))
     new = make_writer(hooked, "bbbbbbbb")
-    assert new.state.values == ["reign 1", "last", "reign 2"]
-    assert new.generation == 2
+    assert new.state.values == ["epoch 1", "last", "epoch 2"]
+    assert new.epoch == 2
     assert history(inner) == new.state
 
 
 def test_i6_a_cloned_process_stops():
     store = MemoryStore()
     one = make_writer(store, "aaaaaaaa")
-    clone = make_writer(store, "aaaaaaaa", reign=False)
-    clone.generation = one.generation
+    clone = make_writer(store, "aaaaaaaa", epoch=False)
+    clone.epoch = one.epoch
     one.append(say("one"))
     with pytest.raises(FencedError, match="cloned"):
         clone.append(say("two"))
-    assert history(store).values == ["reign 1", "one"]
+    assert history(store).values == ["epoch 1", "one"]
 
 
 def prune(store: ObjectStore, up_to: int) -> None:
@@ -304,7 +304,7 @@ def test_i6_a_number_that_was_used_and_deleted_long_ago_is_not_history(up_to: in
     prune(store, up_to)
     with pytest.raises(FencedError):
         old.append(say("stray"))
-    assert old.state.values == ["reign 1"]
+    assert old.state.values == ["epoch 1"]
     assert history(store) == truth
     follower = JournalReader(store, PREFIX, ToyMachine())
     follower.state, follower.number, follower.last = old.state, 1, old._reader.last
@@ -355,14 +355,14 @@ def test_a_damaged_entry_in_our_place_stops_us():
 def test_others_append_between_and_fence_nobody():
     store = MemoryStore()
     writer = make_writer(store, "aaaaaaaa")
-    other = make_writer(store, "cccccccc", reign=False)
-    assert other.generation == 0
+    other = make_writer(store, "cccccccc", epoch=False)
+    assert other.epoch == 0
     writer.append(say("a"))
     other.append(say("b"))
     writer.append(say("c"))
     make_writer(store, "bbbbbbbb")
     other.append(say("d"))
-    assert history(store).values == ["reign 1", "a", "b", "c", "reign 2", "d"]
+    assert history(store).values == ["epoch 1", "a", "b", "c", "epoch 2", "d"]
     with pytest.raises(FencedError):
         writer.append(say("e"))
 
@@ -371,7 +371,7 @@ def test_others_look_again_at_what_they_presume_and_can_go_on_after_a_no():
     inner = MemoryStore()
     hooked = Hooked(inner)
     writer = make_writer(inner, "aaaaaaaa")
-    other = make_writer(hooked, "cccccccc", reign=False)
+    other = make_writer(hooked, "cccccccc", epoch=False)
     seen: list[list[object]] = []
 
     def check(state: Toy) -> None:
@@ -382,9 +382,9 @@ def test_others_look_again_at_what_they_presume_and_can_go_on_after_a_no():
     hooked.before["put", "00002"] = lambda: writer.append(say("a"))
     with pytest.raises(KeyError):
         other.append(say("b"), check=check)
-    assert seen == [["reign 1"], ["reign 1", "a"]]
+    assert seen == [["epoch 1"], ["epoch 1", "a"]]
     other.append(say("c"))
-    assert history(inner).values == ["reign 1", "a", "c"]
+    assert history(inner).values == ["epoch 1", "a", "c"]
 
 
 def test_a_checkpoint_of_our_own_entry_by_a_fast_follower_fences_nobody():
@@ -393,7 +393,7 @@ def test_a_checkpoint_of_our_own_entry_by_a_fast_follower_fences_nobody():
     writer = make_writer(hooked, "aaaaaaaa")
 
     def follower() -> None:
-        other = make_writer(inner, "cccccccc", reign=False)
+        other = make_writer(inner, "cccccccc", epoch=False)
         other._reader.since_checkpoint = 1
         assert other.write_checkpoint(force=True)
 
@@ -402,14 +402,14 @@ def test_a_checkpoint_of_our_own_entry_by_a_fast_follower_fences_nobody():
     assert writer.number == 2
 
     def faster() -> None:
-        other = make_writer(inner, "cccccccc", reign=False)
+        other = make_writer(inner, "cccccccc", epoch=False)
         other.append(say("x"))
         assert other.write_checkpoint(force=True)
 
     hooked.after["put", "00003"] = faster
     writer.append(say("b"))
     writer.append(say("c"))
-    assert history(inner).values == ["reign 1", "a", "b", "x", "c"]
+    assert history(inner).values == ["epoch 1", "a", "b", "x", "c"]
     assert checkpoint_key(PREFIX, 4) in {info.key for info in inner.list("")}
 
 
@@ -461,7 +461,7 @@ def test_a_checkpoint_behind_another_zombie_s_entry_fences_as_well():
 
     writer._reader._store = hooked
     hooked.after["put", "00002"] = others
-    writer.generation = 0  # a guest: no reign that could be refused
+    writer.epoch = 0  # a guest: no epoch that could be refused
     with pytest.raises(FencedError, match="the journal was rebuilt"):
         writer.append(say("dropped"))
     assert "dropped" not in history(store).values
@@ -480,7 +480,7 @@ def test_entries_behind_a_won_number_must_follow_one_from_the_other(later: int):
         numbered(store, "bbbbbbbb", 3 + later, 12345)
 
     hooked.after["put", "00002"] = others
-    writer.generation = 0
+    writer.epoch = 0
     with pytest.raises(FencedError):
         writer.append(say("not history"))
 
@@ -491,7 +491,7 @@ def test_a_guest_s_entries_and_checkpoints_that_follow_from_ours_are_no_fence():
     writer = make_writer(hooked)
 
     def others() -> None:
-        guest = make_writer(store, "bbbbbbbb", reign=False)
+        guest = make_writer(store, "bbbbbbbb", epoch=False)
         assert guest.write_checkpoint(force=True)  # of our own entry
         guest.append(say("a guest's"))
         assert guest.write_checkpoint(force=True)
@@ -500,7 +500,7 @@ def test_a_guest_s_entries_and_checkpoints_that_follow_from_ours_are_no_fence():
     hooked.after["put", "00002"] = others
     assert writer.append(say("ours")).number == 2
     assert writer.append(say("more")).number == 5
-    assert history(store).values == ["reign 1", "ours", "a guest's", "another", "more"]
+    assert history(store).values == ["epoch 1", "ours", "a guest's", "another", "more"]
 
 
 def test_a_damaged_checkpoint_behind_a_won_number_is_believed_by_nobody():

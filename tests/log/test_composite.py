@@ -195,8 +195,8 @@ class Queue:
 
     @classmethod
     def new(cls, policy: CommitPolicy = POLICY) -> Queue:
-        reign = {"do": "reign", "generation": 1, "holder": {}}
-        state = MACHINE.apply(MACHINE.initial(), Entry(1, 1, "0badcafe", 0, [reign]))
+        epoch = {"do": "epoch", "epoch": 1, "holder": {}}
+        state = MACHINE.apply(MACHINE.initial(), Entry(1, 1, "0badcafe", 0, [epoch]))
         return cls(fresh(policy), state)
 
     def say(self, action: Any, now_ms: int = 0) -> None:

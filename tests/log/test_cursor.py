@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tiers import TIME_MS
 
-from tests.log.test_state import MACHINE, QUEUE, REIGN, add, life, part, replay
+from tests.log.test_state import EPOCH, MACHINE, QUEUE, add, life, part, replay
 from tests.log.test_takeback import head, take_back, then
 from tiered.log.cursor import History, history_of, life_at
 from tiered.log.expiry import segment_end
@@ -36,7 +36,7 @@ def names(one: object) -> dict[int, str]:
 
 @given(STEPS)
 def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tuple[str, int]]):
-    state = replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
+    state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
     met: list[tuple[History, int, dict[int, str]]] = []
     for number, (what, value) in enumerate(steps):
         now, lives = life(state), state.queues[QUEUE]
@@ -68,7 +68,7 @@ def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tup
 
 
 def test_an_end_that_was_taken_back_is_a_history_by_itself():
-    state = replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
+    state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
     state = then(state, take_back(10, 20), add(part(10, 1000, count=5, size=500), 1000))
     state = then(state, take_back(5, 15, head(part(0, 0), 5)))
     lives = state.queues[QUEUE]
@@ -80,7 +80,7 @@ def test_an_end_that_was_taken_back_is_a_history_by_itself():
 
 @pytest.mark.parametrize("cut_at", [-1, 11, 25])
 def test_verify_sees_where_an_end_was_cut_off(cut_at: int):
-    state = replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
+    state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
     state = then(state, take_back(10, 20))
     tail, now = state.queues[QUEUE]
     wrong = replace(state, queues={QUEUE: (replace(tail, cut_at=cut_at), now)})

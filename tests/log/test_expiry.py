@@ -31,8 +31,8 @@ def three_segments() -> TierBuilder:
     return tier
 
 
-def applied(state: TierState, action: Any, *, generation: int = 0) -> TierState:
-    return TierMachine().apply(state, Entry(99, generation, "0000feed", 0, [action]))
+def applied(state: TierState, action: Any, *, epoch: int = 0) -> TierState:
+    return TierMachine().apply(state, Entry(99, epoch, "0000feed", 0, [action]))
 
 
 def plan(state: TierState, now_ms: int, ttl_ms: int = 0, objects_max: int = 99) -> list[ExpiryStep]:
@@ -112,16 +112,16 @@ def test_replay_refuses_what_does_not_fit():
         ("life", -1), ("incarnation", 1), ("topic", "nobody"),
     ]:  # fmt: skip
         assert applied(state, {**good, field: wrong}).queues == state.queues, (field, wrong)
-    assert applied(state, good, generation=7).queues == state.queues  # of a reign that never was
+    assert applied(state, good, epoch=7).queues == state.queues  # of an epoch that never was
 
 
-def test_an_open_segment_only_goes_by_the_hand_that_reigns():
+def test_an_open_segment_only_goes_by_the_present_writer():
     tier = three_segments()
     state = tier.journal.state
     ((step,), _) = plan_removal(state, QUEUE.topic, objects_max=99)
     assert (step.min_to, step.segments, step.objects) == (6, 3, 3)
     assert applied(state, step.action()).queues == state.queues
-    gone = applied(state, step.action(), generation=state.generation)
+    gone = applied(state, step.action(), epoch=state.epoch)
     life = gone.life(QUEUE)
     assert life
     assert (life.segments, life.min_offset, life.commit_offset) == ((), 6, 6)

@@ -69,7 +69,7 @@ def objects() -> dict[str, bytes]:
     builder.say(queue_action("incarnation", queue, 1, start=5, reason="anew"))
     assert life.commit_offset == 13
     lease = {
-        "format": 1, "writer": "0badcafe", "expires_ms": 1, "released": True, "generation": 0, "number": 0, "history": "",
+        "format": 1, "writer": "0badcafe", "expires_ms": 1, "released": True, "epoch": 0, "number": 0, "history": "",
         "holder": {"host": "h", "boot": "b", "space": "s", "pid": 1, "started": 2},
     }  # fmt: skip
     builder.store.put_if_absent(PREFIX + LEASE, seal_text(lease))

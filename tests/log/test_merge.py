@@ -46,7 +46,7 @@ class Tier:
         self.rewritten: dict[MessageQueue, Counter[int]] = defaultdict(Counter)
         self.number = 0
         self.now_ms = 0
-        self.say({"do": "reign", "generation": 1, "holder": {}})
+        self.say({"do": "epoch", "epoch": 1, "holder": {}})
 
     def say(self, *actions: Any) -> None:
         self.number += 1

@@ -1,4 +1,4 @@
-"""What gc may delete (I11): never what is named or was within the grace, what is young, or of the present reign."""
+"""What gc may delete (I11): never what is named or was within the grace, what is young, or of the present epoch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def known(state: TierState, **fields: object) -> KnownObjects:
     rest: dict[str, object] = {
         "prefix": PREFIX, "state": state, "base": state, "once_named": set(), "bound": 0,
         "protected": set(named_objects(state)),
-        "reign": state.generation, "old_ms": OLD_MS, "now_ms": 2 * OLD_MS,
+        "epoch": state.epoch, "old_ms": OLD_MS, "now_ms": 2 * OLD_MS,
     }  # fmt: skip
     return KnownObjects(**{**rest, **fields})  # type: ignore[arg-type]
 
@@ -58,8 +58,8 @@ def listing(store: MemoryStore, *more: ObjectInfo) -> list[ObjectInfo]:
     return sorted([*found, *more], key=lambda info: info.key)
 
 
-def orphan(generation: int, *, at: int = 0, modified_ms: int = OLD_MS, kind: str = "bundle"):
-    made = ObjectId(generation, "0badcafe", 4711)
+def orphan(epoch: int, *, at: int = 0, modified_ms: int = OLD_MS, kind: str = "bundle"):
+    made = ObjectId(epoch, "0badcafe", 4711)
     key = {
         "bundle": bundle_key(PREFIX, 0, at, made),
         "topic": topic_bundle_key(PREFIX, "topic-ä", 2, at, made),
@@ -69,8 +69,8 @@ def orphan(generation: int, *, at: int = 0, modified_ms: int = OLD_MS, kind: str
     return ObjectInfo(key, 10, modified_ms)
 
 
-def second_reign() -> TierBuilder:
-    """Two parts of generation 1, one of generation 2."""
+def second_epoch() -> TierBuilder:
+    """Two parts of epoch 1, one of epoch 2."""
     first = TierBuilder()
     first.add([b"a"])
     first.add([b"b"])
@@ -89,14 +89,14 @@ def plan(tier: TierBuilder, *more: ObjectInfo, limit: int = 99, **fields: object
 
 
 def test_i11_what_is_named_stays():
-    found = plan(second_reign())
+    found = plan(second_epoch())
     assert (found.deletions, found.refusals, found.missing) == ([], [], set())
 
 
-def test_old_orphans_of_an_earlier_reign_go_the_key_index_before_data():
+def test_old_orphans_of_an_earlier_epoch_go_the_key_index_before_data():
     kinds = ["index", "bundle", "topic", "queue"]
     orphans = [orphan(1, kind=kind) for kind in kinds]
-    found = plan(second_reign(), *orphans)
+    found = plan(second_epoch(), *orphans)
     wanted = [(one.key, kind) for one, kind in zip(orphans, kinds, strict=True)]
     assert [(one.key, one.kind) for one in found.deletions] == wanted
 
@@ -122,14 +122,14 @@ def test_i11_a_bundle_goes_when_no_part_of_it_is_named_and_not_before():
 @pytest.mark.parametrize(
     ("info", "fields", "count"),
     [
-        (orphan(2), {}, "present_reign"),
+        (orphan(2), {}, "present_epoch"),
         (orphan(1, modified_ms=OLD_MS + 1), {}, "within_grace"),
         (orphan(1, modified_ms=-1), {}, "unknown_age"),
         (orphan(1), {"base": None}, "uncovered"),
     ],
 )
 def test_what_stays_and_why(info: ObjectInfo, fields: dict[str, object], count: str):
-    found = plan(second_reign(), info, **fields)
+    found = plan(second_epoch(), info, **fields)
     assert found.deletions == []
     assert getattr(found.left, count) == 1
     assert found.refusals == []
@@ -137,30 +137,30 @@ def test_what_stays_and_why(info: ObjectInfo, fields: dict[str, object], count: 
 
 def test_i11_what_was_named_within_the_grace_stays():
     info = orphan(1)
-    tier = second_reign()
+    tier = second_epoch()
     protected = known(tier.journal.state).protected | {info.key.removeprefix(PREFIX)}
     found = plan(tier, info, protected=protected)
     assert (found.deletions, found.left.within_grace) == ([], 1)
 
 
-def test_the_present_reign_s_own_goes_when_it_was_named_once():
+def test_the_present_epoch_s_own_goes_when_it_was_named_once():
     info = orphan(2)
-    found = plan(second_reign(), info, once_named={info.key.removeprefix(PREFIX)})
+    found = plan(second_epoch(), info, once_named={info.key.removeprefix(PREFIX)})
     assert [one.key for one in found.deletions] == [info.key]
 
 
 def test_the_limit():
-    found = plan(second_reign(), *(orphan(1, at=at) for at in range(100, 105)), limit=3)
+    found = plan(second_epoch(), *(orphan(1, at=at) for at in range(100, 105)), limit=3)
     assert (len(found.deletions), found.left.over_limit) == (3, 2)
 
 
 def test_i11_nothing_goes_when_anything_is_strange():
-    tier = second_reign()
+    tier = second_epoch()
     victim = orphan(1)
     assert plan(tier, victim).deletions
     future = plan(tier, victim, orphan(3))
     assert future.deletions == []
-    assert "generation 3" in future.refusals[0]
+    assert "epoch 3" in future.refusals[0]
     infos = listing(tier.store, victim)
     named = next(
         i
@@ -177,14 +177,14 @@ def test_i11_nothing_goes_when_anything_is_strange():
 
 
 def test_a_missing_object_is_told():
-    tier = second_reign()
+    tier = second_epoch()
     key = next(iter(named_objects(tier.journal.state)))
     tier.store.delete(PREFIX + key)
     assert plan(tier).missing == {key}
 
 
 def test_unknown_keys_are_named_and_stay_and_so_do_the_lease_and_other_features():
-    tier = second_reign()
+    tier = second_epoch()
     names = ["foreign/file", "lease", "ledger/1", "timer/1", "journal/hello", "queue/x"]
     found = plan(tier, *(ObjectInfo(PREFIX + name, 1, 0) for name in names))
     assert found.deletions == []
@@ -195,7 +195,7 @@ def test_unknown_keys_are_named_and_stay_and_so_do_the_lease_and_other_features(
 
 
 def test_probe_objects_go_by_age_alone():
-    tier = second_reign()
+    tier = second_epoch()
     keys = ["probe-0123456789abcdef-put", "probe-0123456789abcdef-set", "probe-mine"]
     probes = [ObjectInfo(key, 5, OLD_MS) for key in keys]
     young = ObjectInfo("probe-1123456789abcdef-put", 5, OLD_MS + 1)

@@ -36,7 +36,7 @@ from tiered.log.bundle_tables import Refused, Tabled, read_bundle_table
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergeOutput, MergeRun
 from tiered.log.parts import Parts
-from tiered.log.proposal import EPOCH
+from tiered.log.proposal import REBUILT_STRIDE
 from tiered.log.state import TierMachine, queue_action
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
@@ -89,7 +89,7 @@ def test_a_lost_journal_comes_back():
     assert (plan.proposal.losses, plan.proposal.orphans, plan.refused) == ([], [], [])
     after = state_of(builder.store)
     assert told(after) == told(before)
-    assert after.generation == before.generation + 1
+    assert after.epoch == before.epoch + 1
     assert [lives[0].quarantined for lives in after.queues.values()] == [1, 1]
     assert_whole(builder.store)
 
@@ -106,7 +106,7 @@ def test_a_journal_that_can_be_read_is_left_alone():
 Step = tuple[str, int, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["part", "part", "part", "roll", "hole", "gap", "life", "reign", "merge"]),
+        st.sampled_from(["part", "part", "part", "roll", "hole", "gap", "life", "epoch", "merge"]),
         st.integers(0, 2),
         st.integers(1, 4),
     ),
@@ -121,7 +121,7 @@ def play(steps: list[Step]) -> TierBuilder:
     touched: dict[MessageQueue, bool] = {}
     for number, (what, which, size) in enumerate(steps):
         queue = MessageQueue("topic", which)
-        if what == "reign":
+        if what == "epoch":
             builder = TierBuilder(builder.store, writer=f"{number:08x}")
             continue
         if what == "merge":
@@ -477,7 +477,7 @@ def test_a_writer_goes_on_after_a_rebuild():
     lose_journal(builder.store)
     rebuild(builder.store)
     later = TierBuilder(builder.store, writer="22222222")
-    assert later.journal.number == EPOCH + 1
+    assert later.journal.number == REBUILT_STRIDE + 1
     later.add([b"more"])
     later.journal.write_checkpoint(force=True)
     assert state_of(builder.store).queues[QUEUE][0].commit_offset == 14
@@ -489,13 +489,13 @@ def test_it_can_be_done_again():
     for _ in range(3):
         lose_journal(builder.store)
         before = rebuild(builder.store)
-    assert before.proposal.state.generation == 4  # none is given twice: the lease remembers
+    assert before.proposal.state.epoch == 4  # none is given twice: the lease remembers
     store = builder.store
-    assert before.number == 3 * EPOCH
+    assert before.number == 3 * REBUILT_STRIDE
     key = PREFIX + f"journal/{before.number:020d}.checkpoint"
     store.delete(key)
     store.put_if_absent(key, b"damaged")
-    assert rebuild(store).number == 4 * EPOCH
+    assert rebuild(store).number == 4 * REBUILT_STRIDE
     assert_whole(store)
 
 
@@ -578,7 +578,7 @@ def test_readers_jump_to_the_rebuilt_state():
     damage(builder.store, builder.journal.number)
     rebuild(builder.store)
     reader.catch_up()
-    assert reader.number == EPOCH
+    assert reader.number == REBUILT_STRIDE
     assert reader.state == state_of(builder.store)
     assert QueueOffset(13) == reader.state.queues[QUEUE][0].commit_offset
 

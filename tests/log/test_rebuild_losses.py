@@ -217,7 +217,7 @@ def test_an_end_that_is_there_and_was_not_chosen_was_taken_back():
 @pytest.mark.parametrize(
     ("rank", "lost"),
     [((2, 1, 0, False), []), ((1, 9, 0, False), []), ((1, 1, 0, False), [(4, 9)])],
-    ids=["a later reign", "the same, later", "a first try in vain"],
+    ids=["a later epoch", "the same, later", "a first try in vain"],
 )
 def test_an_end_was_taken_back_where_something_newer_begins_before_it(
     rank: tuple[int, int, int, bool], lost: list[tuple[int, int]]
@@ -361,7 +361,7 @@ def test_an_expiry_behind_the_damage_is_believed_only_of_the_life_that_is_known(
 )
 @pytest.mark.parametrize("end", [3, 4])
 def test_what_was_taken_back_is_no_loss(end: int, is_behind: bool, is_later: bool, is_gone: bool):
-    """By a later reign or the same; that the readable journal knows, or behind it; whether its objects are gone or not."""
+    """By a later epoch or the same; that the readable journal knows, or behind it; whether its objects are gone or not."""
     builder = three()
     parts = list(life_of(builder).parts())
     later = TierBuilder(builder.store, writer="11111111") if is_later and not is_behind else builder
@@ -415,7 +415,7 @@ def test_a_queue_that_never_had_a_message_stays():
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["part", "part", "part", "roll", "hole", "gap", "merge", "reign"]),
+        st.sampled_from(["part", "part", "part", "roll", "hole", "gap", "merge", "epoch"]),
         st.integers(1, 3),
     ),
     min_size=1,
@@ -425,7 +425,7 @@ STEPS = st.lists(
 
 def play(builder: TierBuilder, steps: list[tuple[str, int]]) -> TierBuilder:
     for number, (what, size) in enumerate(steps):
-        if what == "reign":
+        if what == "epoch":
             builder = TierBuilder(builder.store, writer=f"{number:08x}")
         elif what == "merge":
             if named_bundles(builder.journal.state):

@@ -222,7 +222,7 @@ def test_other_messages_repair_nothing(tier: ObjectStore):
     number = len(list(store.list(PREFIX)))
     report = repair(store, filled(topics=2, queues=2, each=40))  # other bodies
     assert report.unrepaired[0].reason.startswith("the local store has other bytes there")
-    assert len(list(store.list(PREFIX))) == number  # no reign, no object
+    assert len(list(store.list(PREFIX))) == number  # no epoch, no object
 
 
 def test_a_living_writer_is_not_disturbed(tier: ObjectStore, local: SyntheticStore):
@@ -265,7 +265,7 @@ def test_another_store_is_refused(tier: ObjectStore, local: SyntheticStore):
         store, store, PREFIX, local,
         clock=ManualClock(), rng=random.Random(1), stop=threading.Event(),
     )  # fmt: skip
-    repairer._journal.take_reign({})
+    repairer._journal.take_epoch({})
     repairer._journal.append([{"do": "meta", "store": {"store_id": "another"}}])
     with pytest.raises(InvalidError, match="belongs to another store"):
         repair(store, local, seed=4)

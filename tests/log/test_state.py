@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action
 
 MACHINE = TierMachine()
-REIGN = {"do": "reign", "generation": 1, "holder": {"host": "h"}}
+EPOCH = {"do": "epoch", "epoch": 1, "holder": {"host": "h"}}
 
 
 part = made_part
@@ -34,11 +34,11 @@ def add(piece: Part, segment: int, *, queue: MessageQueue = QUEUE, life: int = 0
     return named_action((queue, life, segment, piece))
 
 
-def replay(*entries: Sequence[Action], generations: Sequence[int] = ()) -> TierState:
+def replay(*entries: Sequence[Action], epochs: Sequence[int] = ()) -> TierState:
     state = MACHINE.initial()
     for number, actions in enumerate(entries, 1):
-        generation = generations[number - 1] if generations else 1
-        state = MACHINE.apply(state, Entry(number, generation, "0badcafe", 1000 + number, actions))
+        epoch = epochs[number - 1] if epochs else 1
+        state = MACHINE.apply(state, Entry(number, epoch, "0badcafe", 1000 + number, actions))
     return state
 
 
@@ -49,16 +49,16 @@ def life(state: TierState) -> Any:
 
 
 def test_parts_follow_one_another_in_a_segment():
-    state = replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 0)])
+    state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 0)])
     now = life(state)
     assert (now.min_offset, now.commit_offset, now.log_end) == (0, 20, 2000)
     assert [len(segment.parts) for segment in now.segments] == [2]
     assert now.segments[0].created_ms == 1002
-    assert (state.generation, state.writer, state.updated_ms) == (1, "0badcafe", 1002)
+    assert (state.epoch, state.writer, state.updated_ms) == (1, "0badcafe", 1002)
 
 
 def test_a_new_segment_seals_the_one_before():
-    now = life(replay([REIGN], [add(part(0, 0), 0)], [add(part(10, 1000), 1000)]))
+    now = life(replay([EPOCH], [add(part(0, 0), 0)], [add(part(10, 1000), 1000)]))
     assert [(s.base_offset, s.base_queue_offset, s.sealed) for s in now.segments] == [
         (0, 0, True),
         (1000, 10, False),
@@ -66,7 +66,7 @@ def test_a_new_segment_seals_the_one_before():
 
 
 def test_a_queue_may_begin_anywhere():
-    now = life(replay([REIGN], [add(part(500, 0), 0)]))
+    now = life(replay([EPOCH], [add(part(500, 0), 0)]))
     assert (now.min_offset, now.commit_offset) == (500, 510)
 
 
@@ -86,7 +86,7 @@ def test_a_queue_may_begin_anywhere():
     ],
 )
 def test_i1_replay_refuses_a_part_that_does_not_fit_and_counts_it(bad: Action):
-    before = replay([REIGN], [add(part(0, 0), 0)])
+    before = replay([EPOCH], [add(part(0, 0), 0)])
     after = MACHINE.apply(before, Entry(3, 1, "0badcafe", 0, [bad]))
     assert after.queues == before.queues
     assert after.refused_parts == 1
@@ -94,10 +94,10 @@ def test_i1_replay_refuses_a_part_that_does_not_fit_and_counts_it(bad: Action):
     assert life(good).commit_offset == 20
 
 
-@pytest.mark.parametrize("generation", [0, 1, 3])
-def test_i6_replay_refuses_what_is_not_of_the_reign(generation: int):
-    reign = {**REIGN, "generation": 2}
-    before = replay([reign], [add(part(0, 0), 0)], generations=[2, 2])
+@pytest.mark.parametrize("epoch", [0, 1, 3])
+def test_i6_replay_refuses_what_is_not_of_the_epoch(epoch: int):
+    begin = {**EPOCH, "epoch": 2}
+    before = replay([begin], [add(part(0, 0), 0)], epochs=[2, 2])
     actions = [
         add(part(10, 1000), 0),
         queue_action("gap", QUEUE, 0, start=10, end=20, reason="r"),
@@ -105,21 +105,21 @@ def test_i6_replay_refuses_what_is_not_of_the_reign(generation: int):
         queue_action("quarantine", QUEUE, 0, count=3),
         {"do": "meta", "store": {"store_id": "x"}},
         queue_action("seal", QUEUE, 0, segment=0),
-        merge([part(0, 0)], key="m") if generation else queue_action("seal", QUEUE, 0, segment=0),
+        merge([part(0, 0)], key="m") if epoch else queue_action("seal", QUEUE, 0, segment=0),
     ]
-    after = MACHINE.apply(before, Entry(3, generation, "ffffffff", 0, actions))
+    after = MACHINE.apply(before, Entry(3, epoch, "ffffffff", 0, actions))
     assert after.queues == before.queues
     assert (after.store, after.refused_parts) == ({}, 3)
 
 
-def test_i6_an_older_reign_takes_nothing_back():
-    state = replay([{**REIGN, "generation": 5}], [{**REIGN, "generation": 4}], generations=[5, 4])
-    assert state.generation == 5
+def test_i6_an_older_epoch_takes_nothing_back():
+    state = replay([{**EPOCH, "epoch": 5}], [{**EPOCH, "epoch": 4}], epochs=[5, 4])
+    assert state.epoch == 5
 
 
-def test_before_any_reign_there_is_no_history():
-    assert replay([add(part(0, 0), 0)], generations=[0]).queues == {}
-    assert replay([add(part(0, 0), 0)], generations=[1]).queues == {}
+def test_before_any_epoch_there_is_no_history():
+    assert replay([add(part(0, 0), 0)], epochs=[0]).queues == {}
+    assert replay([add(part(0, 0), 0)], epochs=[1]).queues == {}
 
 
 # -- gaps ---------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def gap(start: int, end: int) -> Action:
 
 
 def test_i12_a_gap_is_recorded_and_only_a_new_segment_follows_it():
-    state = replay([REIGN], [add(part(0, 0), 0)], [gap(10, 50)])
+    state = replay([EPOCH], [add(part(0, 0), 0)], [gap(10, 50)])
     assert (life(state).commit_offset, life(state).log_end) == (50, 1000)
     stale = MACHINE.apply(state, Entry(4, 1, "0badcafe", 0, [add(part(50, 1000), 0)]))
     assert stale.refused_parts == 1
@@ -140,22 +140,22 @@ def test_i12_a_gap_is_recorded_and_only_a_new_segment_follows_it():
 
 
 def test_i12_a_gap_before_the_first_part_moves_the_minimum():
-    now = life(replay([REIGN], [gap(0, 7)], [add(part(7, 0), 0)]))
+    now = life(replay([EPOCH], [gap(0, 7)], [add(part(7, 0), 0)]))
     assert (now.min_offset, now.commit_offset, len(now.gaps)) == (7, 17, 1)
 
 
 @pytest.mark.parametrize(("start", "end"), [(9, 20), (11, 20), (10, 10), (10, 9)])
 def test_i12_a_gap_that_does_not_begin_at_the_commit_offset_is_refused(start: int, end: int):
-    state = replay([REIGN], [add(part(0, 0), 0)], [gap(start, end)])
+    state = replay([EPOCH], [add(part(0, 0), 0)], [gap(start, end)])
     assert (life(state).commit_offset, state.refused_parts) == (10, 1)
 
 
 def test_i9_a_part_of_nothing_but_holes_holds_up_nothing():
     holes = part(0, 0, size=0)
-    same = replay([REIGN], [add(holes, 0)], [add(part(10, 0), 0)])
+    same = replay([EPOCH], [add(holes, 0)], [add(part(10, 0), 0)])
     assert [len(s.parts) for s in life(same).segments] == [2]
     behind = replay(
-        [REIGN], [add(holes, 0)], [gap(10, 50)], [add(part(50, 0), 0)], [add(part(60, 1000), 0)]
+        [EPOCH], [add(holes, 0)], [gap(10, 50)], [add(part(50, 0), 0)], [add(part(60, 1000), 0)]
     )
     assert behind.refused_parts == 0
     assert [(s.base_offset, s.base_queue_offset) for s in life(behind).segments] == [
@@ -170,7 +170,7 @@ def test_i9_a_part_of_nothing_but_holes_holds_up_nothing():
 
 def test_a_new_incarnation_begins_at_its_start_and_the_old_stays():
     again = queue_action("incarnation", QUEUE, 1, start=0, reason="created again")
-    state = replay([REIGN], [add(part(0, 0), 0)], [again], [add(part(0, 0), 0, life=1)])
+    state = replay([EPOCH], [add(part(0, 0), 0)], [again], [add(part(0, 0), 0, life=1)])
     lives = state.queues[QUEUE]
     assert [(one.incarnation, one.commit_offset, one.ended) for one in lives] == [
         (0, 10, "created again"),
@@ -182,17 +182,17 @@ def test_a_new_incarnation_begins_at_its_start_and_the_old_stays():
 
 def test_where_a_queue_begins_can_be_said_before_it_has_anything_and_is_no_matter_afterwards():
     begin = queue_action("incarnation", QUEUE, 0, start=7, reason="begins here")
-    state = replay([REIGN], [begin])
+    state = replay([EPOCH], [begin])
     assert (life(state).min_offset, life(state).commit_offset) == (7, 7)
-    assert life(replay([REIGN], [begin], [add(part(7, 0), 0)])).commit_offset == 17
-    late = replay([REIGN], [add(part(7, 0), 0), begin])
+    assert life(replay([EPOCH], [begin], [add(part(7, 0), 0)])).commit_offset == 17
+    late = replay([EPOCH], [add(part(7, 0), 0), begin])
     assert (life(late).commit_offset, late.refused_parts) == (17, 0)
 
 
 @pytest.mark.parametrize("number", [2, 3])
 def test_incarnations_are_numbered_without_a_hole(number: int):
     again = queue_action("incarnation", QUEUE, number, start=0, reason="r")
-    state = replay([REIGN], [add(part(0, 0), 0)], [again])
+    state = replay([EPOCH], [add(part(0, 0), 0)], [again])
     assert (len(state.queues[QUEUE]), state.refused_parts) == (1, 1)
 
 
@@ -216,7 +216,7 @@ def merge(
     return merge_action((QUEUE, 0, segment, made, Parts.of(run)), life=life)
 
 
-TWO = ([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 0)])
+TWO = ([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 0)])
 BOTH = (part(0, 0), part(10, 1000))
 SEAL = queue_action("seal", QUEUE, 0, segment=0)
 
@@ -241,7 +241,7 @@ def test_a_merge_replaces_a_run_by_one_part_and_the_segment_stays_open():
 
 
 OLD = [part(at, 100 * at) for at in (0, 10, 20, 30)]
-FOUR = ([REIGN], [add(one, 0) for one in OLD])
+FOUR = ([EPOCH], [add(one, 0) for one in OLD])
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3), (1, 3), (2, 4), (0, 4), (3, 4)])
@@ -290,11 +290,11 @@ def test_others_may_merge_only_what_the_writer_has_left():
     rolled = MACHINE.apply(before, Entry(3, 1, "0badcafe", 0, [SEAL]))
     assert len(life(MACHINE.apply(rolled, theirs)).parts()) == 1
     older = MACHINE.apply(rolled, Entry(3, 2, "cccccccc", 0, [merge(BOTH)]))
-    assert older.queues == rolled.queues, "of a reign that is none"
+    assert older.queues == rolled.queues, "of an epoch that is none"
 
 
 def test_a_run_over_the_border_of_rolled_segments_makes_one_of_them():
-    state = replay([REIGN], *[[add(one, one.log_offset)] for one in OLD])
+    state = replay([EPOCH], *[[add(one, one.log_offset)] for one in OLD])
     assert len(life(state).segments) == 4
     joined = MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(OLD[:3])]))
     assert [(s.base_offset, len(s.parts), s.sealed) for s in life(joined).segments] == [
@@ -307,7 +307,7 @@ def test_a_run_over_the_border_of_rolled_segments_makes_one_of_them():
 
 def test_a_run_over_a_gap_is_none():
     parts = [part(0, 0), part(20, 1000)]
-    state = replay([REIGN], [add(parts[0], 0)], [gap(10, 20)], [add(parts[1], 1000)], [
+    state = replay([EPOCH], [add(parts[0], 0)], [gap(10, 20)], [add(parts[1], 1000)], [
         {**SEAL, "segment": 1000},
     ])  # fmt: skip
     assert all(segment.sealed for segment in life(state).segments)
@@ -317,7 +317,7 @@ def test_a_run_over_a_gap_is_none():
 def test_of_two_segments_with_one_base_the_right_one_is_merged():
     parts = [part(0, 0, size=0), part(10, 0, size=0), part(20, 0), part(30, 1000)]
     steps = [[add(parts[0], 0), add(parts[1], 0), SEAL], [add(parts[2], 0), add(parts[3], 0)]]
-    state = replay([REIGN], *steps)
+    state = replay([EPOCH], *steps)
     assert [(s.base_offset, len(s.parts)) for s in life(state).segments] == [(0, 2), (0, 2)]
     for run, expected in ((parts[:2], [1, 2]), (parts[2:], [2, 1])):
         after = MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(run)]))
@@ -326,7 +326,7 @@ def test_of_two_segments_with_one_base_the_right_one_is_merged():
 
 def test_an_unknown_action_stops_everything():
     with pytest.raises(UnknownActionError, match="from the future"):
-        replay([REIGN], [add(part(0, 0), 0), {"do": "from the future"}])
+        replay([EPOCH], [add(part(0, 0), 0), {"do": "from the future"}])
 
 
 # -- checkpoints --------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_an_unknown_action_stops_everything():
     st.lists(st.sampled_from(["message", "holes", "gap", "roll", "life"]), max_size=12), st.data()
 )
 def test_i5_a_checkpoint_at_any_number_gives_the_same_state(steps: list[str], draw: st.DataObject):
-    states, state = [], replay([REIGN], [{"do": "meta", "store": {"store_id": "s"}}])
+    states, state = [], replay([EPOCH], [{"do": "meta", "store": {"store_id": "s"}}])
     queue_offset, log_offset, segment, incarnation = 0, 0, 0, 0
     after_gap = False
     for number, step in enumerate(steps, 3):
@@ -377,30 +377,30 @@ def test_a_state_of_real_parts_survives_its_checkpoint():
 
 
 def test_a_state_in_pieces_is_the_same_text_whatever_a_stranger_wrote_into_it():
-    state = replay([{**REIGN, "holder": {"queues": []}}], [add(part(0, 0), 0)])
+    state = replay([{**EPOCH, "holder": {"queues": []}}], [add(part(0, 0), 0)])
     pieces = [*MACHINE.dump_pieces(state)]
     assert b"".join(pieces) == json_text(MACHINE.dump(state))
     assert len(pieces) > len(MACHINE.dump(state))
     assert MACHINE.load_text(b"".join(pieces).decode()) == state
 
 
-def test_a_history_is_that_of_its_first_reign():
-    second = {**REIGN, "generation": 2}
-    state = replay([REIGN], [second], generations=[1, 2])
-    assert (state.generation, state.history) == (2, "0badcafe-1001")
+def test_a_history_is_that_of_its_first_epoch():
+    second = {**EPOCH, "epoch": 2}
+    state = replay([EPOCH], [second], epochs=[1, 2])
+    assert (state.epoch, state.history) == (2, "0badcafe-1001")
     assert MACHINE.load(MACHINE.dump(state)).history == state.history
-    other = MACHINE.apply(MACHINE.initial(), Entry(1, 1, "0badcafe", 1002, [REIGN]))
+    other = MACHINE.apply(MACHINE.initial(), Entry(1, 1, "0badcafe", 1002, [EPOCH]))
     assert other.history != state.history
 
 
 def test_the_form_of_a_checkpoint_is_fixed():
     state = replay(
-        [REIGN], [add(part(0, 0), 0)], [gap(10, 50), {"do": "meta", "store": {"kind": "k"}}]
+        [EPOCH], [add(part(0, 0), 0)], [gap(10, 50), {"do": "meta", "store": {"kind": "k"}}]
     )
     dumped = MACHINE.dump(state)
     columns = dumped.pop("parts")
     assert dumped == {
-        "generation": 1,
+        "epoch": 1,
         "history": "0badcafe-1001",
         "writer": "0badcafe",
         "holder": {"host": "h"},

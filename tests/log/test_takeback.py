@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.bundles import merge_action
 
-from tests.log.test_state import MACHINE, QUEUE, REIGN, add, gap, life, part, replay
+from tests.log.test_state import EPOCH, MACHINE, QUEUE, add, gap, life, part, replay
 from tiered.journal.entry import Entry
 from tiered.log.parting import first_difference
 from tiered.log.parts import Parts, queue_action
@@ -33,8 +33,8 @@ def head(whole: Part, count: int) -> Head:
     return Head(whole.queue_offset, whole.log_offset, 100 * count, 0, 9, whole.holes)
 
 
-def then(state: TierState, *actions: Action, generation: int = 1) -> TierState:
-    return MACHINE.apply(state, Entry(9, generation, "0badcafe", 9, actions))
+def then(state: TierState, *actions: Action, epoch: int = 1) -> TierState:
+    return MACHINE.apply(state, Entry(9, epoch, "0badcafe", 9, actions))
 
 
 def contradictions(state: TierState) -> list[str]:
@@ -45,7 +45,7 @@ def contradictions(state: TierState) -> list[str]:
 @pytest.fixture
 def three() -> TierState:
     """Parts [0, 10) and [10, 20) in one segment, [20, 30) in the next."""
-    return replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 0), add(part(20, 2000), 2000)])
+    return replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 0), add(part(20, 2000), 2000)])
 
 
 def test_between_two_parts(three: TierState):
@@ -94,9 +94,9 @@ def test_what_does_not_fit_changes_nothing_and_is_not_counted(three: TierState, 
     assert (after.queues, after.refused_parts) == (three.queues, 0)
 
 
-@pytest.mark.parametrize("generation", [0, 2])
-def test_i6_only_the_reigning_writer_takes_back(three: TierState, generation: int):
-    after = then(three, take_back(10, 30), generation=generation)
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_i6_only_the_present_writer_takes_back(three: TierState, epoch: int):
+    after = then(three, take_back(10, 30), epoch=epoch)
     assert (after.queues, after.refused_parts) == (three.queues, 1)
 
 
@@ -129,7 +129,7 @@ def test_what_was_taken_back_is_merged_as_such_and_stays_apart(three: TierState)
 
 
 def test_in_a_gap():
-    state = replay([REIGN], [add(part(0, 0), 0)], [gap(10, 50)], [add(part(50, 1000), 1000)])
+    state = replay([EPOCH], [add(part(0, 0), 0)], [gap(10, 50)], [add(part(50, 1000), 1000)])
     tail, now = then(state, take_back(30, 60)).queues[QUEUE]
     assert [(g.start, g.end) for g in now.gaps] == [(10, 30)]
     assert [(g.start, g.end) for g in tail.gaps] == [(30, 50)]
@@ -140,7 +140,7 @@ def test_in_a_gap():
 def test_i1_after_any_cuts_state_is_sound_and_nothing_is_lost(ends: list[int], parts: int):
     """Each time the queue is filled again to its old length; all that was ever there is in one life."""
     count = 40 // parts
-    state = replay([REIGN])
+    state = replay([EPOCH])
     total = 0
     for number, end in enumerate([0, *ends]):
         now = state.life(QUEUE)

@@ -73,7 +73,7 @@ def small_tier(store: ObjectStore | None = None) -> TierBuilder:
 
 
 LEASED = {
-    "format": 1, "writer": "0badcafe", "expires_ms": 1, "released": True, "generation": 0, "number": 0, "history": "",
+    "format": 1, "writer": "0badcafe", "expires_ms": 1, "released": True, "epoch": 0, "number": 0, "history": "",
     "holder": {"host": "h", "boot": "b", "space": "s", "pid": 1, "started": 2},
 }  # fmt: skip
 
@@ -575,8 +575,8 @@ def test_a_lease_that_cannot_be_read_is_named():
 
 def test_orphans_and_unknown_keys_are_recorded_and_no_failure():
     builder = small_tier()
-    for number, generation in enumerate([0, 1, 1]):
-        key = bundle_key(PREFIX, 0, 9, ObjectId(generation, "0badcafe", 99 + number))
+    for number, epoch in enumerate([0, 1, 1]):
+        key = bundle_key(PREFIX, 0, 9, ObjectId(epoch, "0badcafe", 99 + number))
         builder.store.put_if_absent(key, b"12345")
     builder.store.put_if_absent(PREFIX + "strange", b"?")
     builder.store.put_if_absent(PREFIX + "journal/strange", b"?")
@@ -585,7 +585,7 @@ def test_orphans_and_unknown_keys_are_recorded_and_no_failure():
     report = verify(builder.store)
     assert report.is_clean
     recorded = report.recorded
-    assert (recorded.orphans, recorded.orphan_bytes, recorded.orphans_of_present_reign) == (
+    assert (recorded.orphans, recorded.orphan_bytes, recorded.orphans_of_present_epoch) == (
         3,
         15,
         2,

@@ -31,12 +31,12 @@ def put_stray(
     number: int,
     previous: int = 99,
     *,
-    generation: int = 1,
+    epoch: int = 1,
     writer: str = "0badcafe",
 ) -> None:
     """What a writer that was fenced long ago had still in flight."""
     actions = [{"do": "meta", "store": {}}]
-    entry = Entry(number, generation, writer, 7, actions, previous)
+    entry = Entry(number, epoch, writer, 7, actions, previous)
     builder.store.put_if_absent(entry_key(PREFIX, number), encode_entry(entry))
 
 
@@ -97,13 +97,13 @@ def test_another_entry_behind_the_beginning_is_damage(number: int):
 def test_one_that_follows_a_checkpoint_which_trimming_had_left_is_recorded(*, has_guest: bool):
     """The trimming was cut short: entries were gone, an old checkpoint was not. (Simulation, seed 18745.)
 
-    The true one may be followed by an entry of a guest, who has no reign. (Seed 301500.)
+    The true one may be followed by an entry of a guest, who has no epoch. (Seed 301500.)
     """
     builder = TierBuilder()
     while builder.journal.number < 14:
         if has_guest and builder.journal.number == 5:
             last = checksum(builder.store.get(entry_key(PREFIX, 5)))
-            put_stray(builder, 6, last, generation=0)
+            put_stray(builder, 6, last, epoch=0)
             builder.journal.catch_up()
         else:
             builder.add([b"a"])
@@ -118,15 +118,15 @@ def test_one_that_follows_a_checkpoint_which_trimming_had_left_is_recorded(*, ha
     assert report.recorded.stale_entries == 1
 
 
-def reigned_twice(checkpoints: tuple[int, ...] = (2, 6, 10)) -> tuple[TierBuilder, int]:
-    """The first reign ends at entry 4; the end of entry 4."""
+def took_two_epochs(checkpoints: tuple[int, ...] = (2, 6, 10)) -> tuple[TierBuilder, int]:
+    """The first epoch ends at entry 4; the end of entry 4."""
     builder = TierBuilder()
     while builder.journal.number < 4:
         builder.add([b"a"])
         if builder.journal.number in checkpoints:
             builder.journal.write_checkpoint(force=True)
     last = checksum(builder.store.get(entry_key(PREFIX, 4)))
-    builder.journal.take_reign({})
+    builder.journal.take_epoch({})
     while builder.journal.number < 12:
         builder.add([b"b"])
         if builder.journal.number in checkpoints:
@@ -134,9 +134,9 @@ def reigned_twice(checkpoints: tuple[int, ...] = (2, 6, 10)) -> tuple[TierBuilde
     return builder, last
 
 
-def test_one_of_an_older_reign_is_recorded_where_some_below_it_are_still_there():
+def test_one_of_an_older_epoch_is_recorded_where_some_below_it_are_still_there():
     """A trimming deletes in no order, and is cut short. (Seed 307230.)"""
-    builder, last = reigned_twice()
+    builder, last = took_two_epochs()
     for number in (1, 2, 5):
         builder.store.delete(entry_key(PREFIX, number))
     put_stray(builder, 5, last)
@@ -145,22 +145,22 @@ def test_one_of_an_older_reign_is_recorded_where_some_below_it_are_still_there()
     assert report.recorded.stale_entries == 1
 
 
-@pytest.mark.parametrize("generation", [2, 3])
-def test_one_whose_reign_another_took_is_recorded_where_some_below_it_are_still_there(
-    generation: int,
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_one_whose_epoch_another_took_is_recorded_where_some_below_it_are_still_there(
+    epoch: int,
 ):
-    """Two wanted the same reign, or it came too late for that of a writer that went on. (Seed 1200585.)"""
-    builder, _ = reigned_twice((8, 10))
+    """Two wanted the same epoch, or it came too late for that of a writer that went on. (Seed 1200585.)"""
+    builder, _ = took_two_epochs((8, 10))
     last = checksum(builder.store.get(entry_key(PREFIX, 5)))
     builder.store.delete(entry_key(PREFIX, 6))
-    put_stray(builder, 6, last, generation=generation, writer="0000beef")
+    put_stray(builder, 6, last, epoch=epoch, writer="0000beef")
     report = verify_tier(builder.store, PREFIX, deep=True)
     assert report.problems == []
     assert report.recorded.stale_entries == 1
 
 
-def test_one_of_an_older_reign_is_damage_where_the_next_begins_a_reign():
-    builder, _ = reigned_twice()
+def test_one_of_an_older_epoch_is_damage_where_the_next_begins_a_epoch():
+    builder, _ = took_two_epochs()
     true = builder.store.get(entry_key(PREFIX, 4))
     for number in (1, 2, 4):
         builder.store.delete(entry_key(PREFIX, number))

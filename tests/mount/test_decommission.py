@@ -271,8 +271,8 @@ def test_a_rebuilt_journal_knows_whether_the_broker_is_gone(tmp_path: Path):
     here("verify", url, "--deep", "--store", store).good()
 
 
-def test_that_the_broker_is_back_counts_also_after_all_that_told_reigns_was_lost(tmp_path: Path):
-    """Reigns that stored no message are known by what the broker left alone."""
+def test_that_the_broker_is_back_counts_also_after_all_that_told_epochs_was_lost(tmp_path: Path):
+    """Epochs that stored no message are known by what the broker left alone."""
     store, url = handed_over("s10-consumers", tmp_path)
     for _ in range(2):
         here("attach", store, "--to", url, "--once", "--recommission").good()
@@ -468,9 +468,9 @@ GOLDEN = (
 
 @given(st.integers(0, 1 << 45), st.integers(0, 9**9), st.integers(0, 9**9))
 def test_keys_say_who_wrote_them_and_whether_the_broker_is_back(
-    time_ms: int, reign: int, number: int
+    time_ms: int, epoch: int, number: int
 ):
-    made = ObjectId(reign, "0badcafe", number)
+    made = ObjectId(epoch, "0badcafe", number)
     gone, back = (of("c/b/", time_ms, made) for of in (handover_key, recall_key))
     assert parse_handover_key("c/b/", gone) == (time_ms, made, False)
     assert parse_handover_key("c/b/", back) == (time_ms, made, True)
@@ -484,10 +484,10 @@ def test_keys_say_who_wrote_them_and_whether_the_broker_is_back(
         assert parse_handover_key("c/b/", strange) is None
 
 
-def test_the_newest_of_what_lies_there_counts_by_reign_and_then_by_time():
-    def info(reign: int, time_ms: int, *, is_back: bool = False) -> ObjectInfo:
+def test_the_newest_of_what_lies_there_counts_by_epoch_and_then_by_time():
+    def info(epoch: int, time_ms: int, *, is_back: bool = False) -> ObjectInfo:
         of = recall_key if is_back else handover_key
-        return ObjectInfo(of("p/", time_ms, ObjectId(reign, "0badcafe", 0)), 7, 0)
+        return ObjectInfo(of("p/", time_ms, ObjectId(epoch, "0badcafe", 0)), 7, 0)
 
     assert found_handover([], "p/") == {}
     first, back, again = info(1, 500), info(2, 400, is_back=True), info(3, 300)

@@ -242,7 +242,7 @@ def test_three_processes_share_the_brokers_and_when_one_is_killed_the_others_tak
 def test_a_mount_is_opened_only_where_its_port_and_the_second_one_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each opening takes requests, a lease and a reign."""
+    """Each opening takes requests, a lease and an epoch."""
     store, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
     here("attach", store, "--to", url, "--decommission").good()
     port, real = next(free_ports()), Mount.open

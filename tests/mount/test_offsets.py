@@ -90,36 +90,36 @@ def test_offsets_of_elsewhere_count_only_where_there_are_none():
 # -- the journal ----------------------------------------------------------------------------------
 
 
-def entry(number: int, generation: int, *actions: Mapping[str, Any]) -> Entry:
-    return Entry(number, generation, "0badcafe", 1_700_000_000_000, actions)
+def entry(number: int, epoch: int, *actions: Mapping[str, Any]) -> Entry:
+    return Entry(number, epoch, "0badcafe", 1_700_000_000_000, actions)
 
 
 def test_golden_bytes():
     rows = [["g", "t", [0, 1], [5, 7]]]
     assert encode_entry(entry(2, 1, {"do": "offsets", "rows": rows})) == (
-        b'{"actions":[{"do":"offsets","rows":[["g","t",[0,1],[5,7]]]}],"format":1,"generation":1,'
-        b'"number":2,"previous":0,"time_ms":1700000000000,"writer":"0badcafe"}\n122f2576\n'
+        b'{"actions":[{"do":"offsets","rows":[["g","t",[0,1],[5,7]]]}],"epoch":1,"format":1,'
+        b'"number":2,"previous":0,"time_ms":1700000000000,"writer":"0badcafe"}\n9d090cff\n'
     )
 
 
 @given(TABLES, st.integers(0, 9))
-def test_a_state_is_the_same_when_it_is_read_again(table: dict[Any, Any], generation: int):
-    machine, state = MountMachine(), MountState(generation, table)
+def test_a_state_is_the_same_when_it_is_read_again(table: dict[Any, Any], epoch: int):
+    machine, state = MountMachine(), MountState(epoch, table)
     assert machine.load(json.loads(b"".join(machine.dump_pieces(state)))) == state
 
 
-def test_what_comes_after_a_newer_reign_is_no_history():
+def test_what_comes_after_a_newer_epoch_is_no_history():
     machine = MountMachine()
-    state = machine.apply(machine.initial(), entry(1, 1, {"do": "reign", "generation": 1}))
+    state = machine.apply(machine.initial(), entry(1, 1, {"do": "epoch", "epoch": 1}))
     state = machine.apply(state, entry(2, 1, {"do": "offsets", "rows": [["g", "t", [0], [5]]]}))
-    state = machine.apply(state, entry(3, 2, {"do": "reign", "generation": 2}))
+    state = machine.apply(state, entry(3, 2, {"do": "epoch", "epoch": 2}))
     late = machine.apply(state, entry(4, 1, {"do": "offsets", "rows": [["g", "t", [0], [9]]]}))
     assert late.offsets == {("g", "t"): {0: 5}}
 
 
 def test_what_no_mount_says_is_refused():
     machine = MountMachine()
-    state = machine.apply(machine.initial(), entry(1, 1, {"do": "reign", "generation": 1}))
+    state = machine.apply(machine.initial(), entry(1, 1, {"do": "epoch", "epoch": 1}))
     with pytest.raises(UnknownActionError):
         machine.apply(state, entry(2, 1, {"do": "dance"}))
     for rows in ([["g", "t", [0], []]], [["g"]], 5, [["g", "t", ["x"], [1]]]):
@@ -249,7 +249,7 @@ def test_a_store_that_refuses_does_not_hide_that_another_has_taken_over():
     kept.end()
     store.is_refusing = False
     other = keeper(store, 3, ManualClock())
-    other._journal.take_reign({})
+    other._journal.take_epoch({})
     saving.join(60)
     if not errors:  # which of both came first is open: then its offsets are history
         with pytest.raises(FencedError):
@@ -319,7 +319,7 @@ def test_offsets_are_kept_while_it_serves_and_a_mount_that_was_taken_over_ends(t
         other = OffsetsKeeper(
             store, store, f"{place.prefix}meta/mount/broker-a/", ManualClock(), random.Random(), lease_s=1.0
         )  # fmt: skip
-        other._journal.take_reign({})
+        other._journal.take_epoch({})
         client.tell(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=18, **PLACE)
         served.thread.join(30)
         assert isinstance(served.errors[0], FencedError)

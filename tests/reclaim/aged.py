@@ -47,10 +47,10 @@ class Tier:
         self.builder = TierBuilder(self.store, writer=f"{self.writers:08x}")
         return self.builder
 
-    def litter(self, generation: int, count: int = 1) -> list[str]:
+    def litter(self, epoch: int, count: int = 1) -> list[str]:
         """Objects of tries that came to nothing."""
         keys = [
-            f"{folder}/{at:020d}-{generation:010d}-0badcafe-{number:010d}"
+            f"{folder}/{at:020d}-{epoch:010d}-0badcafe-{number:010d}"
             for at in range(count)
             for number, folder in enumerate(("queue/t/0000000000/0000000000", "bundle/0"), 2 * at)
         ]
@@ -96,7 +96,7 @@ def keys_of(plan: Plan) -> set[str]:
 
 
 def old_litter() -> tuple[Tier, list[str]]:
-    """A tier of two reigns, with old litter of the first."""
+    """A tier of two epochs, with old litter of the first."""
     tier = Tier()
     tier.builder.add([b"a"])
     litter = tier.litter(1, 3)

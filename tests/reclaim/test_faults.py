@@ -197,7 +197,7 @@ def test_a_guest_ends_when_the_store_refuses_its_entries_for_too_long(what: str)
         tier.litter(1)
         tier.clock.advance(GRACE_S + 1)
         plan = tier.plan()
-        assert plan["takes_reign"]
+        assert plan["takes_epoch"]
     elif what == "rebuild --index":
         plan = plan_rebuild_index(tier.at)
     rule = Rule(Fault.UNAVAILABLE, frozenset({"put"}), key_part="journal/", times=10**6)

@@ -33,7 +33,7 @@ def test_i11_a_plan_changes_nothing_and_applying_does_exactly_the_plan():
     plan = tier.plan()
     assert {i.key for i in tier.store.list("")} == before
     assert keys_of(plan) == set(litter)
-    assert not plan["takes_reign"]
+    assert not plan["takes_epoch"]
     tier.litter(1, 0)
     done = tier.apply(plan)
     assert (done["deleted"], done["already_gone"]) == (6, 0)
@@ -281,8 +281,8 @@ def test_i11_whatever_happens_gc_deletes_nothing_that_anybody_may_need(
         elif step == "gap":
             builder.gap(2)
         elif step == "litter":
-            generation = builder.journal.generation
-            key = f"bundle/0/{number:020d}-{generation:010d}-0badcafe-{number:010d}"
+            epoch = builder.journal.epoch
+            key = f"bundle/0/{number:020d}-{epoch:010d}-0badcafe-{number:010d}"
             tier.store.put_if_absent(PREFIX + key, b"litter")
         elif step == "restart":
             tier.restart()
@@ -304,7 +304,7 @@ def test_i11_whatever_happens_gc_deletes_nothing_that_anybody_may_need(
             )
             assert not keys_of(plan) & (needed | tier.named())
             deleted_any |= tier.apply(plan)["deleted"] > 0
-            if plan["takes_reign"]:
+            if plan["takes_epoch"]:
                 tier.restart()
         held.append((tier.clock.monotonic_s(), tier.named()))
         assert tier.named() <= tier.data()

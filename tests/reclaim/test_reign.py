@@ -1,4 +1,4 @@
-"""Beside a living writer, after a dead one, and with a reign of its own: what gc and delete-topic may take."""
+"""Beside a living writer, after a dead one, and with an epoch of its own: what gc and delete-topic may take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tiered.log.verify import verify_tier
 from tiered.upkeep import gc
 from tiered.upkeep.expire import apply_steps, plan_delete_topic
 from tiered.upkeep.gc import apply_gc, plan_gc
-from tiered.upkeep.workplace import reign_and
+from tiered.upkeep.workplace import in_new_epoch
 
 if TYPE_CHECKING:
     import threading
@@ -38,23 +38,23 @@ def leased(tier: Tier, *, seconds: float = 1000, host: str | None = None) -> Lea
     return lease
 
 
-def test_no_writer_alive_so_gc_takes_a_reign_for_what_the_last_one_left():
+def test_no_writer_alive_so_gc_takes_a_epoch_for_what_the_last_one_left():
     tier = Tier()
     tier.builder.add([b"a"])
     litter = tier.litter(1)
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
-    assert plan["takes_reign"]
+    assert plan["takes_epoch"]
     assert keys_of(plan) == set(litter)
     done = tier.apply(plan)
-    assert (done["deleted"], done["generation"]) == (2, 2)
+    assert (done["deleted"], done["epoch"]) == (2, 2)
     with pytest.raises(FencedError):  # the writer of before is fenced, whatever it thinks
         tier.builder.add([b"b"])
     assert tier.restart().add([b"b"]).queue_offset == 1
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
-def test_the_present_reign_s_litter_stays_while_its_writer_lives():
+def test_the_present_epoch_s_litter_stays_while_its_writer_lives():
     tier = Tier()
     tier.builder.add([b"a"])
     tier.litter(1)
@@ -62,7 +62,7 @@ def test_the_present_reign_s_litter_stays_while_its_writer_lives():
     free = tier.plan()
     leased(tier)
     held = tier.plan()
-    assert (held["deletions"], held["left"]["present_reign"]) == ([], 2)
+    assert (held["deletions"], held["left"]["present_epoch"]) == ([], 2)
     assert held["is_writer_alive"]
     with pytest.raises(InvalidError, match="a writer has begun"):  # between plan and apply
         tier.apply(free)
@@ -84,7 +84,7 @@ def test_merged_parts_go_beside_the_writer_that_merged_them():
     tier.clock.advance(GRACE_S)
     plan = tier.plan()
     assert keys_of(plan) == small
-    assert not plan["takes_reign"]
+    assert not plan["takes_epoch"]
     assert tier.apply(plan)["deleted"] == 4
     tier.builder.add([b"c"])
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
@@ -108,8 +108,8 @@ def test_what_was_merged_twice_goes_beside_the_writer_that_merged_it():
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
     assert keys_of(plan) == doomed
-    assert not plan["takes_reign"]
-    assert (tier.apply(plan)["deleted"], plan["left"]["present_reign"]) == (4, 1)
+    assert not plan["takes_epoch"]
+    assert (tier.apply(plan)["deleted"], plan["left"]["present_epoch"]) == (4, 1)
 
 
 def test_a_topic_s_removal_needs_that_nobody_writes():
@@ -153,7 +153,7 @@ def test_a_clock_that_is_ahead_does_not_fence_a_living_writer():
     ours.lease = leased(tier, seconds=10, host="elsewhere")
     at = tier.workplace(tier.store, ours)
     plan = plan_gc(at.store, at.place, ours, grace_ms=1000, max_deletions=9)
-    assert plan["takes_reign"]  # by our clock nobody is alive
+    assert plan["takes_epoch"]  # by our clock nobody is alive
     with pytest.raises(FencedError, match="renews its lease"):
         apply_gc(at, plan)
     tier.builder.add([b"b"])
@@ -174,7 +174,7 @@ def test_a_lease_that_has_really_expired_is_taken_after_a_while():
 def test_i11_what_a_writer_names_in_the_last_moment_stays_whatever_batch_it_is_in(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A writer that had lost its lease named its object while gc took a reign. The first batch of deletions met that
+    """A writer that had lost its lease named its object while gc took an epoch. The first batch of deletions met that
     entry, and held only itself against it. (Simulation, seed 99143.)"""
     tier = Tier()
     tier.builder.add([b"a"])
@@ -183,14 +183,14 @@ def test_i11_what_a_writer_names_in_the_last_moment_stays_whatever_batch_it_is_i
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
     late = stored.bundle.key
-    assert plan["takes_reign"]
+    assert plan["takes_epoch"]
     assert late in keys_of(plan)
 
     def named_before(at: Workplace) -> Any:
         tier.builder.name(stored)
-        return reign_and(at)
+        return in_new_epoch(at)
 
-    monkeypatch.setattr(gc, "reign_and", named_before)
+    monkeypatch.setattr(gc, "in_new_epoch", named_before)
     with pytest.raises(InvalidError, match="has just been named"):
         tier.apply(plan)
     assert late in tier.data()

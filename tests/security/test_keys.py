@@ -145,7 +145,7 @@ def test_what_an_uploader_makes_lies_below_its_prefix(topic: str):
     )  # it has a directory in the broker's store
     clock = SystemClock()
     store = MemoryStore()
-    uploader = Uploader(store, "tier/", generation=1, writer="0badcafe", clock=clock)
+    uploader = Uploader(store, "tier/", epoch=1, writer="0badcafe", clock=clock)
     queue = MessageQueue(topic, 1)
     local = SyntheticStore()
     local.append("t", 1, b"body")

@@ -163,9 +163,9 @@ def _is_known(world: World, problem: Problem) -> bool:
 def _check_state(world: World, state: TierState, number: int) -> None:
     history = world.history
     require(number == history.number, f"I5: a stranger is at {number}, history at {history.number}")
-    reign = (state.generation, state.writer, state.refused_parts, state.updated_ms)
-    known = (history.generation, history.writer, history.refused, history.updated_ms)
-    require(reign == known, f"I6: another reign: {reign}, not {known}")
+    epoch = (state.epoch, state.writer, state.refused_parts, state.updated_ms)
+    known = (history.epoch, history.writer, history.refused, history.updated_ms)
+    require(epoch == known, f"I6: another epoch: {epoch}, not {known}")
     require(len(state.queues) == len(history.queues), "I5: other queues than history's")
     objects, prefix = world.memory._objects, world.place.prefix
     for key, some in history.queues.items():

@@ -45,7 +45,7 @@ FOREIGN = (
 """Keys that are not the tier's: nothing may stop because of them, and nobody deletes them."""
 _ITEM = struct.Struct(">qiq")
 _OF_GUESTS = {"merge", "expire", "compacted"}
-"""What others than the reigning writer may say, under no reign."""
+"""What others than the present writer may say, under no epoch."""
 _BY_A_PERSON = "a person "
 """How the reasons begin of what a person has decided."""
 TOMBSTONES_MS = 300
@@ -88,8 +88,8 @@ class History:
 
     Attributes:
         number: The last entry.
-        generation: Who reigns.
-        writer: The id that the reigning writer signs with.
+        epoch: The present one.
+        writer: The id that the present writer signs with.
         updated_ms: Time of the last entry.
         queues: Lives by topic and queue id, oldest first.
         courses: All that was ever committed of an incarnation (topic, queue id, number), by offset; each take-back begins
@@ -97,7 +97,7 @@ class History:
         texts: Each entry's bytes.
         strays: Numbers of entries under a number that was used and deleted long ago.
         refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
-        taken_back: How often each generation has cut a life.
+        taken_back: How often each epoch has cut a life.
         met_first: What retention had taken of each queue when the broker was attached for the first time: up to there.
         folds: The store takes names for one that differ only in case.
         flips: Some reads give a wrong bit, so that a writer may not know the mark of what stays of a part.
@@ -116,7 +116,7 @@ class History:
         self._has: Callable[[str], bool] = lambda key: prefix + key in objects
         self._broker = broker
         self.number = 0
-        self.generation = 0
+        self.epoch = 0
         self.writer = ""
         self.updated_ms = 0
         self.queues: dict[QueueKey, list[Life]] = {}
@@ -162,11 +162,11 @@ class History:
     def _apply(self, entry: dict[str, Any]) -> None:
         self.updated_ms = entry["time_ms"]
         for action in entry["actions"]:
-            what, generation = action["do"], entry["generation"]
-            if what == "reign":
-                self._reign(action["generation"], entry["writer"])
-            elif generation != self.generation and (generation or what not in _OF_GUESTS):
-                continue  # not of the reign: no history
+            what, epoch = action["do"], entry["epoch"]
+            if what == "epoch":
+                self._epoch(action["epoch"], entry["writer"])
+            elif epoch != self.epoch and (epoch or what not in _OF_GUESTS):
+                continue  # not of the epoch: no history
             elif what == "part":
                 for place, section in _named(action):
                     self._part(entry, place, section)
@@ -179,7 +179,7 @@ class History:
             elif what == "take_back":
                 before = self.met["taken back"]
                 self._take_back(action)
-                self.taken_back[generation] += self.met["taken back"] - before
+                self.taken_back[epoch] += self.met["taken back"] - before
             elif what == "merge":
                 self._merge(entry, action)
             elif what == "compacted":
@@ -193,14 +193,14 @@ class History:
             else:
                 require(what == "meta", f"history does not know the action {what!r}")
 
-    def _reign(self, generation: int, writer: str) -> None:
-        require(generation > self.generation, f"I6: reign {generation} after {self.generation}")
-        if not self.generation:
+    def _epoch(self, epoch: int, writer: str) -> None:
+        require(epoch > self.epoch, f"I6: epoch {epoch} after {self.epoch}")
+        if not self.epoch:
             had = self._broker.branches.items()
             self.met_first = {queue: max(one.min for one in some) for queue, some in had}
-        self.generation, self.writer = generation, writer
+        self.epoch, self.writer = epoch, writer
         lives = [some[-1] for some in self.queues.values()]
-        self.met["reign behind sealed ends"] += any(
+        self.met["epoch behind sealed ends"] += any(
             life.segments and life.segments[-1].sealed for life in lives
         )
 
@@ -449,7 +449,7 @@ class History:
     def leased(self, data: bytes, *, is_new: bool) -> None:
         """What a lease remembers of the journal's end never falls, unless it was read with a wrong bit."""
         said = json.loads(data.partition(b"\n")[0])
-        end = said["generation"], said["number"]
+        end = said["epoch"], said["number"]
         fallen = not (is_new or self.flips) and any(
             now < was for now, was in zip(end, self._leased, strict=True)
         )
@@ -568,8 +568,10 @@ class History:
         if life is None or life.incarnation != section.incarnation or is_tail != section.taken_back:
             return life, None
         row = Row.of(place, section, [b""] * section.count)
-        reigns = entry["generation"] == self.generation
-        return life, life.run_for(row, section.segment, was, with_open=reigns, compacts=compacts)
+        is_present = entry["epoch"] == self.epoch
+        return life, life.run_for(
+            row, section.segment, was, with_open=is_present, compacts=compacts
+        )
 
     @staticmethod
     def _numbers(text: str, count: int) -> tuple[int, ...]:
@@ -598,7 +600,7 @@ class History:
             return
         if action["min_from"] == life.min:
             old = life.rows
-            gone = life.expire(action["min_to"], with_open=entry["generation"] == self.generation)
+            gone = life.expire(action["min_to"], with_open=entry["epoch"] == self.epoch)
             self.met["expired segment"] += len(gone)
             for segment in gone:
                 is_old = self.may_expire(action["topic"], segment.newest_ms)

@@ -55,7 +55,7 @@ def _entry_before_bundle() -> Patches:
             def put_if_absent(key: str, data: Any) -> None:
                 late.append(lambda: self._store.put_if_absent(key, data))
 
-        held = Uploader(Held(), self._prefix, generation=0, writer="", clock=self._clock)  # type: ignore[arg-type]
+        held = Uploader(Held(), self._prefix, epoch=0, writer="", clock=self._clock)  # type: ignore[arg-type]
         return put(held, *arguments)
 
     append = RoundBuilder._append
@@ -83,7 +83,7 @@ def _unknown_bundle_is_stored() -> Patches:
                     self._store.put_if_absent(key, data)
 
         return put(
-            Uploader(Hopeful(), self._prefix, generation=0, writer="", clock=self._clock),
+            Uploader(Hopeful(), self._prefix, epoch=0, writer="", clock=self._clock),
             *arguments,  # type: ignore[arg-type]
         )
 
@@ -193,11 +193,11 @@ def _rest_goes_on() -> Patches:
     return [mock.patch.object(CompositeFlatFile, "failed", alone)]
 
 
-def _generation_not_raised() -> Patches:
+def _epoch_not_raised() -> Patches:
     def same(_self: Any, known: Any) -> int:
-        return max(0, int(known.generation) - 1)
+        return max(0, int(known.epoch) - 1)
 
-    return [mock.patch.object(state.TierMachine, "generation", same)]
+    return [mock.patch.object(state.TierMachine, "epoch", same)]
 
 
 def _not_looked_behind() -> Patches:
@@ -438,14 +438,14 @@ def _gc_of_what_is_named_in_part() -> Patches:
     return [mock.patch.object(one, "named_objects", whole) for one in (history, orphans, gc)]
 
 
-def _gc_of_the_present_reign() -> Patches:
+def _gc_of_the_present_epoch() -> Patches:
     from tiered.upkeep import gc
 
     plan = gc.plan_orphans
 
     def greedy(listed: Any, probes: Any, known: Any, *, limit: int) -> Any:
         old_ms = known.old_ms + 4500
-        return plan(listed, probes, replace(known, reign=1 << 60, old_ms=old_ms), limit=limit)
+        return plan(listed, probes, replace(known, epoch=1 << 60, old_ms=old_ms), limit=limit)
 
     return [mock.patch.object(gc, "plan_orphans", greedy)]
 
@@ -687,7 +687,7 @@ def _case_not_escaped() -> Patches:
 
 
 def _cloned_writer_goes_on() -> Patches:
-    """A part of the own generation that was not sent is no reason to stop."""
+    """A part of the own epoch that was not sent is no reason to stop."""
     refuse = JournalWriter._refuse
 
     def other(self: JournalWriter[Any], entry: Entry, *rest: Any) -> None:
@@ -742,7 +742,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "commit moved too early": _commit_too_early,
     "switch base off by one": _switch_base_off_by_one,
     "a switch forgets what had failed": _switch_forgets,
-    "generation not raised at restart": _generation_not_raised,
+    "epoch not raised at restart": _epoch_not_raised,
     "a won number counted without looking behind it": _not_looked_behind,
     "checkpoint believed unchecked": _checkpoint_believed,
     "replay takes a part wherever it begins": _replay_is_lax,
@@ -763,7 +763,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "gc of a bundle of which a part is still named": _gc_of_what_is_named_in_part,
     "memory not given back": _memory_not_given_back,
     "gc without grace": _gc_without_grace,
-    "gc of the running reign's objects": _gc_of_the_present_reign,
+    "gc of the running epoch's objects": _gc_of_the_present_epoch,
     "tail not held against the local store": _tail_not_held,
     "a take_back at the wrong offset": _take_back_at_the_wrong_offset,
     "incarnation not begun": _incarnation_not_begun,

@@ -258,9 +258,9 @@ class Process(Owner):
         dispatcher._merging._turn = SimLock(self.world.scheduler)  # type: ignore[assignment]
 
     @property
-    def generation(self) -> int:
-        """Of its reign; 0: it has none."""
-        return self.attachment._journal.generation
+    def epoch(self) -> int:
+        """Of its epoch; 0: it has none."""
+        return self.attachment._journal.epoch
 
     def knows_lag(self, queue: QueueKey) -> bool:
         """Whether it has found that the broker's queue is a copy that lags."""
@@ -282,7 +282,7 @@ class Process(Owner):
             what = f"{self.name} counts {queue} up to {offset}, history to {known}"
             require(offset <= known, what)
         counted = dispatcher.counters.taken_back
-        known = self.world.history.taken_back[self.generation]
+        known = self.world.history.taken_back[self.epoch]
         require(counted <= known, f"{self.name} counts {counted} take-backs, history {known}")
         fault = dispatcher.fault
         just = (FencedError, StoreUnavailableError, ClosedError, BackendError)

@@ -26,7 +26,7 @@ BRANCHES = {
     "start": 1000, "kill": 300, "pause": 300, "late": 300, "outage": 50, "full": 10, "fenced": 100, "stray": 3,
     "number used and deleted": 2,
     "twice": 50, "switch": 200, "bundle of many": 200, "deadline": 3, "clone": 10, "collected": 100, "spoiled": 50,
-    "level without a restart": 30, "escaped": 20, "reign behind sealed ends": 1,
+    "level without a restart": 30, "escaped": 20, "epoch behind sealed ends": 1,
     # what happens to the broker
     "topic deleted": 50, "tail lost": 100, "copy level": 3, "emptied and grown": 10, "hole": 500, "quarantined": 500,
     "record at an edge": 50, "repaired": 30, "rebuilt": 20,

@@ -51,7 +51,7 @@ def test_an_entry_that_comes_between_two_looks_of_gc_is_not_taken_for_a_missing_
         memory, PREFIX, TierMachine(), writer="0badcafe", clock=clock, rng=random.Random(1),
         stop=threading.Event(),
     )  # fmt: skip
-    writer.take_reign({})
+    writer.take_epoch({})
     left = 2
 
     def append() -> None:

@@ -426,7 +426,7 @@ class World:
         self.scheduler.spawn(bystander, f"{bystander.name} main", bystander.live)
 
     def _reclaim(self, what: str = "") -> None:
-        """Expiry, gc or the deletion of a topic, whose plans may be old, and which may take a reign."""
+        """Expiry, gc or the deletion of a topic, whose plans may be old, and which may take an epoch."""
         kind = Person if what in DEEDS else Reclaimer
         reclaimer = kind(self, len(self.reclaimers), what)
         for process in self._alive():
@@ -572,18 +572,18 @@ class World:
             self._reclaim("expire")
 
     def _collect_early(self) -> None:
-        """What was merged a moment ago is named by nobody; its writer dies, and a collector takes a reign."""
+        """What was merged a moment ago is named by nobody; its writer dies, and a collector takes an epoch."""
         is_busy = any(not (one.dead or one.ended) for one in self.reclaimers)
-        reigning = self._reigning()
-        if is_busy or not reigning or not self.history.has_unnamed(self.scheduler.now_s - _EARLY_S):
+        present = self._present_writers()
+        if is_busy or not present or not self.history.has_unnamed(self.scheduler.now_s - _EARLY_S):
             return
         self.kill_writers()
         self._reclaim("gc")
         self.count("collected early")
 
     def kill_writers(self) -> None:
-        """The writer that reigns dies, and nobody has to wait for its lease."""
-        for process in self._reigning():
+        """The present writer dies, and nobody has to wait for its lease."""
+        for process in self._present_writers():
             process.dead = True
             self.count("kill")
         self.memory.delete(self.place.prefix + LEASE)
@@ -610,7 +610,7 @@ class World:
                 self.count("damaged end lost")
 
     def _lag(self) -> None:
-        """A tail is lost; as soon as the reigning writer knows that it is a lagging copy it grows by another message, and
+        """A tail is lost; as soon as the present writer knows that it is a lagging copy it grows by another message, and
         stays short."""
         broker, key = self.broker, self._traps.short
         if key is None:
@@ -619,7 +619,7 @@ class World:
             if life and at > life.min and broker.lose_behind(key, at, again=False):
                 self._traps.short = key
                 broker.resting.add(key)
-        elif any(one.knows_lag(key) for one in self._reigning()):
+        elif any(one.knows_lag(key) for one in self._present_writers()):
             self._traps.lags = False
             broker.grow(key)
             self.count("lag grown")
@@ -656,7 +656,7 @@ class World:
             self.count("collected")
 
     def _misbehave(self) -> None:
-        """A copy of the reigning writer's process names a part again, one beyond the end (I1), or a good one of its own."""
+        """A copy of the present writer's process names a part again, one beyond the end (I1), or a good one of its own."""
         history, (key, life) = self.history, self._some_queue()
         if life is None or not life.rows:
             return
@@ -674,7 +674,7 @@ class World:
         action = {"do": "part", "bundles": [named]}
         last = checksum(history.texts[history.number])
         data = encode_entry(
-            Entry(history.number + 1, history.generation, history.writer, 0, [action], last)
+            Entry(history.number + 1, history.epoch, history.writer, 0, [action], last)
         )
         for process in self._alive():
             process.has_rivals = True
@@ -693,9 +693,7 @@ class World:
         last = life.record(life.commit - 1)
         if last is None or is_hole(last) or now.at(life.commit - 1) != last:
             return None  # not of one branch, or nobody can tell: no writer goes on there unlooked
-        identity = keys.ObjectId(
-            self.history.generation, self.history.writer, self.rng.getrandbits(30)
-        )
+        identity = keys.ObjectId(self.history.epoch, self.history.writer, self.rng.getrandbits(30))
         name = keys.bundle_key("", 0, START_MS, identity)
         claims = claims_of([raw])
         said = SectionRow(
@@ -780,7 +778,7 @@ class World:
 
     def _end_all(self) -> None:
         """End everybody, but perhaps one writer that has to bring the tier level as it is, with all that it remembers."""
-        alive = self._reigning()
+        alive = self._present_writers()
         if alive and ("lag grown" in self.met or self.rng.random() < 0.4):
             self._survivor = self.rng.choice(alive)
         for process in self._alive():
@@ -797,10 +795,10 @@ class World:
             reclaimer.paused = False
             reclaimer.dead = reclaimer.dead or self.rng.random() < 0.5
 
-    def _reigning(self) -> list[Process]:
-        """The writer that reigns, if it goes on."""
-        reign = self.history.generation
-        return [one for one in self._alive() if not one.once and one.generation == reign]
+    def _present_writers(self) -> list[Process]:
+        """The present writer, if it goes on."""
+        epoch = self.history.epoch
+        return [one for one in self._alive() if not one.once and one.epoch == epoch]
 
     def _is_level(self) -> bool:
         """Whether the tier is level with the broker already."""

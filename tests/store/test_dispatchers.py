@@ -32,7 +32,7 @@ def tier(objects: MemoryStore, store: MessageStore, stop: threading.Event) -> Ti
     journal = JournalWriter(
         objects, PREFIX, TierMachine(), writer="0000000a", clock=clock, rng=rng, stop=stop
     )
-    journal.take_reign({})
+    journal.take_epoch({})
     options = RocketMQOptions(broker_max_offset=lambda: store.confirm_offset)
     local = RocketMQStore.open(store.root, clock=clock, options=options)
     dispatcher = TieredDispatcher(

@@ -70,7 +70,7 @@ def dispatching(
         rng=rng,
         stop=stop,
     )
-    journal.take_reign({})
+    journal.take_epoch({})
     dispatcher = TieredDispatcher(
         store=store, prefix=PREFIX, journal=journal, local=local, settings=settings,
         start=lambda queue, bounds: bounds.min, selects=selects, clock=clock, rng=rng,

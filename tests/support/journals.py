@@ -23,9 +23,9 @@ PREFIX = "00000000_c/b/"
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """Generation, and everything that was ever said, in order: ``[number, generation, writer, value]``."""
+    """Epoch, and everything that was ever said, in order: ``[number, epoch, writer, value]``."""
 
-    generation: int = 0
+    epoch: int = 0
     said: tuple[tuple[int, int, str, Any], ...] = ()
 
     @property
@@ -39,30 +39,30 @@ class ToyMachine:
     def initial(self) -> Toy:
         return Toy()
 
-    def generation(self, state: Toy) -> int:
-        return state.generation
+    def epoch(self, state: Toy) -> int:
+        return state.epoch
 
     def apply(self, state: Toy, entry: Entry) -> Toy:
         for action in entry.actions:
-            if action["do"] == "reign":
-                state = replace(state, generation=action["generation"])
-                value = f"reign {action['generation']}"
+            if action["do"] == "epoch":
+                state = replace(state, epoch=action["epoch"])
+                value = f"epoch {action['epoch']}"
             elif action["do"] == "say":
                 value = action["value"]
             else:
                 raise UnknownActionError(f"{action['do']}")
-            step = (entry.number, entry.generation, entry.writer, value)
+            step = (entry.number, entry.epoch, entry.writer, value)
             state = replace(state, said=(*state.said, step))
         return state
 
     def dump(self, state: Toy) -> Any:
-        return {"generation": state.generation, "said": [list(step) for step in state.said]}
+        return {"epoch": state.epoch, "said": [list(step) for step in state.said]}
 
     def dump_pieces(self, state: Toy) -> Iterator[bytes]:
         yield json_text(self.dump(state))
 
     def load(self, document: Any) -> Toy:
-        return Toy(document["generation"], tuple(tuple(step) for step in document["said"]))  # type: ignore[misc]
+        return Toy(document["epoch"], tuple(tuple(step) for step in document["said"]))  # type: ignore[misc]
 
 
 def say(*values: object) -> list[dict[str, Any]]:
@@ -75,10 +75,10 @@ def make_writer(
     writer: str = "0badcafe",
     *,
     stop: threading.Event | None = None,
-    reign: bool = True,
+    epoch: bool = True,
     seed: int = 0,
 ) -> JournalWriter[Toy]:
-    """A writer, with a reign by default."""
+    """A writer, with an epoch by default."""
     journal = JournalWriter(
         store,
         PREFIX,
@@ -88,8 +88,8 @@ def make_writer(
         rng=random.Random(seed),
         stop=stop or threading.Event(),
     )
-    if reign:
-        journal.take_reign({"host": "h"})
+    if epoch:
+        journal.take_epoch({"host": "h"})
     else:
         journal.catch_up()
     return journal

@@ -104,7 +104,7 @@ class TierBuilder:
     Attributes:
         store: Where.
         prefix: The broker's.
-        journal: With our reign.
+        journal: With our epoch.
         uploader: Makes the bundles.
     """
 
@@ -122,9 +122,9 @@ class TierBuilder:
             self.store, self.prefix, TierMachine(), writer=writer, clock=self._clock,
             rng=random.Random(1), stop=threading.Event(),
         )  # fmt: skip
-        self.journal.take_reign({"host": "h"})
+        self.journal.take_epoch({"host": "h"})
         self.uploader = Uploader(
-            self.store, self.prefix, generation=self.journal.generation, writer=writer,
+            self.store, self.prefix, epoch=self.journal.epoch, writer=writer,
             clock=self._clock,
         )  # fmt: skip
         self._files: dict[MessageQueue, CompositeFlatFile] = {}

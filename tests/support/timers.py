@@ -183,9 +183,9 @@ class Timers:
         if not records:
             return
         journal = self.journal()
-        journal.take_reign({"host": "here"})
+        journal.take_epoch({"host": "here"})
         uploader = Uploader(
-            self.store, PREFIX, generation=journal.generation, writer=journal.writer,
+            self.store, PREFIX, epoch=journal.epoch, writer=journal.writer,
             clock=self.clock,
         )  # fmt: skip
         writer = TimerWriter(

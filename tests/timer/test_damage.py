@@ -56,9 +56,9 @@ def bundles(timers: Timers) -> list[str]:
 def merged(timers: Timers, *, packed: bool) -> str:
     """All as one section in one bundle, which is alone in the tier then; its key."""
     journal, before = timers.journal(), bundles(timers)
-    journal.take_reign({"host": "here"})
+    journal.take_epoch({"host": "here"})
     uploader = Uploader(
-        timers.store, PREFIX, generation=journal.generation, writer=journal.writer, clock=timers.clock
+        timers.store, PREFIX, epoch=journal.epoch, writer=journal.writer, clock=timers.clock
     )  # fmt: skip
     builder = Builder(timers.store, journal, uploader)
     if packed:

@@ -41,7 +41,7 @@ def tiered_store(store: Path, url: str) -> None:
 
 
 def litter(url: str) -> set[str]:
-    """Objects that the present reign has made and nobody names; their keys."""
+    """Objects that the present epoch has made and nobody names; their keys."""
     with opened(url) as store:
         prefix = next(i.key for i in store.list("") if "/journal/" in i.key).split("journal/")[0]
         keys = {

@@ -44,7 +44,7 @@ def test_i11_gc(
     due = keys_in(url) - named(url)
     assert lost < due
     apply = ("gc", url, "--apply", plan, "--max-deletions", "100000")
-    for point in ("ledger-begun", "lease-taken", "reign-taken"):
+    for point in ("ledger-begun", "lease-taken", "epoch-taken"):
         crash(point, *apply)
         assert due <= keys_in(url), f"{point}: nothing may be deleted yet"
     planned = json.loads(plan.read_text())
@@ -76,7 +76,7 @@ def test_i11_what_was_given_up_is_erased(
     old = {row["key"] for row in json.loads(plan.read_text())["erasures"]}
     assert old
     apply = ("gc", url, "--apply", plan, *NO_GRACE[2:])
-    for point in ("ledger-begun", "lease-taken", "reign-taken", "merged-stored", "entry-begun:2"):
+    for point in ("ledger-begun", "lease-taken", "epoch-taken", "merged-stored", "entry-begun:2"):
         crash(point, *apply)
         assert old <= named(url), point
     for point in ("entry-put:2", "lease-held", "ledger-ended"):
@@ -94,13 +94,13 @@ def test_i11_what_was_given_up_is_erased(
 def test_i11_a_topic_given_up(
     what: str, stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
 ) -> None:
-    """At each point another topic, planned anew; `expire` is given up half-way, `delete-topic` with its reign."""
+    """At each point another topic, planned anew; `expire` is given up half-way, `delete-topic` with its epoch."""
     store, url = stores("s01-basic"), new_url(tmp_path)
     tiered_store(store, url)
     points = ["ledger-begun", "entry-begun", "entry-put", "steps-appended", "ledger-ended"]
     topics = ["orders", "events", "unicode", "large", "many-properties"]
     if what == "delete-topic":
-        points = ["lease-taken", "reign-taken", "entry-put:2", "steps-appended", "lease-held"]
+        points = ["lease-taken", "epoch-taken", "entry-put:2", "steps-appended", "lease-held"]
     for number, (point, topic) in enumerate(zip(points, topics, strict=True)):
         plan = tmp_path / f"plan{number}.json"
         some = (*TTL, "--topics", topic) if what == "expire" else (topic, *TTL[2:])
@@ -129,7 +129,7 @@ def test_i11_a_queue_taken_back(
     tiered_store(store, url)
     whole = harness.bounds(url)
     points = [
-        *("plan-saved", "ledger-begun", "lease-taken", "reign-taken", "entry-begun:2"),
+        *("plan-saved", "ledger-begun", "lease-taken", "epoch-taken", "entry-begun:2"),
         *("entry-put:2", "steps-appended", "lease-held", "ledger-ended"),
     ]
     done_at = set(points[points.index("entry-put:2") :])

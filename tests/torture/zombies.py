@@ -139,7 +139,7 @@ def _run(made: Run, growing: Growing, rng: random.Random) -> Seen:
         arriving.start()
         stack.callback(arriving.stop)
         stack.enter_context(first)
-        harness.until(lambda: _broker(made.url).get("generation") == 1, "a first writer")
+        harness.until(lambda: _broker(made.url).get("epoch") == 1, "a first writer")
         stack.enter_context(second)
         harness.until(lambda: "waiting for the lease" in log.read_text(), "a second writer")
         if proxy:
@@ -153,15 +153,15 @@ def _run(made: Run, growing: Growing, rng: random.Random) -> Seen:
         arriving.finish()
         count = harness.captured(NAME).count
         harness.until(lambda: _broker(made.url)["messages"] == count, "all messages")
-        assert second.stop()["generation"] == 2
+        assert second.stop()["epoch"] == 2
     return Seen(paused_s, proxy.held if proxy else 0, fenced_s)
 
 
 def _pause_past_the_lease(first: Attach, url: str, rng: random.Random) -> float:
-    """Stop it until another reigns, and its lease is over, and perhaps longer; the seconds that it rested."""
+    """Stop it until another has taken over, and its lease is over, and perhaps longer; the seconds that it rested."""
     began_s = time.monotonic()
     pause(first, url)
-    harness.until(lambda: _broker(url)["generation"] == 2, "a second reign")
+    harness.until(lambda: _broker(url)["epoch"] == 2, "a second epoch")
     left_s = began_s + LEASE_S - time.monotonic()
     time.sleep(max(0.0, left_s) + rng.choice((0.0, rng.uniform(0.0, 2.0))))
     first.send(signal.SIGCONT)

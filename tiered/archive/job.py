@@ -1,6 +1,6 @@
 """An archive job: plan, have tasks done, and make what they did part of the archive by entries of its log.
 
-Overview: the log is a journal (``tiered.journal``) below ``_log/`` of the archive. Nobody reigns over it: any number of jobs
+Overview: the log is a journal (``tiered.journal``) below ``_log/`` of the archive. It has no epochs: any number of jobs
 append, each entry put if absent, which is the one atomic point. Before each try a job drops what others have archived
 meanwhile, so each offset is archived once, whoever is faster.
 
@@ -519,7 +519,7 @@ def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
         rng=at.rng,
         stop=threading.Event(),
         give_up_s=at.give_up_s,
-        has_reigns=False,
+        has_epochs=False,
     )
     open_log(at.archive, log)
     return log

@@ -27,8 +27,8 @@ An action has a ``format`` (none: 1). A newer one, and an action that is not kno
 twice, or not at all. A ``forget`` of a stretch whose file holds rows of others, too, is refused: they are divided first.
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
-and counted: of two jobs that did the same work, the first one's entry counts. Nobody reigns over an archive, so its
-generation is always 0. States are immutable, and share what did not change (``tiered.archive.saved_runs``): replay of an
+and counted: of two jobs that did the same work, the first one's entry counts. An archive has no epochs, so its
+epoch is always 0. States are immutable, and share what did not change (``tiered.archive.saved_runs``): replay of an
 entry costs what it says, and a checkpoint what changed since the last, however much is archived.
 """
 
@@ -184,8 +184,8 @@ class ArchiveMachine:
         """An empty archive."""
         return ArchiveState()
 
-    def generation(self, state: ArchiveState) -> int:  # noqa: ARG002 (the protocol's)
-        """Nobody reigns."""
+    def epoch(self, state: ArchiveState) -> int:  # noqa: ARG002 (the protocol's)
+        """There are none."""
         return 0
 
     def apply(self, state: ArchiveState, entry: Entry) -> ArchiveState:

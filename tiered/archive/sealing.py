@@ -1,6 +1,6 @@
 """Seals what is open, so that it can be archived; only while no writer is at work.
 
-Overview: takes lease and reign for a moment, and says of each open segment that it is sealed, as it is. Nothing is read,
+Overview: takes lease and epoch for a moment, and says of each open segment that it is sealed, as it is. Nothing is read,
 merged or uploaded: segments whose parts are many and small stay so, until a writer merges them. The next writer begins new
 ones.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiered.log.parts import queue_action
-from tiered.upkeep.workplace import reign_and
+from tiered.upkeep.workplace import in_new_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def seal_open(at: Workplace, takes: Callable[[str], bool]) -> int:
             count += len(some)
         journal.write_checkpoint()
 
-    reign_and(at, work)
+    in_new_epoch(at, work)
     return count
 
 

@@ -35,7 +35,7 @@ def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
         *_index(attachment),
         *_timers(attachment, clock),
         *request_samples(attachment.meter),
-        Sample("tiered_generation", attachment.generation),
+        Sample("tiered_epoch", attachment.epoch),
         Sample("tiered_buffer_bytes", dispatcher.budget.used_bytes),
         Sample("tiered_buffer_bytes_max", dispatcher.budget.bytes_max),
         Sample("tiered_silent_seconds", dispatcher.seconds_without_success()),

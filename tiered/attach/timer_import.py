@@ -1,6 +1,6 @@
 """Timer import: a local store's pending timers into the hourly files of a tier, once and only once; and on and on.
 
-Overview: the store is opened (read-only, live or dead) with its timer topics; lease and reign of the timers' place are
+Overview: the store is opened (read-only, live or dead) with its timer topics; lease and epoch of the timers' place are
 taken; each source is read from its beginning and what is to be taken is made durable round by round
 (``timer.enqueue``, ``timer.hour_files``). What was taken is in the journal, so a run that was cut short, or is repeated,
 goes on where it ended, and a smaller ``near`` takes only what is new by that.
@@ -238,7 +238,7 @@ def _made_ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 class _Taking:
-    """Takes timers; ``run`` may be called again. From its first call on it holds lease and reign."""
+    """Takes timers; ``run`` may be called again. From its first call on it holds lease and epoch."""
 
     def __init__(  # noqa: PLR0917 (the ends, as they were opened)
         self,
@@ -356,7 +356,7 @@ class _Taking:
         take_lease(self._lease, self._clock, self._stop, wait=self._settings.wait)
         self._journal.catch_up()
         self._require_same_store()
-        self._journal.take_reign(asdict(Holder.present()), remembered=self._lease.remembered)
+        self._journal.take_epoch(asdict(Holder.present()), remembered=self._lease.remembered)
         mine, known = store_document(self._local.identity, self._place), self._journal.state.store
         if not known.get("cluster") or (mine["store_id"] and not known["store_id"]):
             self._journal.append([{"do": "meta", "store": mine}])
@@ -366,7 +366,7 @@ class _Taking:
         uploader = Uploader(
             self._bare,
             self._place.prefix,
-            generation=journal.generation,
+            epoch=journal.epoch,
             writer=journal.writer,
             clock=self._clock,
         )

@@ -1,10 +1,10 @@
-"""Attach: the composition of a writer, that is a local store, a lease, a reign and a dispatcher.
+"""Attach: the composition of a writer, that is a local store, a lease, an epoch and a dispatcher.
 
-Overview: ``Attachment.open`` checks both ends, takes the lease and then the reign; ``run`` follows the store until it is
+Overview: ``Attachment.open`` checks both ends, takes the lease and then the epoch; ``run`` follows the store until it is
 stopped (or, with ``once``, until the present end is durable); ``close`` drains what is in hand and frees the lease.
 
-Ordering: the store is opened and the tier's identity checked before anything is written; the lease before the reign; the
-reign before the first object.
+Ordering: the store is opened and the tier's identity checked before anything is written; the lease before the epoch; the
+epoch before the first object.
 
 After a crash: the lease stays until it expires (or is taken at once on the same host); everything else is in the journal.
 """
@@ -148,7 +148,7 @@ class Attachment:
         announce: Callable[[LeaseState], None] = lambda _state: None,
         stopping: threading.Event | None = None,
     ) -> Attachment:
-        """Open both ends, check that they belong together, take lease and reign.
+        """Open both ends, check that they belong together, take lease and epoch.
 
         Args:
             options: For S3.
@@ -200,13 +200,13 @@ class Attachment:
             self._journal.catch_up()  # reads first: a store that cannot be reached is told soonest
             self._require_same_store()
             able = require_conditional_writes(self._store, self._rng, self.meter.url)
-            # The lease before the reign: whoever is alive and writes is waited for, and not fenced out of his work.
+            # The lease before the epoch: whoever is alive and writes is waited for, and not fenced out of his work.
             self._lease.acquire(
                 wait=self._settings.wait, announce=self._announce, stop=self._wait_stopping
             )
             # From here on it must not run out, however long what follows takes.
             self._start_thread("lease", self._renew)
-            self._take_reign()
+            self._take_epoch()
         dispatcher = TieredDispatcher(
             store=self.patient,
             prefix=self.place.prefix,
@@ -270,20 +270,20 @@ class Attachment:
                 do="end the mounts and add --recommission if the broker is back",
             )
 
-    def _take_reign(self) -> None:
+    def _take_epoch(self) -> None:
         self._start_of.note()
         self._journal.catch_up()
         self._require_same_store()  # again: another store may have begun this tier a moment ago
-        self._start_of.is_first = self._journal.state.generation == 0
+        self._start_of.is_first = self._journal.state.epoch == 0
         remembered = self._lease.remembered
         # With what the lease remembers: a journal that was lost since must not look like one that never began.
-        self._journal.take_reign(asdict(Holder.present()), remembered=remembered)
+        self._journal.take_epoch(asdict(Holder.present()), remembered=remembered)
         mine = store_document(self.local.identity, self.place)
         known = self._journal.state.store
         if not known.get("cluster") or (mine["store_id"] and not known["store_id"]):
             self._journal.append([{"do": "meta", "store": {**known, **mine}}])
         if is_handed_over(known) and self._settings.after_handover == "recommission":
-            made = ObjectId(self._journal.generation, self._journal.writer, 0)
+            made = ObjectId(self._journal.epoch, self._journal.writer, 0)
             with backend_errors():
                 recall(self._store, self.place.prefix, self.now_ms, made)
             known = self._journal.state.store
@@ -437,9 +437,9 @@ class Attachment:
         return self._fault or (self.dispatcher.fault if self.dispatcher else None)
 
     @property
-    def generation(self) -> int:
-        """Number of our reign."""
-        return self._journal.generation
+    def epoch(self) -> int:
+        """Number of our epoch."""
+        return self._journal.epoch
 
     def selects(self, topic: str) -> bool:
         """Whether a topic is tiered. Timers have a place of their own."""
@@ -568,12 +568,12 @@ class Starting:
         """
         self._local = local
         self._start = start
-        # No reign was on record when the journal was read behind ``note``: nobody was attached before.
+        # No epoch was on record when the journal was read behind ``note``: nobody was attached before.
         self.is_first = False
         self._present: dict[MessageQueue, QueueBounds] = {}
 
     def note(self) -> None:
-        """See what is there, before the journal is read and the reign is taken."""
+        """See what is there, before the journal is read and the epoch is taken."""
         if self._start == "latest":
             self._local.refresh()  # one that a broker runs on was opened up to its newest log file only
         self._present = dict(self._local.queues())

@@ -102,7 +102,7 @@ def bench_dispatch(
     attachment = Attachment.open(directory, url, settings, options=options, clock=clock)
     watch = Stopwatch(clock)
     try:
-        if attachment.generation > 1:
+        if attachment.epoch > 1:
             raise InvalidError(
                 "there is a tier already, and only its rest would be measured",
                 where=url,

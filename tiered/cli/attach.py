@@ -296,7 +296,7 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
         call.say(
             f"tiered: tiering {options.store} to {attachment.meter.url} as"
             f" {attachment.place.cluster}/{attachment.place.broker},"
-            f" generation {attachment.generation}"
+            f" epoch {attachment.epoch}"
         )
         for glob in unmatched(options.topics, attachment.local.queues()):
             call.say(f"tiered: no topic matches --topics {glob} yet")
@@ -530,7 +530,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "cluster": attachment.place.cluster,
         "broker": attachment.place.broker,
         "named_by": attachment.named_by,
-        "generation": attachment.generation,
+        "epoch": attachment.epoch,
         "is_complete": result.is_complete,
         "is_drained": ending.is_drained,
         "messages": counters.messages,

@@ -186,7 +186,7 @@ def ending_code(options: PlanOptions, document: Document, *, has_work: bool) -> 
 TIMERS_TEXT = "of the broker's timers, which lie apart, instead of its topics"
 GC_THREADS = 8
 _LEFT_BY_GC = {
-    "present_reign": "of the present reign, which only its writer may still name",
+    "present_epoch": "of the present epoch, which only its writer may still name",
     "within_grace": "named or written within the grace",
     "uncovered": "of which the journal's history does not tell when they were named last",
     "unknown_age": "of unknown age",
@@ -356,8 +356,8 @@ def _gc_lines(document: Document) -> Iterator[str]:
     count = document["deletion_count"]
     yield f"plan      {counted(count, 'object')}, {size}" + (f" ({kinds})" if kinds else "")
     yield f"grace     {format_duration(document['grace_ms'])}"
-    if document["takes_reign"]:
-        yield "reign     no writer is alive: applying takes a reign, so that nothing can be named any more"
+    if document["takes_epoch"]:
+        yield "epoch     no writer is alive: applying takes an epoch, so that nothing can be named any more"
     for name, text in _LEFT_BY_GC.items():
         if document["left"][name]:
             yield f"left      {format_count(document['left'][name])} {text}"

@@ -160,11 +160,11 @@ def _show(output: Output, broker: dict[str, Any], now_ms: int, *, is_billed: boo
 
 def _writer(broker: dict[str, Any], now_ms: int) -> str:
     lease = broker["lease"]
-    reign = f"generation {broker['generation']}, last entry {format_time(broker['updated_ms'])}"
+    epoch = f"epoch {broker['epoch']}, last entry {format_time(broker['updated_ms'])}"
     if lease is None or not lease["is_held"]:
-        return f"none ({reign})"
+        return f"none ({epoch})"
     left_s = (lease["expires_ms"] - now_ms) / 1000
-    return f"process {lease['pid']} on {lease['host']} ({reign}; lease for {left_s:.0f} s more)"
+    return f"process {lease['pid']} on {lease['host']} ({epoch}; lease for {left_s:.0f} s more)"
 
 
 def _remarks(broker: dict[str, Any]) -> list[str]:
@@ -473,7 +473,7 @@ def _show_lease(output: Output, document: dict[str, Any]) -> None:
         )
         output.line(f"  until     {format_time(document['expires_ms'])}")
     output.line(
-        f"  reign     {document['generation']} of writer {document['reigning_writer'] or '-'},"
+        f"  epoch     {document['epoch']} of writer {document['present_writer'] or '-'},"
         f" last entry {format_time(document['updated_ms'])}"
     )
     if document["is_broken"]:

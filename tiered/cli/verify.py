@@ -406,9 +406,9 @@ def _show_rebuild(output: Output, document: dict[str, Any]) -> None:
 
 def _result(document: dict[str, Any]) -> str:
     if document["is_applied"]:
-        number, generation = document["number"], document["generation"]
+        number, epoch = document["number"], document["epoch"]
         rebuilt = "this plan was applied before" if document["was_applied"] else "rebuilt"
-        return f"{rebuilt}: checkpoint {number}, generation {generation}"
+        return f"{rebuilt}: checkpoint {number}, epoch {epoch}"
     more = " --accept-gaps" if document["losses"] else ""
     more += " --accept-unread" if document["unread_count"] else ""
     return f"nothing is changed; --apply -{more} carries this out"

@@ -243,7 +243,7 @@ class TieredDispatcher:
         return Uploader(
             store,
             prefix,
-            generation=self._journal.generation,
+            epoch=self._journal.epoch,
             writer=self._journal.writer,
             clock=self._clock,
             escapes_case=escapes_case,

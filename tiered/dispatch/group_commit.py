@@ -82,7 +82,7 @@ class Uploader:
         store: ObjectStore,
         prefix: str,
         *,
-        generation: int,
+        epoch: int,
         writer: str,
         clock: Clock,
         escapes_case: bool = False,
@@ -101,7 +101,7 @@ class Uploader:
         self._store = store
         self._escapes_case = escapes_case
         self._prefix = prefix
-        self._generation = generation
+        self._epoch = epoch
         self._writer = writer
         self._clock = clock
         self._sequences = sequences or itertools.count()
@@ -206,7 +206,7 @@ class Uploader:
 
     def next_id(self) -> keys.ObjectId:
         """Id of an object that is about to be begun."""
-        return keys.ObjectId(self._generation, self._writer, next(self._sequences))
+        return keys.ObjectId(self._epoch, self._writer, next(self._sequences))
 
 
 def _row(commit: GroupCommit, holes: int, low: int, high: int) -> SectionRow:

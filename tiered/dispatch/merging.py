@@ -13,10 +13,10 @@ Bounds (I8): one bundle (64 MiB) and what is read for it, once; one request at a
 this thread; while memory is short it begins nothing. Merging has the same upload rate as group commits, once more.
 
 Retries and errors: what the store could not do is tried again with pauses that double up to ``backoff_s_max``, for ever;
-who waits for this thread looks at ``trouble``. A damaged bundle is left as it is for the rest of this reign: said once, and
+who waits for this thread looks at ``trouble``. A damaged bundle is left as it is for the rest of this epoch: said once, and
 counted. A key that exists means a cloned process: fenced.
 
-After a crash, or ``close`` in the middle: a bundle that no entry names is an orphan; the next reign plans again.
+After a crash, or ``close`` in the middle: a bundle that no entry names is an orphan; the next epoch plans again.
 """
 
 from __future__ import annotations

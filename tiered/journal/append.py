@@ -1,18 +1,18 @@
 """Appending to a journal: put-if-absent of the next number is the one atomic point of the whole tier.
 
-How to use it: make one, ``take_reign`` once, then ``append``. From any thread; one waits for the other. Others than the
-writer (expiry, compaction) take no reign; they ``catch_up`` and ``append`` with a check of what they presume.
+How to use it: make one, ``take_epoch`` once, then ``append``. From any thread; one waits for the other. Others than the
+writer (expiry, compaction) take no epoch; they ``catch_up`` and ``append`` with a check of what they presume.
 
 Ordering: entry ``n + 1`` is sent only after the outcome of ``n`` is known.
 
 Retries and errors:
-    * *exists*: read it. Our own bytes: done. Otherwise it is history: apply it; a newer reign in it, or an entry of our
-      own generation that we did not send (a cloned process), means that we are fenced. Else the next number is tried.
+    * *exists*: read it. Our own bytes: done. Otherwise it is history: apply it; a newer epoch in it, or an entry of our
+      own epoch that we did not send (a cloned process), means that we are fenced. Else the next number is tried.
     * *unknown*: the same bytes go again under the same number, so that a late landing is harmless; *exists* then tells.
       An entry is never re-cut while its outcome is unknown.
     * *won*: list behind the number. All that lies there must follow from our entry: entries number by number, each naming
       the one before, and no checkpoint but of one of them. Else our number had been used and deleted long ago, or the
-      journal was rebuilt behind it. That, or a newer reign among them: fenced. In a journal without reigns (an archive's) it
+      journal was rebuilt behind it. That, or a newer epoch among them: fenced. In a journal without epochs (an archive's) it
       only means that we slept: replay from the newest checkpoint, check, and go on.
     Whatever can be tried again is tried again, with pauses, until ``stop`` is set or ``give_up_s`` have passed; with
     ``on_failure`` also what waits for a person. No safety
@@ -35,7 +35,7 @@ from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeErro
 from backends.wrapping import RetryingStore, RetryPolicy
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
-from tiered.journal.entry import REIGN, Action, Entry, checksum, encode_entry
+from tiered.journal.entry import EPOCH, Action, Entry, checksum, encode_entry
 from tiered.journal.lease import NOTHING_KNOWN, JournalEnd
 from tiered.journal.replay import JournalReader, Machine
 from tiered.keys import entry_key
@@ -80,7 +80,7 @@ class JournalWriter(Generic[S]):
         stop: threading.Event,
         give_up_s: float = math.inf,
         on_failure: Callable[[BackendError], None] | None = None,
-        has_reigns: bool = True,
+        has_epochs: bool = True,
     ) -> None:
         """Prepare to write; nothing is read or written yet.
 
@@ -94,7 +94,7 @@ class JournalWriter(Generic[S]):
             give_up_s: They end so, too, when the store has not taken an entry for so long.
             on_failure: Told of each try that failed. Somebody hears of it, so what only a person can mend (credentials,
                 say) is waited for, too, and ends no tries.
-            has_reigns: Whether writers of this journal fence one another. If not, one that others have left behind, with all
+            has_epochs: Whether writers of this journal fence one another. If not, one that others have left behind, with all
                 that it knew trimmed, goes on from the newest checkpoint; each ``append`` has to be right then, be it by its
                 check, after it has become history unnoticed.
         """
@@ -110,12 +110,12 @@ class JournalWriter(Generic[S]):
         self._lock = threading.RLock()
         self._in_flight = 0
         self.writer = writer  # our 8-hex-digit id
-        self.generation = 0  # our reign; 0 before ``take_reign`` and for those who do not reign
+        self.epoch = 0  # our epoch; 0 before ``take_epoch`` and for writers without one
         self._checkpoint_not_before_s = 0.0
         self._give_up_s = give_up_s
         self._give_up_at_s = math.inf
         self._on_failure = on_failure
-        self._has_reigns = has_reigns
+        self._has_epochs = has_epochs
 
     @property
     def state(self) -> S:
@@ -137,10 +137,10 @@ class JournalWriter(Generic[S]):
         with self._lock:
             self._reader.catch_up()
 
-    def take_reign(
+    def take_epoch(
         self, holder: Mapping[str, Any], *, remembered: JournalEnd = NOTHING_KNOWN
     ) -> None:
-        """Begin to reign: whatever an earlier writer has in flight will be named by no entry.
+        """Begin an epoch: whatever an earlier writer has in flight will be named by no entry.
 
         Args:
             holder: Who we are, for people (host, process, store).
@@ -148,25 +148,25 @@ class JournalWriter(Generic[S]):
 
         Raises:
             JournalLostError: The journal ends before that.
-            FencedError: Another writer took a reign at the same moment.
+            FencedError: Another writer took an epoch at the same moment.
         """
         with self._lock:
             self.catch_up()
             self._reader.require_reached(remembered)
-            generation = self._machine.generation(self.state) + 1
-            self.generation = generation
-            self.append([{"do": REIGN, "generation": generation, "holder": dict(holder)}])
-            reached("reign-taken")
+            epoch = self._machine.epoch(self.state) + 1
+            self.epoch = epoch
+            self.append([{"do": EPOCH, "epoch": epoch, "holder": dict(holder)}])
+            reached("epoch-taken")
 
-    def take_reign_anew(self, number: int, state: S, holder: Mapping[str, Any]) -> None:
-        """Begin to reign over a journal that cannot be read, at a number beyond all that may have been used.
+    def take_epoch_anew(self, number: int, state: S, holder: Mapping[str, Any]) -> None:
+        """Begin an epoch in a journal that cannot be read, at a number beyond all that may have been used.
 
         Whoever has won a smaller number and looks behind it from now on is fenced. What lies before counts until a
         checkpoint of this entry is there (``require_checkpoint``).
 
         Args:
             state: The state after which the journal is to go on.
-            holder: See ``take_reign``.
+            holder: See ``take_epoch``.
 
         Raises:
             FencedError: Another was faster, or something lies behind ``number``.
@@ -174,9 +174,9 @@ class JournalWriter(Generic[S]):
         """
         with self._lock:
             self._reader.place(state, number - 1)
-            self.generation = self._machine.generation(state) + 1
-            self.append([{"do": REIGN, "generation": self.generation, "holder": dict(holder)}])
-            reached("reign-taken")
+            self.epoch = self._machine.epoch(state) + 1
+            self.append([{"do": EPOCH, "epoch": self.epoch, "holder": dict(holder)}])
+            reached("epoch-taken")
 
     def require_checkpoint(self) -> None:
         """Write a checkpoint of the state after the last entry, which is to count without the entries before it.
@@ -200,7 +200,7 @@ class JournalWriter(Generic[S]):
                 what it likes when the actions presume something that does not hold (any more).
 
         Raises:
-            FencedError: A newer reign exists. ``actions`` may have become history just before it, else never will.
+            FencedError: A newer epoch exists. ``actions`` may have become history just before it, else never will.
             StoreUnavailableError: We were told to stop, and the store refused or the outcome is unknown; the entry may
                 be or become history.
             ClosedError: An earlier call ended by an error.
@@ -228,7 +228,7 @@ class JournalWriter(Generic[S]):
             check(self.state)
         entry = Entry(
             self.number + 1,
-            self.generation,
+            self.epoch,
             self.writer,
             self._clock.now_ms(),
             actions,
@@ -242,7 +242,7 @@ class JournalWriter(Generic[S]):
     def _begin_again(self, left: _LeftBehindError) -> None:
         """Go on from the newest checkpoint: while we slept others wrote and trimmed so much that our place is gone.
 
-        Where nobody reigns nobody is fenced by that. What we were about to append may have become history before the place
+        Without epochs nobody is fenced by that. What we were about to append may have become history before the place
         went, or not: the caller's ``check`` says what must not be there yet.
         """
         number = self._in_flight
@@ -339,15 +339,15 @@ class JournalWriter(Generic[S]):
             raise self._left_behind(f"{error.what} that we know") from error
 
     def _refuse(self, other: Entry) -> None:
-        """Stop when an entry of another hand shows that we no longer reign."""
-        if not self.generation:
+        """Stop when another writer's entry shows that our epoch is over."""
+        if not self.epoch:
             return
         for action in other.actions:
-            if action.get("do") == REIGN and action["generation"] >= self.generation:
+            if action.get("do") == EPOCH and action["epoch"] >= self.epoch:
                 raise self._fenced(f"{other.writer} took over with journal entry {other.number}")
-        if other.generation >= self.generation:
+        if other.epoch >= self.epoch:
             raise self._fenced(
-                f"journal entry {other.number} is of generation {other.generation} and is not ours; "
+                f"journal entry {other.number} is of epoch {other.epoch} and is not ours; "
                 "this process was cloned, or another has taken over"
             )
 
@@ -402,7 +402,7 @@ class JournalWriter(Generic[S]):
 
     def _left_behind(self, why: str) -> Exception:
         """What to raise when the journal is not what we know any more."""
-        return self._fenced(why) if self._has_reigns else _LeftBehindError(why)
+        return self._fenced(why) if self._has_epochs else _LeftBehindError(why)
 
     def _fenced(self, why: str) -> FencedError:
         return FencedError(

@@ -2,13 +2,13 @@ r"""One journal entry: small, immutable, created once.
 
 Layout: two lines of ASCII text::
 
-    {"actions":[…],"format":1,"generation":3,"number":17,"previous":305419896,"time_ms":1700000000000,"writer":"0badcafe"}\n
+    {"actions":[…],"format":1,"epoch":3,"number":17,"previous":305419896,"time_ms":1700000000000,"writer":"0badcafe"}\n
     <8 hex digits: CRC-32 of the first line without its newline>\n
 
 ``previous`` is the checksum of the entry before (0 for the first), so that an entry shows whose successor it is: one that
 was put under a number that had been used and deleted long ago, or restored to the wrong place, is found out.
 
-An action is an object whose ``do`` names it. This package knows only ``reign`` (a writer begins: ``generation``,
+An action is an object whose ``do`` names it. This package knows only ``epoch`` (a writer begins: ``epoch``,
 ``holder``); all others belong to the state machine above. An unknown action stops a writer and is an error for a reader.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
 FORMAT_VERSION = 1
-REIGN = "reign"
+EPOCH = "epoch"
 _SMALL_BYTES = 1 << 20
 _DECODER = json.JSONDecoder()
 
@@ -40,7 +40,7 @@ class Entry:
     """One step of a tier's history."""
 
     number: int  # place in the journal, from 1
-    generation: int  # the reign under which it was written; 0 for those who do not reign
+    epoch: int  # of its writer; 0 for writers without one
     writer: str  # 8-hex-digit id of the process that wrote it
     time_ms: int  # when, by the writer's wall clock; for people, nothing depends on it
     actions: Sequence[Action]  # what changed, in order
@@ -152,7 +152,7 @@ def encode_entry(entry: Entry) -> bytes:
         {
             "format": FORMAT_VERSION,
             "number": entry.number,
-            "generation": entry.generation,
+            "epoch": entry.epoch,
             "writer": entry.writer,
             "time_ms": entry.time_ms,
             "actions": list(entry.actions),
@@ -171,7 +171,7 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
     try:
         entry = Entry(
             document["number"],
-            document["generation"],
+            document["epoch"],
             document["writer"],
             document["time_ms"],
             document["actions"],
@@ -179,7 +179,7 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
         )
     except KeyError as error:
         raise OtherVersionError(f"a journal entry without {error}", where=where) from None
-    numbers = (entry.number, entry.generation, entry.time_ms, entry.previous)
+    numbers = (entry.number, entry.epoch, entry.time_ms, entry.previous)
     is_list = isinstance(entry.actions, list) and all(isinstance(a, dict) for a in entry.actions)
     if {*map(type, numbers)} != {int} or type(entry.writer) is not str or not is_list:
         raise OtherVersionError("a field of this journal entry has another type", where=where)

@@ -1,9 +1,9 @@
 """The lease: who writes and until when. For politeness; the journal is what fences.
 
 The object ``lease`` is the one mutable object of a tier, changed only by compare-and-set. Form: ``seal_text`` of
-``{"format":1,"holder":{…},"writer":"0badcafe","expires_ms":…,"released":false,"generation":3,"number":17}``.
+``{"format":1,"holder":{…},"writer":"0badcafe","expires_ms":…,"released":false,"epoch":3,"number":17}``.
 
-``generation`` and ``number`` are those of the last journal entry that any holder has known to be history: they may lag
+``epoch`` and ``number`` are those of the last journal entry that any holder has known to be history: they may lag
 behind the journal, and never lead. Who takes, renews, frees or breaks a lease keeps what it said, so that a journal that has
 lost its end is noticed (``tiered.journal.replay``). Nothing else rests on it.
 
@@ -53,25 +53,25 @@ _TRIES = 6
 WATCH_S = 15.0
 """How long an expired lease is watched, at most: longer than the default lease, and than the renewals of one of 45 s."""
 _NUMBER_END: int = 10 ** (OFFSET_DIGITS - 1)
-_GENERATION_END: int = 10**NUMBER_DIGITS - 1
+_EPOCH_END: int = 10**NUMBER_DIGITS - 1
 """What a lease says beyond these no writer of ours can have said; there is room behind them for a rebuild."""
 
 
 class JournalEnd(NamedTuple):
     """How far a journal reaches, or did when somebody looked."""
 
-    generation: int = 0  # the newest reign; 0: none
+    epoch: int = 0  # the newest epoch; 0: none
     number: int = 0  # of the last entry; 0: none
     history: str = ""  # which history it is, for ``rebuild``; empty: it is not told
 
     def or_later(self, other: JournalEnd) -> JournalEnd:
         """The later of both: neither number ever falls."""
-        later = max(self.generation, other.generation), max(self.number, other.number)
+        later = max(self.epoch, other.epoch), max(self.number, other.number)
         return JournalEnd(*later, other.history or self.history)
 
     def is_beyond(self, other: JournalEnd) -> bool:
         """Whether this tells of something that the other does not."""
-        return self.generation > other.generation or self.number > other.number
+        return self.epoch > other.epoch or self.number > other.number
 
 
 NOTHING_KNOWN = JournalEnd()
@@ -330,7 +330,7 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
             document["writer"],
             document["expires_ms"],
             document["released"],
-            JournalEnd(document["generation"], document["number"], document["history"]),
+            JournalEnd(document["epoch"], document["number"], document["history"]),
         )
         _require_types(found)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -340,9 +340,9 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
 
 def _require_types(found: LeaseState) -> None:
     holder = found.holder
-    generation, number, history = found.end
+    epoch, number, history = found.end
     texts = (found.writer, holder.host, holder.boot, holder.space, history)
-    numbers = (found.expires_ms, holder.pid, holder.started, generation, number)
+    numbers = (found.expires_ms, holder.pid, holder.started, epoch, number)
     is_typed = {*map(type, texts)} == {str} and {*map(type, numbers)} == {int}
     if not is_typed or type(found.released) is not bool:
         raise TypeError("a member is of a wrong type")
@@ -350,11 +350,11 @@ def _require_types(found: LeaseState) -> None:
 
 def _is_possible(found: LeaseState) -> bool:
     """Whether a clock and a system can have made it: the checksum says nothing of who did."""
-    generation, number, _ = found.end
-    numbers = (found.expires_ms, found.holder.pid, found.holder.started, generation, number)
+    epoch, number, _ = found.end
+    numbers = (found.expires_ms, found.holder.pid, found.holder.started, epoch, number)
     if any(abs(value) >= _NUMBER_END for value in numbers):
         return False
-    return 0 <= number < _NUMBER_END and 0 <= generation < _GENERATION_END
+    return 0 <= number < _NUMBER_END and 0 <= epoch < _EPOCH_END
 
 
 def _boot_id() -> str:

@@ -77,8 +77,8 @@ class Machine(Protocol[S]):
         """
         ...
 
-    def generation(self, state: S) -> int:
-        """The generation that reigns; 0 when none ever did."""
+    def epoch(self, state: S) -> int:
+        """The present epoch; 0 before the first."""
         ...
 
     def dump(self, state: S) -> Any:  # noqa: ANN401 (JSON values)
@@ -141,7 +141,7 @@ class JournalReader(Generic[S]):
         """How far we know the journal to reach; from any thread."""
         machine = self._machine
         history = machine.history(self.state) if isinstance(machine, Guarded) else ""
-        return JournalEnd(machine.generation(self.state), self.number, history)
+        return JournalEnd(machine.epoch(self.state), self.number, history)
 
     def catch_up(self) -> list[Entry]:
         """Apply everything that is new.
@@ -168,8 +168,8 @@ class JournalReader(Generic[S]):
         """
         if remembered.is_beyond(self.end):
             raise self._lost(
-                f"the journal has lost its end: it ends with entry {self.number} of generation {self.end.generation}, and"
-                f" the lease remembers entry {remembered.number} and generation {remembered.generation}"
+                f"the journal has lost its end: it ends with entry {self.number} of epoch {self.end.epoch}, and"
+                f" the lease remembers entry {remembered.number} and epoch {remembered.epoch}"
             )
 
     def _hold(self) -> list[Entry]:

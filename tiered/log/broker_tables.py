@@ -101,13 +101,13 @@ def recall(objects: ObjectStore, prefix: str, time_ms: int, made: ObjectId) -> N
 def found_handover(listed: Iterable[ObjectInfo], prefix: str) -> dict[str, Any]:
     """The mark that objects alone allow (the member ``HANDOVER`` of the store's document); empty: the broker is not gone.
 
-    The newest below ``meta/handover/`` counts, by reign and then by time: what a broker left, or that it is back.
+    The newest below ``meta/handover/`` counts, by epoch and then by time: what a broker left, or that it is back.
     """
     parsed = [(found, info) for info in listed if (found := parse_handover_key(prefix, info.key))]
     if not parsed:
         return {}
     (time_ms, _, is_back), info = max(
-        parsed, key=lambda one: (one[0][1].generation, one[0][0], one[0][1].sequence, one[0][2])
+        parsed, key=lambda one: (one[0][1].epoch, one[0][0], one[0][1].sequence, one[0][2])
     )
     key = info.key[len(prefix) :]
     return {} if is_back else {"key": key, "size_bytes": info.size_bytes, "time_ms": time_ms}

@@ -56,7 +56,7 @@ def expired(life: QueueLife, action: Action, *, with_open: bool) -> QueueLife | 
 
     Args:
         action: With ``min_from``, the minimum that it met, and ``min_to``, where a segment begins or the queue ends.
-        with_open: It may take a segment that is not sealed: only from the reigning writer, who would go on in it.
+        with_open: It may take a segment that is not sealed: only from the present writer, who would go on in it.
     """
     low = QueueOffset(action["min_to"])
     if life.min_offset != action["min_from"] or not life.min_offset < low <= life.commit_offset:

@@ -4,7 +4,7 @@ An index object covers, of each queue named, a row of queue offsets: every messa
 covered of a life grows from its minimum without a hole (``indexed_to`` says how far): an action whose rows do not begin
 exactly there, or that names a life that is none, changes nothing, whoever wrote it. Nor does one whose messages were read
 before an end of the queue was last taken back (``last_cut``): other messages may stand there now. So nothing is ever left
-out for good: a new reign, or whoever makes indexes again, goes on at ``indexed_to``.
+out for good: a new epoch, or whoever makes indexes again, goes on at ``indexed_to``.
 
 Where index objects were dropped in the middle, the first hole is what has to be covered next. What covers what is counted
 by queue offsets, so expiry and merging of parts change nothing here; an object of which nothing can be read any more is

@@ -1,7 +1,7 @@
 """Merging: neighbours of a queue are gathered into fewer, larger sections, and bundles into larger, tidier bundles.
 
 Everything here is pure. ``plan_merge`` finds what is to be gathered next, from nothing but the state, so a restart finds
-what an earlier reign has left; ``replace_run`` is the rule by which replay accepts what came of it.
+what an earlier epoch has left; ``replace_run`` is the rule by which replay accepts what came of it.
 
 Levels: rounds write bundles of level 0. When a level has its fan-in of small ones, or of such as share a queue, all that is
 still named of these is gathered one level up. What comes out is sorted by topic, queue and offset, in bundles of

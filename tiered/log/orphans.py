@@ -4,7 +4,7 @@ With it: what bundles hold that nobody names, beside what somebody does (``given
 
 Rules, all of which must hold for a data object:
     * no entry names it, nor did any within the grace (``TierHistory.protected``);
-    * its generation is below the reign, so that nobody can name it any more; or it was named once (and merged, or has
+    * its epoch is below the present one, so that nobody can name it any more; or it was named once (and merged, or has
       expired): no writer names an object twice;
     * it was written longer ago than the grace, by the store's own time.
 
@@ -70,7 +70,7 @@ class Deletion:
 class Left:
     """What is not named and stays; counts of objects."""
 
-    present_reign: int = 0  # of the present reign: its writer may be about to name it
+    present_epoch: int = 0  # of the present epoch: its writer may be about to name it
     within_grace: int = 0  # was named, or was written, within the grace
     uncovered: int = 0  # the journal's history does not reach back over the grace
     unknown_age: int = 0  # the store does not say when it was written
@@ -109,7 +109,7 @@ class KnownObjects:
     protected: set[str]  # Keys below the prefix that are named or were within the grace
     once_named: set[str]  # Keys below the prefix that were named once, before the grace
     bound: int  # trim the journal up to this checkpoint; 0: not at all
-    reign: int  # objects of a generation below this one can be named by nobody any more
+    epoch: int  # objects of an epoch below this one can be named by nobody any more
     old_ms: int  # what was written at this time of the store or before is older than the grace
     now_ms: int  # the store's time
 
@@ -156,7 +156,7 @@ class _OrphanPlanner:
         elif data:
             self._data(key, data, info)
         elif index:
-            self._made(key, "index", index.generation, info)
+            self._made(key, "index", index.epoch, info)
         elif journal:
             if is_trimmed(journal[0], self._known.bound):
                 self.take_if_old(info, "checkpoint" if journal[1] else "entry")
@@ -198,24 +198,24 @@ class _OrphanPlanner:
             )
 
     def _data(self, key: str, data: DataKey, info: ObjectInfo) -> None:
-        generation = data.object_id.generation
+        epoch = data.object_id.epoch
         is_waste = data.kind != "quarantine" or _is_expired(self._known, data)
-        if is_waste or generation > self._known.state.generation:
-            self._made(key, data.kind, generation, info)
+        if is_waste or epoch > self._known.state.epoch:
+            self._made(key, data.kind, epoch, info)
         else:
             self.plan.left.quarantine += 1
 
-    def _made(self, key: str, kind: str, generation: int, info: ObjectInfo) -> None:
+    def _made(self, key: str, kind: str, epoch: int, info: ObjectInfo) -> None:
         known, left = self._known, self.plan.left
-        if generation > known.state.generation:
+        if epoch > known.state.epoch:
             self.plan.refusals.append(
-                f"{info.key} is of generation {generation}, and {known.state.generation} reigns:"
+                f"{info.key} is of epoch {epoch}, and the present one is {known.state.epoch}:"
                 " the journal may have lost its end"
             )
         elif key in known.protected:
             left.within_grace += 1
-        elif generation >= known.reign and key not in known.once_named:
-            left.present_reign += 1
+        elif epoch >= known.epoch and key not in known.once_named:
+            left.present_epoch += 1
         elif known.base is None:
             left.uncovered += 1
         else:

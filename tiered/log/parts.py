@@ -639,15 +639,15 @@ class IndexObject:
 class TierState:
     """Everything that a broker's journal says."""
 
-    generation: int = 0  # the reign
+    epoch: int = 0  # of the present writer
     history: str = ""
-    """Which history this is: the id of the writer whose reign was the first, and when it began. Positions that are
+    """Which history this is: the id of the writer whose epoch was the first, and when it began. Positions that are
     kept elsewhere mean nothing in another, such as that of a tier that was wiped and begun anew."""
-    writer: str = ""  # id of the reigning writer
+    writer: str = ""  # id of the present writer
     holder: Mapping[str, Any] = field(default_factory=dict)  # who it was, for people
     store: Mapping[str, Any] = field(default_factory=dict)
     """Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before the
-    first reign."""
+    first epoch."""
     queues: Mapping[MessageQueue, tuple[QueueLife, ...]] = field(default_factory=dict)
     """Lives of each queue, oldest first; never empty."""
     refused_parts: int = 0  # parts, gaps and incarnations that replay refused

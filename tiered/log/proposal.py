@@ -1,7 +1,7 @@
 """Proposes a tier's state again from what its bundles say of their sections. Pure.
 
 ``propose`` takes each section for a candidate, and chooses, life by life, the candidates that make a chain. Where they
-overlap, the newest wins, by generation and then by the sequence in which its writer made the bundle (``ObjectId.age``):
+overlap, the newest wins, by epoch and then by the sequence in which its writer made the bundle (``ObjectId.age``):
 
 * a newer writer knew the history when it began, so what an older one made and it made again was not history;
 * a merged section is made after those that it replaces, and says the same (but for one that came too late, of what was
@@ -12,7 +12,7 @@ What is not chosen is unused, and a bundle with nothing else an orphan. Where qu
 both jump, bytes are lost: a ``Loss``. Where queue offsets jump and log offsets go on, a gap was recorded, or items without a
 message are lost: a gap. What a merge found taken back becomes a life that has ended, as it was.
 
-``known`` is what the readable beginning of the journal says. It settles what objects can't tell: which parts an older reign
+``known`` is what the readable beginning of the journal says. It settles what objects can't tell: which parts an older epoch
 had made in vain, what had expired or been taken back, reasons of gaps, times, and the local store's identity. And where a
 life began and ended: what is missing before its first object and behind its last, or all of it, is lost as well as what is
 missing in between (``KnownLife`` says what is not: no gap may be hidden, and none made of what was given up).
@@ -42,7 +42,7 @@ from typing_extensions import Buffer
 from backends.errors import BackendError
 from tiered.errors import DataError
 from tiered.format.items import ITEM_BYTES
-from tiered.journal.entry import REIGN
+from tiered.journal.entry import EPOCH
 from tiered.keys import maker_of
 from tiered.log.bundles import named_sections
 from tiered.log.flat_file import ITEM
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Entry
     from tiered.log.bundle_tables import Tabled
 
-EPOCH = 10**12
+REBUILT_STRIDE = 10**12
 """A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""
 _NAMING = frozenset(("part", "merge", "compacted"))
 UNKNOWN_END = "unknown: the journal was rebuilt"
@@ -71,7 +71,7 @@ SKIPPED_MAX = 1000
 class Proposal:
     """What a rebuilt journal would say."""
 
-    state: TierState  # the tier's state; its generation is the highest that any object shows
+    state: TierState  # the tier's state; its epoch is the highest that any object shows
     orphans: list[str] = field(default_factory=list)  # Keys of bundles that it does not name
     losses: list[Loss] = field(default_factory=list)
     """Where objects are missing; in ``state`` each is a gap."""
@@ -91,7 +91,7 @@ def propose(
     sizes: Mapping[str, int],
     quarantined: Mapping[LifeKey, int],
     read: Read,
-    generations: Iterable[int] = (),
+    epochs: Iterable[int] = (),
     behind: Iterable[Entry] = (),
 ) -> Proposal:
     """Make the state that the bundles allow.
@@ -101,14 +101,14 @@ def propose(
         known: What the readable beginning of the journal says; the initial state when nothing of it is readable.
         quarantined: Offsets in quarantine, by queue and life.
         read: See ``choose``.
-        generations: Of other objects that writers have made.
+        epochs: Of other objects that writers have made.
         behind: Whole entries behind the readable beginning, in order.
     """
     candidates, present = Candidates(tabled), Present(tabled, sizes)
     lows = expired_behind(known, behind)
     tails, of_tails = _tails(known, present)
-    made = [one.said.object_id.generation for one in tabled]
-    proposal = Proposal(replace(known, generation=max([known.generation, *generations, *made])))
+    made = [one.said.object_id.epoch for one in tabled]
+    proposal = Proposal(replace(known, epoch=max([known.epoch, *epochs, *made])))
     queues: dict[MessageQueue, list[QueueLife]] = defaultdict(list)
     lives = {(queue, life.incarnation) for queue, all_of in known.queues.items() for life in all_of}
     for queue, incarnation in sorted(candidates.lives() | lives):
@@ -189,7 +189,7 @@ class RebuildCandidate(NamedTuple):
     """A part that a section could be, and its age."""
 
     rank: tuple[int, int, int, bool]
-    """Generation, the rest of ``ObjectId.age``, and whether the readable journal names it: the greater is the newer."""
+    """Epoch, the rest of ``ObjectId.age``, and whether the readable journal names it: the greater is the newer."""
     part: Part
     segment: int  # base log offset of its segment
     is_merged: bool  # it was made by a merge or a repair
@@ -298,11 +298,11 @@ def choose(
         read: Reads items and records, where a part has to be cut or two histories told apart; asked for nothing else.
     """
     able = [one for one in candidates if _may_be_history(one, queue, incarnation, known)]
-    reigns = _Reigns(able)
+    epochs = _Epochs(able)
     late = _LatePart(candidates, read)
     chosen = _Chosen(read)
     for one in sorted(able, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
-        if one.taken_back or (not one.is_merged and reigns.take_back(one)):
+        if one.taken_back or (not one.is_merged and epochs.take_back(one)):
             continue
         if not (one.is_merged and not one.rank[-1] and late.is_late(one)):
             chosen.take(one)
@@ -357,24 +357,22 @@ class _Chosen:
                 yield one._replace(part=head)
 
 
-class _Reigns:
-    """Where each reign began to write, so that what an older one had made behind that is known to be no history."""
+class _Epochs:
+    """Where each epoch began to write, so that what an older one had made behind that is known to be no history."""
 
     def __init__(self, able: Sequence[RebuildCandidate]) -> None:
         lows: dict[int, int] = {}
         for one in able:
             if not one.is_merged:  # merging is no going on
-                generation, low = one.rank[0], one.part.queue_offset
-                lows[generation] = min(low, lows.get(generation, low))
-        self._generations = sorted(lows)
-        latest_first = [lows[generation] for generation in reversed(self._generations)]
-        self._lows = list(accumulate(latest_first, min))[
-            ::-1
-        ]  # of this generation and all later ones
+                epoch, low = one.rank[0], one.part.queue_offset
+                lows[epoch] = min(low, lows.get(epoch, low))
+        self._epochs = sorted(lows)
+        latest_first = [lows[epoch] for epoch in reversed(self._epochs)]
+        self._lows = list(accumulate(latest_first, min))[::-1]  # of this epoch and all later ones
 
     def take_back(self, one: RebuildCandidate) -> bool:
-        """Whether a later reign began to write at or below its first offset."""
-        at = bisect_right(self._generations, one.rank[0])
+        """Whether a later epoch began to write at or below its first offset."""
+        at = bisect_right(self._epochs, one.rank[0])
         return at < len(self._lows) and self._lows[at] <= one.part.queue_offset
 
 
@@ -485,19 +483,19 @@ def _may_be_history(
     one: RebuildCandidate, queue: MessageQueue, incarnation: int, known: TierState
 ) -> bool:
     """Whether the readable journal leaves it open that a later entry named this."""
-    generation, *_, is_named = one.rank
+    epoch, *_, is_named = one.rank
     lives = known.queues.get(queue, ())
     life = known_life(known, queue, incarnation)
     if is_named:
         return True
     if life is None:  # it had not begun, or was deleted, when the readable journal ends
         later = not lives or incarnation > lives[-1].incarnation
-        return later and generation >= known.generation
+        return later and epoch >= known.epoch
     if one.part.queue_end <= life.min_offset:
         return False  # expired
     if one.part.queue_end <= life.commit_offset:
         return True  # merged since, or what had been merged
-    return generation >= known.generation and not life.ended
+    return epoch >= known.epoch and not life.ended
 
 
 def known_life(known: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:
@@ -578,7 +576,7 @@ def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, i
     """
     lows: dict[LifeKey, int] = {}
     for entry in behind:
-        if 0 < entry.generation < known.generation:
+        if 0 < entry.epoch < known.epoch:
             continue  # of a fenced writer
         for action in entry.actions:
             try:
@@ -599,11 +597,11 @@ class ToldEnd(NamedTuple):
 def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, ToldEnd]:
     """Where lives end by what whole entries behind the readable beginning name and take back."""
     ends: dict[LifeKey, ToldEnd] = {}
-    generation = known.generation
+    epoch = known.epoch
     for entry in behind:
-        reigns = [one.get("generation") for one in entry.actions if one["do"] == REIGN]
-        generation = max([generation, *(one for one in reigns if type(one) is int)])
-        if not 0 < entry.generation < generation:  # else of a fenced writer
+        epochs = [one.get("epoch") for one in entry.actions if one["do"] == EPOCH]
+        epoch = max([epoch, *(one for one in epochs if type(one) is int)])
+        if not 0 < entry.epoch < epoch:  # else of a fenced writer
             for action in entry.actions:
                 with suppress(LookupError, TypeError, ValueError):  # nobody of ours wrote it
                     _take_ends(entry, action, ends)

@@ -4,7 +4,7 @@ All values are immutable. ``TierMachine.apply`` is the one place that knows what
 recovery, verify, gc and archive use it.
 
 Replay is strict: a part or gap that does not begin exactly at its queue's commit offset and log end, or whose entry is not
-of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing. A merge of parts that
+of the present epoch, is not history; it is counted in ``refused_parts`` and changes nothing. A merge of parts that
 are not there any more changes nothing either, but is not counted: it may honestly come too late, when the queue has begun
 anew or some of it has expired. So it is with a take_back or expire that does not fit.
 """
@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import OtherVersionError
-from tiered.journal.entry import REIGN, Action, Entry, json_members, json_text
+from tiered.journal.entry import EPOCH, Action, Entry, json_members, json_text
 from tiered.journal.replay import UnknownActionError
 from tiered.keys import DATA_ROOTS, maker_of
 from tiered.log.bundles import decode_numbers, named_sections
@@ -68,18 +68,18 @@ class TierMachine:
     ============= ============================================================================================
     action        fields besides ``do``, and ``topic queue_id incarnation`` for those of a queue
     ============= ============================================================================================
-    reign         ``generation``, ``holder`` (with ``store``)
+    epoch         ``epoch``, ``holder`` (with ``store``)
     part          ``bundles``: what became durable, see ``tiered.log.bundles``; a part with a new segment rolls the
                   one before
     merge         ``bundles``; ``lives`` and ``runs``: for each of their sections the number of its life and what it
-                  takes the place of (``tiered.log.merge.fingerprint``). From the reigning writer; of segments that
+                  takes the place of (``tiered.log.merge.fingerprint``). From the present writer; of segments that
                   are sealed from anybody
     compacted     ``bundles``, ``lives``, ``runs`` as of a merge, of messages of which some are holes now; and ``passes``:
                   rows of topic, queue id, number of the life, its passes from now on. All of it holds, or nothing is done
     seal          ``segment``: base log offset of the last one, which takes no more parts
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
     expire        ``life``, ``min_from``, ``min_to``: whole segments are given up, see ``tiered.log.expiry``; from
-                  anybody, but an open segment only from the reigning writer
+                  anybody, but an open segment only from the present writer
     quarantine    ``count``: so many records went into quarantine
     take_back     ``end``, ``was``, ``head``, ``reason``: see ``tiered.log.takeback``
     incarnation   ``start``, ``reason``: the queue begins anew (number 0: for the first time, with nothing in it yet)
@@ -101,9 +101,9 @@ class TierMachine:
     def is_data(self, key: str) -> bool:
         return maker_of(key) is not None
 
-    def generation(self, state: TierState) -> int:
-        """The reign."""
-        return state.generation
+    def epoch(self, state: TierState) -> int:
+        """The epoch."""
+        return state.epoch
 
     def history(self, state: TierState) -> str:
         return state.history
@@ -131,7 +131,7 @@ class TierMachine:
     def _dump_without_queues(self, state: TierState) -> dict[str, Any]:
         lives = [life for lives in state.queues.values() for life in lives]
         return {
-            "generation": state.generation,
+            "epoch": state.epoch,
             "history": state.history,
             "writer": state.writer,
             "holder": dict(state.holder),
@@ -173,13 +173,13 @@ def _state_of(members: Iterable[tuple[str, Any]]) -> TierState:
             found[name] = _Taker(decode_columns(value))
         elif name == "queues":
             found[name] = _queues_of(value, found["parts"].take)
-    check_ints((found["generation"], found["refused_parts"], found["updated_ms"]), "a state")
+    check_ints((found["epoch"], found["refused_parts"], found["updated_ms"]), "a state")
     check_texts((found["history"], found["writer"]), "a state")
     if type(found["holder"]) is not dict or type(found["store"]) is not dict:
         raise ValueError("holder and store of a state are no objects")
     found["parts"].finish()
     return TierState(
-        generation=found["generation"],
+        epoch=found["epoch"],
         history=found["history"],
         writer=found["writer"],
         holder=found["holder"],
@@ -262,14 +262,14 @@ class _Work:
     entry: Entry
 
     @property
-    def reigns(self) -> bool:
-        """The entry was written under the present reign."""
-        return self.entry.generation == self.state.generation > 0
+    def is_present(self) -> bool:
+        """The entry was written in the present epoch."""
+        return self.entry.epoch == self.state.epoch > 0
 
     @property
     def may_mend(self) -> bool:
-        """The entry is of the reigning writer, or of a guest."""
-        return self.reigns or self.entry.generation == 0
+        """The entry is of the present writer, or of a guest."""
+        return self.is_present or self.entry.epoch == 0
 
     def refuse(self) -> None:
         self.state = replace(self.state, refused_parts=self.state.refused_parts + 1)
@@ -293,11 +293,11 @@ class _Work:
         self.queues[queue] = (*lives[:-1], life)
 
 
-def _reign(work: _Work, action: Action) -> None:
-    if action["generation"] > work.state.generation:
+def _epoch(work: _Work, action: Action) -> None:
+    if action["epoch"] > work.state.epoch:
         work.state = replace(
             work.state,
-            generation=action["generation"],
+            epoch=action["epoch"],
             history=work.state.history or f"{work.entry.writer}-{work.entry.time_ms}",
             writer=work.entry.writer,
             holder=action["holder"],
@@ -305,7 +305,7 @@ def _reign(work: _Work, action: Action) -> None:
 
 
 def _meta(work: _Work, action: Action) -> None:
-    if work.reigns:
+    if work.is_present:
         work.state = replace(work.state, store=action["store"])
 
 
@@ -325,7 +325,7 @@ def _part(work: _Work, named: NamedSections, number: int, place: SectionStretch)
     fits = life is not None and place.goes_on(life.commit_offset, life.log_end)
     part = named.parts[number : number + 1]
     segments = _placed(work, place, part, life) if life and fits else None
-    if life is None or segments is None or not work.reigns:
+    if life is None or segments is None or not work.is_present:
         work.refuse()
         return
     work.put(queue, life.grown(segments, place.queue_end, place.log_end))
@@ -416,7 +416,7 @@ def _merge_one(
         return False
     if is_tail(lives, at) != named.taken_back[number]:
         return False  # taken back since: its section, from which a lost journal is rebuilt, does not say so
-    made = replace_run(lives[at], part, segment, was, with_open=work.reigns, compacts=compacts)
+    made = replace_run(lives[at], part, segment, was, with_open=work.is_present, compacts=compacts)
     if made is not None:
         work.queues[queue] = (*lives[:at], made, *lives[at + 1 :])
     return made is not None
@@ -425,7 +425,7 @@ def _merge_one(
 def _seal(work: _Work, action: Action) -> None:
     life = work.life(action)
     last = life.segments[-1] if life and life.segments else None
-    if life and last and last.base_offset == action["segment"] and work.reigns:
+    if life and last and last.base_offset == action["segment"] and work.is_present:
         segments = (*life.segments[:-1], replace(last, sealed=True))
         work.put(_queue(action), replace(life, segments=segments))
 
@@ -435,7 +435,7 @@ def _gap(work: _Work, action: Action) -> None:
     queue, incarnation = _queue(action), action["incarnation"]
     life = work.life(action) or _first_life(work, queue, incarnation, gap.start)
     fits = life is not None and gap.start == life.commit_offset and gap.end > gap.start
-    if life is None or not fits or not work.reigns:
+    if life is None or not fits or not work.is_present:
         work.refuse()
         return
     fresh = not life.segments  # nothing to read before the gap, so the queue begins behind it
@@ -452,7 +452,7 @@ def _gap(work: _Work, action: Action) -> None:
 
 def _take_back(work: _Work, action: Action) -> None:
     life = work.life(action)
-    if life is None or not work.reigns:
+    if life is None or not work.is_present:
         work.refuse()
         return
     divided = cut(
@@ -473,7 +473,7 @@ def _expire(work: _Work, action: Action) -> None:
     at = action["life"]
     if not 0 <= at < len(lives) or lives[at].incarnation != action["incarnation"]:
         return
-    left = expired(lives[at], action, with_open=work.reigns)
+    left = expired(lives[at], action, with_open=work.is_present)
     if left and work.may_mend:
         work.queues[_queue(action)] = (*lives[:at], left, *lives[at + 1 :])
 
@@ -491,7 +491,7 @@ def _timer(work: _Work, action: Action) -> None:
         lives = work.queues.get(hour_queue(hour))
         return (lives[-1].min_offset, lives[-1].commit_offset) if lives else (0, 0)
 
-    changed = after_timer(work.state.timers, action, bounds, reigns=work.reigns)
+    changed = after_timer(work.state.timers, action, bounds, is_present=work.is_present)
     if changed is not None:
         work.state = replace(work.state, timers=changed)
     elif "take" in action:
@@ -500,7 +500,7 @@ def _timer(work: _Work, action: Action) -> None:
 
 def _quarantine(work: _Work, action: Action) -> None:
     life = work.life(action)
-    if life and work.reigns:
+    if life and work.is_present:
         work.put(_queue(action), replace(life, quarantined=life.quarantined + action["count"]))
 
 
@@ -510,7 +510,7 @@ def _incarnation(work: _Work, action: Action) -> None:
     number = lives[-1].incarnation + 1 if lives else 0
     if lives and action["incarnation"] == 0:
         return  # it was to say where the queue begins, and a part was faster
-    if action["incarnation"] != number or not work.reigns:
+    if action["incarnation"] != number or not work.is_present:
         work.refuse()
         return
     ended = (*lives[:-1], replace(lives[-1], ended=action["reason"])) if lives else ()
@@ -519,7 +519,7 @@ def _incarnation(work: _Work, action: Action) -> None:
 
 
 _HANDLERS = {
-    REIGN: _reign,
+    EPOCH: _epoch,
     "meta": _meta,
     "part": _parts,
     "merge": _merge,

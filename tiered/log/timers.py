@@ -9,7 +9,7 @@ field    meaning
 ======== =====================================================================================================
 take     rows ``topic queue_id start first_end from to due_from``: of this source everything in ``[from, to)`` that is due
          at or after ``due_from`` is in the files now; ``hours``: rows ``hour due_min due_max marks`` of what came with it.
-         From the reigning writer
+         From the present writer
 run      a hand-over begins: its number (one more than the last) and ``holder``; earlier ones are over. From anybody
 handed   rows ``hour done end rank refused held`` by ``run``, with ``target``: see ``TimerHour``; ``refused`` lists queue
          offsets that came with this step, ``held`` all that are held back. From anybody who has the run
@@ -305,17 +305,17 @@ def cancel_action(rows: Iterable[tuple[int, int]]) -> Action:
 
 
 def after_timer(
-    facts: TimerFacts, action: Action, bounds: Bounds, *, reigns: bool
+    facts: TimerFacts, action: Action, bounds: Bounds, *, is_present: bool
 ) -> TimerFacts | None:
     """What an action makes of the facts; None when it does not fit.
 
     Args:
         action: ``timer``.
         bounds: Queue offsets ``(min, commit)`` of an hour's file, with what the same entry says; (0, 0): there is none.
-        reigns: The entry is of the reigning writer.
+        is_present: The entry is of the present writer.
     """
     if "take" in action:
-        return _after_take(facts, action, bounds) if reigns else None
+        return _after_take(facts, action, bounds) if is_present else None
     if "handed" in action:
         return _after_handed(facts, action, bounds)
     if "cancel" in action:

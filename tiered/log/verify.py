@@ -35,13 +35,13 @@ from tiered.errors import (
     TieredStoreError,
 )
 from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts
-from tiered.journal.entry import REIGN, checksum
+from tiered.journal.entry import EPOCH, checksum
 from tiered.journal.lease import read_lease
 from tiered.journal.replay import JournalReader
 from tiered.keys import LEASE, checkpoint_key, entry_key
 from tiered.local.face import HoleReason
 from tiered.log.history import named_objects, parts_by_bundle
-from tiered.log.proposal import EPOCH
+from tiered.log.proposal import REBUILT_STRIDE
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.state import Gap, TierMachine
 from tiered.log.takeback import is_tail
@@ -155,7 +155,7 @@ class _VerifyRun:
         for key in sorted(listing.missing & now_named):
             self.report.add(Problem("missing", self._prefix + key, "an entry names this object"))
         if whole:
-            record_listing(listing, now_named, self._reader.state.generation, self.report)
+            record_listing(listing, now_named, self._reader.state.epoch, self.report)
         for problem in (*check_state(state), *check_indexes(state)):
             self.report.add(problem)
         self._count(state, listing)
@@ -357,12 +357,12 @@ def _sort(found: ObjectListing, prefix: str, key: str, info: ObjectInfo) -> None
 
 
 def record_listing(
-    found: ObjectListing, named: AbstractSet[str], generation: int, report: VerifyReport
+    found: ObjectListing, named: AbstractSet[str], epoch: int, report: VerifyReport
 ) -> None:
     """Count what is no failure, and name what the journal has never heard of.
 
     Args:
-        generation: The reign; its writer may be about to name what it has made.
+        epoch: The epoch; its writer may be about to name what it has made.
     """
     recorded = report.recorded
     for key, size in found.unnamed.items():
@@ -371,10 +371,10 @@ def record_listing(
             continue
         recorded.orphans += 1
         recorded.orphan_bytes += size
-        recorded.orphans_of_present_reign += made.generation == generation
+        recorded.orphans_of_present_epoch += made.epoch == epoch
         recorded.note(f"orphan: {key}")
-        if made.generation > generation:
-            detail = f"of generation {made.generation}, and {generation} reigns: the journal may have lost its end"
+        if made.epoch > epoch:
+            detail = f"of epoch {made.epoch}, and the present one is {epoch}: the journal may have lost its end"
             report.add(Problem("journal", key, detail))
     recorded.unknown_keys = len(found.unknown)
     for key in found.unknown:
@@ -446,7 +446,7 @@ class _JournalCheck:
     def _rebuilt(self, checkpoints: list[int]) -> int:
         """Number of the newest whole checkpoint at which the journal was rebuilt; 0 when it never was."""
         for number in reversed(checkpoints):
-            if number % EPOCH == 0 and self._is_whole(number):
+            if number % REBUILT_STRIDE == 0 and self._is_whole(number):
                 return number
         return 0
 
@@ -498,20 +498,18 @@ class _JournalCheck:
     def _is_behind_a_stale_one(self, entry: Entry) -> bool:
         """Whether the entry before this one landed late, under a number that had been used and deleted.
 
-        Those below it are gone, then, and it is of no newer reign (a guest's entry, of 0, says nothing of reigns); or some
-        are still there, and it is of another writer, though this entry does not begin a reign.
+        Those below it are gone, then, and it is of no newer epoch (a guest's entry, of 0, says nothing of epochs); or some
+        are still there, and it is of another writer, though this entry does not begin an epoch.
         """
         if entry.previous == self._reader.last or not self._row:
             return False
         before = self._row[-1]
-        is_alone = len(self._row) == 1 and (
-            not entry.generation or before.generation <= entry.generation
-        )
-        begins = any(action["do"] == REIGN for action in entry.actions)
-        are_reigns = before.generation and entry.generation  # and not guests'
-        # Of two who took the same reign only one has won; a reign that was lost may be the newer one of the two.
-        own = entry.generation, entry.writer
-        is_anothers = are_reigns and not begins and (before.generation, before.writer) != own
+        is_alone = len(self._row) == 1 and (not entry.epoch or before.epoch <= entry.epoch)
+        begins = any(action["do"] == EPOCH for action in entry.actions)
+        have_epochs = before.epoch and entry.epoch  # and not guests'
+        # Of two who took the same epoch only one has won; an epoch that was lost may be the newer one of the two.
+        own = entry.epoch, entry.writer
+        is_anothers = have_epochs and not begins and (before.epoch, before.writer) != own
         behind = [number for number in self._checkpoints if number >= entry.number]
         return bool(is_alone or is_anothers) and any(map(self._is_whole, behind))
 

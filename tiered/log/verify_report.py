@@ -85,9 +85,9 @@ class Recorded:
     taken_back: int = 0  # ends of queues that the broker took back; they are kept
     taken_back_messages: int = 0  # their queue offsets
     orphans: int = 0
-    """Data objects that no entry names (of the present reign: perhaps about to be named)."""
+    """Data objects that no entry names (of the present epoch: perhaps about to be named)."""
     orphan_bytes: int = 0
-    orphans_of_present_reign: int = 0  # those of them that the present reign's writer made
+    orphans_of_present_epoch: int = 0  # those of them that the present epoch's writer made
     unknown_keys: int = 0  # objects under the prefix that this program does not know
     unreferenced_bytes: int = 0
     """Bytes of commit logs that no item points at (known after a deep run)."""

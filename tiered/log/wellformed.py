@@ -17,7 +17,7 @@ INT_MAX = 2**62
 KEY_CHARS_MAX = 1024
 _INT_SET = {int}
 _NUMBERS = frozenset(
-    ("generation", "queue_id", "incarnation", "segment", "start", "end", "was", "count", "life")
+    ("epoch", "queue_id", "incarnation", "segment", "start", "end", "was", "count", "life")
 ) | {"min_from", "min_to"}
 _TEXTS = frozenset(("do", "topic", "reason"))
 _OBJECTS = frozenset(("holder", "store"))

@@ -406,7 +406,7 @@ class Fleet:
             running.error = f"ended by a defect: {error!r}"
 
     def _why_not(self, host: str, port: int) -> str:
-        """Why a mount is not worth opening there, which costs requests, a lease and a reign; empty: it is."""
+        """Why a mount is not worth opening there, which costs requests, a lease and an epoch; empty: it is."""
         has_vip = self._settings.has_vip and port > VIP_BELOW
         ports = [port, *([port - VIP_BELOW] if has_vip else [])]
         return next(filter(None, (why_taken(Address(host, at)) for at in ports)), "")

@@ -30,7 +30,7 @@ from backends.errors import BackendError
 from tiered.errors import FencedError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
-from tiered.journal.entry import REIGN, json_text
+from tiered.journal.entry import EPOCH, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.replay import UnknownActionError
 from tiered.keys import JOURNAL, MOUNT, unescape_name
@@ -162,7 +162,7 @@ def row_of(name: Name, row: Mapping[int, int]) -> list[Any]:
 class MountState:
     """Everything that a mount's journal says."""
 
-    generation: int = 0  # the newest reign
+    epoch: int = 0  # the newest epoch
     offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
     """By group and topic, then by queue id."""
     handover: str = ""  # key of the broker's metadata whose offsets were taken over; empty: of none
@@ -171,7 +171,7 @@ class MountState:
 class MountMachine:
     """What the actions mean; see ``tiered.journal.replay.Machine``.
 
-    ``reign``; ``offsets`` with rows of ``row_of``; ``handover`` with the ``key`` of a broker's metadata whose offsets are
+    ``epoch``; ``offsets`` with rows of ``row_of``; ``handover`` with the ``key`` of a broker's metadata whose offsets are
     among them from here on.
     """
 
@@ -179,25 +179,25 @@ class MountMachine:
         """Nobody was here."""
         return MountState()
 
-    def generation(self, state: MountState) -> int:
-        """The reign."""
-        return state.generation
+    def epoch(self, state: MountState) -> int:
+        """The epoch."""
+        return state.epoch
 
     def apply(self, state: MountState, entry: Entry) -> MountState:
-        """One step of history; what is written under an older reign is none.
+        """One step of history; what is written under an older epoch is none.
 
         Raises:
             UnknownActionError: An action of another version.
             ValueError: One that no mount of this version can have made; ``LookupError`` and ``TypeError`` mean the same.
         """
         for action in entry.actions:
-            if action.get("do") == REIGN:
-                check_ints((action["generation"],), "a generation")
-                state = replace(state, generation=action["generation"])
+            if action.get("do") == EPOCH:
+                check_ints((action["epoch"],), "an epoch")
+                state = replace(state, epoch=action["epoch"])
             elif action.get("do") not in {OFFSETS, HANDOVER}:
                 raise UnknownActionError(f"{action.get('do')!r:.80}")
             # Of a mount that was fenced, which did not know it yet: its offsets are nobody's.
-            elif entry.generation != state.generation:
+            elif entry.epoch != state.epoch:
                 continue
             elif action["do"] == HANDOVER:
                 check_texts((action["key"],), "a key")
@@ -210,7 +210,7 @@ class MountMachine:
         """For a checkpoint."""
         rows = [row_of(name, row) for name, row in sorted(state.offsets.items())]
         known = {"handover": state.handover} if state.handover else {}
-        return {"generation": state.generation, "rows": rows, **known}
+        return {"epoch": state.epoch, "rows": rows, **known}
 
     def dump_pieces(self, state: MountState) -> Iterator[bytes]:
         """The same as text."""
@@ -218,10 +218,10 @@ class MountMachine:
 
     def load(self, document: Any) -> MountState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``."""
-        generation, handover = document["generation"], document.get("handover", "")
-        check_ints((generation,), "a generation")
+        epoch, handover = document["epoch"], document.get("handover", "")
+        check_ints((epoch,), "an epoch")
         check_texts((handover,), "a key")
-        return MountState(generation, _rows(document["rows"]), handover)
+        return MountState(epoch, _rows(document["rows"]), handover)
 
 
 def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values)
@@ -304,7 +304,7 @@ class OffsetsKeeper:
         stop: Callable[[float], bool],
         prove: Callable[[], None] = lambda: None,
     ) -> Mapping[Name, Mapping[int, int]]:
-        """Take lease and reign; the offsets that the last mount left.
+        """Take lease and epoch; the offsets that the last mount left.
 
         Args:
             prove: Called where no mount has been yet, before anything is written: refuses a store that keeps no two apart.
@@ -326,7 +326,7 @@ class OffsetsKeeper:
                 where=error.where,
                 do="stop it, or serve under another --name",
             ) from error
-        self._journal.take_reign(asdict(Holder.present()), remembered=self._lease.remembered)
+        self._journal.take_epoch(asdict(Holder.present()), remembered=self._lease.remembered)
         self.handover = self._journal.state.handover
         return self._journal.state.offsets
 

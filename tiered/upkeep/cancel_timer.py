@@ -1,6 +1,6 @@
 """What people do to timers that lie in the tier: take one back.
 
-Beside a running writer or hand-over: neither lease nor reign is taken; the entry is a guest's, and replay refuses what has
+Beside a running writer or hand-over: neither lease nor epoch is taken; the entry is a guest's, and replay refuses what has
 been handed over meanwhile.
 
 An hour whose file is damaged cannot be looked through, and keeps no message of another hour from being taken back.

@@ -8,9 +8,9 @@ many whole queues as fill a bundle: a reader sees a queue before or after, never
 Ordering: data, then the entry (I2). Offsets and their order never change; the newest message of a queue always stays, as the
 queue's end is known by it.
 
-Beside a running writer: it takes no reign, and touches only sealed segments. An action is taken only if every part that it
+Beside a running writer: it takes no epoch, and touches only sealed segments. An action is taken only if every part that it
 presumes is still there; merging or expiry may come between, then the plan is refused and made again. It is refused as
-well when the reign has changed, since a gc under a newer one may have deleted what nobody had named.
+well when the epoch has changed, since a gc under a newer one may have deleted what nobody had named.
 
 Memory: the offset map and as much of columns that are looked at again, one bundle (64 MiB) and the two parts that were read
 last, one bit a message planned.
@@ -201,9 +201,9 @@ class MadeBundle:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """Who uploads, beside the reigning writer."""
+    """Who uploads, beside the present writer."""
 
-    generation: int  # of the reign
+    epoch: int  # of the epoch
     writer: str  # id
     sequences: Iterator[int]  # numbers of its objects (``tiered.keys.guest_sequences``)
     now_ms: int  # UTC; keys begin with it
@@ -214,7 +214,7 @@ class Guest:
         return Uploader(
             store,
             prefix,
-            generation=self.generation,
+            epoch=self.epoch,
             writer=self.writer,
             clock=ManualClock(self.now_ms),
             escapes_case=self.escapes_case,
@@ -435,7 +435,7 @@ class Compactor:
             "broker": at.place.broker,
             **tier_fields(reader.state),
             "journal_number": reader.journal_number,
-            "generation": reader.state.generation,
+            "epoch": reader.state.epoch,
             "made_ms": now_ms,
             "topics": topics,
             "policy": settings.retention.name,
@@ -460,7 +460,7 @@ class Compactor:
 
         Returns:
             ``steps`` that were carried out now, ``already_done``, ``entries``, ``bundles``, ``stored_bytes``,
-            ``generation``, ``run``; and ``was_applied``: all of it had been done before.
+            ``epoch``, ``run``; and ``was_applied``: all of it had been done before.
 
         Raises:
             InvalidError: The tier has moved on.
@@ -473,7 +473,7 @@ class Compactor:
         journal = journal_writer(at)
         require_same_tier(plan, journal.state)
         guest = Guest(
-            journal.state.generation,
+            journal.state.epoch,
             journal.writer,
             _sequences(plan, journal),
             at.clock.now_ms(),
@@ -488,7 +488,7 @@ class Compactor:
         return {
             **run.done,
             "was_applied": before,
-            "generation": journal.state.generation,
+            "epoch": journal.state.epoch,
             "run": ledger.run,
         }
 
@@ -545,7 +545,7 @@ class _CompactRun:
         self._journal = journal
         self._maker = maker
         self._plan = plan
-        self._generation = journal.state.generation
+        self._epoch = journal.state.epoch
         self.done = dict.fromkeys(
             ("steps", "already_done", "entries", "bundles", "stored_bytes"), 0
         )
@@ -587,8 +587,8 @@ class _CompactRun:
 
     def _hold(self, state: TierState, action: Action) -> None:
         """Everything that the action presumes: that replay will take it."""
-        if state.generation != self._generation:
-            raise moved_on("another writer reigns: what was uploaded may be gone")
+        if state.epoch != self._epoch:
+            raise moved_on("another writer has taken over: what was uploaded may be gone")
         entry = Entry(self._journal.number + 1, 0, self._journal.writer, 0, [action])
         after = TierMachine().apply(state, entry)
         for topic, queue_id, number, passes in self._passes:
@@ -892,7 +892,7 @@ def _sequences(plan: Plan, journal: JournalWriter[TierState]) -> Iterator[int]:
     queues = {MessageQueue(step["topic"], step["queue_id"]) for step in plan["steps"]}
     lives = (life for queue in queues for life in state.queues.get(queue, ()))
     made = (maker_of(bundle.key) for life in lives for bundle in life.parts().bundles)
-    return guest_sequences(filter(None, made), state.generation)
+    return guest_sequences(filter(None, made), state.epoch)
 
 
 def _file(segment: Segment) -> LogFile:

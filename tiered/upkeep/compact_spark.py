@@ -226,7 +226,7 @@ class SparkMaker:
 
     def _text(self, pieces: Iterable[Piece]) -> str:
         guest = self._guest
-        made = [guest.generation, guest.writer, next(guest.sequences), guest.now_ms]
+        made = [guest.epoch, guest.writer, next(guest.sequences), guest.now_ms]
         rows = [_piece_row(piece) for piece in pieces]
         return json.dumps({"guest": made, "escapes_case": guest.escapes_case, "pieces": rows})
 
@@ -532,8 +532,8 @@ def make_bundle(
             section_of(run, _lefts(store, order.prefix, run, mine, row["last"]), packer)
         )
     *guest, now_ms = said["guest"]
-    generation, writer, sequence = guest
-    who = Guest(generation, writer, iter([sequence]), now_ms, escapes_case=said["escapes_case"])
+    epoch, writer, sequence = guest
+    who = Guest(epoch, writer, iter([sequence]), now_ms, escapes_case=said["escapes_case"])
     made = put_sections(who.uploader(_Adopting(store), order.prefix), tuple(runs), sections)
     return json.dumps([made.row, made.size_bytes])
 

@@ -313,7 +313,7 @@ def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
         yield Check("journal", FAIL, f"{name}: {error.what}", f"run `tiered rebuild{option}`")
         return
     queues = len(found.state.queues)
-    yield Check("journal", OK, f"{name}: generation {found.state.generation}, {queues} queues")
+    yield Check("journal", OK, f"{name}: epoch {found.state.epoch}, {queues} queues")
     words = {
         EXPIRED: "its writer went without giving it back",
         GONE: "its writer was killed",

@@ -4,14 +4,14 @@ Overview: ``tiered.log.orphans`` finds such bundles, for any ``gc``; ``plan_eras
 becomes of them; the merger makes it, and ``merge`` entries name it. From then on nobody names the old bundles, and a later
 ``gc`` deletes them after its grace, as it does all others: readers that are at work get to their end.
 
-Ordering: lease and reign, since open segments are rewritten as well: so it refuses while a writer is alive. Then all that
-is presumed is looked at again, by the state under that reign. Data before the entry (I2), a bundle at a time. Whoever
+Ordering: lease and epoch, since open segments are rewritten as well: so it refuses while a writer is alive. Then all that
+is presumed is looked at again, by the state under that epoch. Data before the entry (I2), a bundle at a time. Whoever
 expires beside it wins: what was rewritten meanwhile for nothing is rewritten again without it.
 
 Retries and errors: reads and uploads are tried again by the store, entries by the journal. A damaged bundle stays as it is,
 and is named.
 
-After a crash: each bundle is rewritten or not. What was made and not named is an orphan of a reign that is over, for ``gc``;
+After a crash: each bundle is rewritten or not. What was made and not named is an orphan for ``gc``;
 the same plan goes on where it ended.
 
 Memory: one bundle (64 MiB), and what is read for it.
@@ -27,7 +27,7 @@ from tiered.dispatch.settings import Compression
 from tiered.errors import DataError
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergePolicy, plan_erasure
-from tiered.upkeep.uploading import UploadingReign
+from tiered.upkeep.uploading import UploadingEpoch
 from tiered.upkeep.workplace import Ledger, Plan, digest, require_same_tier, was_applied
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def apply_erasure(
         ``bundles`` that were rewritten, and ``given_up_bytes``, about what nobody names in them; ``made`` and
         ``made_bytes``, what is named instead; ``already_done`` (by an earlier run, or a writer's merging); ``stays``, rows
         of ``key`` and ``reason``; ``gone_after_ms``, when a ``gc`` with the plan's grace may delete the old ones;
-        ``was_applied``, ``generation``, ``run``.
+        ``was_applied``, ``epoch``, ``run``.
 
     Raises:
         InvalidError: The plan is of another tier.
@@ -75,7 +75,7 @@ def apply_erasure(
         "was_applied": was_applied(
             len(plan["erasures"]), run.done["bundles"] + len(run.stays), run.done["already_done"]
         ),
-        "generation": run.generation,
+        "epoch": run.epoch,
         "run": ledger.run,
     }
 
@@ -85,7 +85,7 @@ class _ErasureRun:
         self._at = at
         self._plan = plan
         self._told = told
-        self._reign = UploadingReign(
+        self._epoch = UploadingEpoch(
             at.bare,
             at.store,
             at.prefix,
@@ -104,15 +104,15 @@ class _ErasureRun:
         self.done = dict.fromkeys(names, 0)
 
     @property
-    def generation(self) -> int:
-        """The reign under which it was done."""
-        return self._reign.journal.generation
+    def epoch(self) -> int:
+        """The epoch under which it was done."""
+        return self._epoch.journal.epoch
 
     def rewrite(self) -> None:
         """All that is planned and still named."""
-        journal = self._reign.journal
+        journal = self._epoch.journal
         try:
-            uploader = self._reign.uploader()
+            uploader = self._epoch.uploader()
             require_same_tier(self._plan, journal.state)
             self._left = self._bytes.keys() & named_bundles(journal.state).keys()
             self.done["already_done"] = len(self._bytes) - len(self._left)
@@ -123,11 +123,11 @@ class _ErasureRun:
             self._rewrite(merger)
             journal.write_checkpoint()
         finally:
-            self._reign.end()
+            self._epoch.end()
 
     def _rewrite(self, merger: Merger) -> None:
         total, before = len(self._left), None
-        while (plan := plan_erasure(self._reign.journal.state, POLICY, self._left)) is not None:
+        while (plan := plan_erasure(self._epoch.journal.state, POLICY, self._left)) is not None:
             if plan == before:  # replay took nothing of it: it would be planned for ever
                 self._leave(dict.fromkeys(_keys(plan), "the tier has moved on meanwhile"))
             before = plan
@@ -146,9 +146,9 @@ class _ErasureRun:
             self._leave(dict.fromkeys(found, error.what))
             return False
         assert made is not None
-        self._reign.journal.append([made.action()])
-        self._reign.journal.write_checkpoint()
-        taken = _taken(self._reign.journal.state, made)
+        self._epoch.journal.append([made.action()])
+        self._epoch.journal.write_checkpoint()
+        taken = _taken(self._epoch.journal.state, made)
         if taken:
             self.done["made"] += 1
             self.done["made_bytes"] += made.stored.bundle.size_bytes
@@ -159,7 +159,7 @@ class _ErasureRun:
 
     def _renewed(self) -> bool:
         """Never stops; the lease is prolonged on the way."""
-        self._reign.renew()
+        self._epoch.renew()
         return False
 
     def _leave(self, reasons: dict[str, str]) -> None:
@@ -168,7 +168,7 @@ class _ErasureRun:
 
     def _count(self, total: int) -> None:
         """Count what is named no more."""
-        gone = self._left - named_bundles(self._reign.journal.state).keys()
+        gone = self._left - named_bundles(self._epoch.journal.state).keys()
         self._left -= gone
         self.done["bundles"] += len(gone)
         self.done["given_up_bytes"] += sum(self._bytes[key] for key in gone)

@@ -6,9 +6,9 @@ that ``attach`` would (``tiered.log.takeback``). No object is touched: a later g
 its grace, so that readers that are at work get to their end; what is taken back stays readable as a life that is over, until
 it expires.
 
-Beside a running writer: ``expire`` takes no reign and appends to the journal as a guest; the writer meets the entry and
-goes on. ``delete-topic``, ``take-back`` and files of timers also change open segments, which only a reigning writer may:
-they take a reign, and so refuse while a writer is alive.
+Beside a running writer: ``expire`` takes no epoch and appends to the journal as a guest; the writer meets the entry and
+goes on. ``delete-topic``, ``take-back`` and files of timers also change open segments, which only the tier's writer may:
+they take an epoch, and so refuse while a writer is alive.
 
 After a crash: each entry is there or not; the same plan goes on where it ended, since steps that are done are known by
 the queue's minimum, and a queue that was taken back by the life that ended.
@@ -39,9 +39,9 @@ from tiered.upkeep.workplace import (
     Ledger,
     Plan,
     digest,
+    in_new_epoch,
     journal_writer,
     moved_on,
-    reign_and,
     require_same_tier,
     tier_fields,
     was_applied,
@@ -164,7 +164,7 @@ def apply_steps(at: Workplace, plan: Plan, proof: ArchiveProof | None = None) ->
         proof: With a plan that names an archive: that archive's, of now. Nothing is given up that it does not hold.
 
     Returns:
-        ``steps`` that were carried out now, ``already_done``, ``entries`` written, ``generation``, ``run``; and
+        ``steps`` that were carried out now, ``already_done``, ``entries`` written, ``epoch``, ``run``; and
         ``was_applied``: all of it had been done before.
 
     Raises:
@@ -179,7 +179,7 @@ def apply_steps(at: Workplace, plan: Plan, proof: ArchiveProof | None = None) ->
     if plan["what"] != "delete-topic":
         _require_clock(at, plan, store_now_ms)
     if plan["what"] in _WITH_OPEN:
-        journal = reign_and(at, run.append)
+        journal = in_new_epoch(at, run.append)
     else:
         journal = journal_writer(at)
         run.append(journal)
@@ -189,7 +189,7 @@ def apply_steps(at: Workplace, plan: Plan, proof: ArchiveProof | None = None) ->
     return {
         **run.done,
         "was_applied": before,
-        "generation": journal.generation,
+        "epoch": journal.epoch,
         "run": ledger.run,
     }
 
@@ -310,7 +310,7 @@ def _plan(
         "broker": at.place.broker,
         **tier_fields(reader.state),
         "journal_number": reader.journal_number,
-        "generation": reader.state.generation,
+        "epoch": reader.state.epoch,
         "made_ms": made_ms,
         **fields,
         "is_cut": is_cut,
@@ -350,7 +350,7 @@ def plan_take_back(at: Workplace, queue: MessageQueue, end: int) -> Plan:
         "broker": at.place.broker,
         **tier_fields(reader.state),
         "journal_number": reader.journal_number,
-        "generation": reader.state.generation,
+        "epoch": reader.state.epoch,
         "made_ms": at.clock.now_ms(),
         "topic": queue.topic,
         "queue_id": queue.queue_id,
@@ -363,7 +363,7 @@ def apply_take_back(at: Workplace, plan: Plan) -> dict[str, Any]:
     """Carry out a plan that has a step.
 
     Returns:
-        ``steps`` that were carried out now, ``already_done``, ``generation``, ``run``; and ``was_applied``: it had been
+        ``steps`` that were carried out now, ``already_done``, ``epoch``, ``run``; and ``was_applied``: it had been
         done before.
 
     Raises:
@@ -374,14 +374,14 @@ def apply_take_back(at: Workplace, plan: Plan) -> dict[str, Any]:
     ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan["what"])
     ledger.begin({"plan": digest(plan)})
     run = _TakeBackRun(plan)
-    journal = reign_and(at, run.append)
+    journal = in_new_epoch(at, run.append)
     journal.write_checkpoint()
     ledger.end(run.done)
     before = was_applied(1, run.done["steps"], run.done["already_done"])
     return {
         **run.done,
         "was_applied": before,
-        "generation": journal.generation,
+        "epoch": journal.epoch,
         "run": ledger.run,
     }
 

@@ -1,7 +1,7 @@
 """gc: deletes what no reader can reach any more. Plan, then apply.
 
 Overview: ``plan_gc`` looks at the tier (``survey``); ``tiered.log.orphans`` decides. ``apply_gc`` writes a
-ledger record (whose time of writing is the clock by which ages are held), looks again, takes a reign when the plan needs
+ledger record (whose time of writing is the clock by which ages are held), looks again, takes an epoch when the plan needs
 one, and deletes in batches.
 
 Ordering: indexes before data before journal. Before each batch the journal is followed, so that nothing that an entry
@@ -37,8 +37,8 @@ from tiered.upkeep.workplace import (
     Ledger,
     Plan,
     digest,
+    in_new_epoch,
     moved_on,
-    reign_and,
     report_lease,
     require_same_tier,
     tier_fields,
@@ -106,12 +106,12 @@ def plan_gc(
         **tier_fields(history.state),
         "journal_number": history.number,
         "journal_checksum": history.checksum,
-        "generation": history.state.generation,
+        "epoch": history.state.epoch,
         "made_ms": now_ms,
         "grace_ms": grace_ms,
         "max_deletions": max_deletions,
         "is_writer_alive": found.is_held,
-        "takes_reign": found.takes_reign,
+        "takes_epoch": found.takes_epoch,
         "is_history_covered": history.covers,
         "refusals": orphans.refusals,
         "left": asdict(orphans.left),
@@ -149,13 +149,13 @@ def apply_gc(
         told: Of deletions done, and of how many.
 
     Returns:
-        What was done: ``deleted``, ``deleted_bytes``, ``already_gone``, ``left_young``, ``generation``, ``run``; and
+        What was done: ``deleted``, ``deleted_bytes``, ``already_gone``, ``left_young``, ``epoch``, ``run``; and
         ``was_applied``: all of it had been done before.
 
     Raises:
         InvalidError: The tier has moved on in a way that matters.
         DataError: Something is missing or strange; nothing was deleted.
-        FencedError: The plan needs a reign, and a writer is at work.
+        FencedError: The plan needs an epoch, and a writer is at work.
         BackendError: The store does not answer. Applying again goes on.
     """
     return _GcRun(at, plan, journal).run(executor, told)
@@ -175,12 +175,12 @@ class _GcRun:
         ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="gc")
         now_ms = ledger.begin({"plan": digest(self._plan)})
         error = ""
-        generation = self._plan["generation"]
+        epoch = self._plan["epoch"]
         try:
             history, due = self._look_again(now_ms)
-            generation = history.state.generation
-            if self._plan["takes_reign"] and due and generation == self._plan["generation"]:
-                generation = reign_and(at).generation
+            epoch = history.state.epoch
+            if self._plan["takes_epoch"] and due and epoch == self._plan["epoch"]:
+                epoch = in_new_epoch(at).epoch
             total = len(due)
             for batch in _batches(due):
                 self._require_unnamed(history, batch)
@@ -195,7 +195,7 @@ class _GcRun:
         return {
             **self._done,
             "was_applied": was_applied(len(self._deletions), done, gone),
-            "generation": generation,
+            "epoch": epoch,
             "run": ledger.run,
             "store_now_ms": now_ms,
         }
@@ -222,7 +222,7 @@ class _GcRun:
         history = found.history
         if found.orphans.refusals:
             raise refused(found.orphans.refusals, self._at.store.url)
-        if plan["takes_reign"] and found.is_held and history.state.generation == plan["generation"]:
+        if plan["takes_epoch"] and found.is_held and history.state.epoch == plan["epoch"]:
             raise moved_on("a writer has begun")
         require_same_tier(plan, history.state)
         if history.checksum_of(plan["journal_number"]) != plan["journal_checksum"]:
@@ -298,7 +298,7 @@ class Survey:
 
     history: TierHistory  # the journal
     orphans: OrphanPlan  # the decision
-    takes_reign: bool  # it presumes that a reign is taken first
+    takes_epoch: bool  # it presumes that an epoch is taken first
     is_held: bool  # a writer is alive
     listed: dict[str, ObjectInfo]  # every object that could be deleted, as listed
 
@@ -327,7 +327,7 @@ def survey(
     probes = list(store.list(PROBES))
     history = _history(store, prefix, listed, now_ms - grace_ms, journal)
 
-    def planned(reign: int) -> OrphanPlan:
+    def planned(epoch: int) -> OrphanPlan:
         known = KnownObjects(
             prefix=prefix,
             state=history.state,
@@ -335,7 +335,7 @@ def survey(
             protected=history.protected(),
             once_named=history.once_named,
             bound=history.bound,
-            reign=reign,
+            epoch=epoch,
             old_ms=now_ms - grace_ms,
             now_ms=now_ms,
         )
@@ -343,12 +343,12 @@ def survey(
         plan.left.add_unknown(foreign)
         return plan
 
-    orphans = planned(history.state.generation)
-    takes_reign = False
-    if not is_held and orphans.left.present_reign and not orphans.refusals:
-        beyond = planned(history.state.generation + 1)
-        takes_reign = len(beyond.deletions) > len(orphans.deletions)
-        orphans = beyond if takes_reign else orphans
+    orphans = planned(history.state.epoch)
+    takes_epoch = False
+    if not is_held and orphans.left.present_epoch and not orphans.refusals:
+        beyond = planned(history.state.epoch + 1)
+        takes_epoch = len(beyond.deletions) > len(orphans.deletions)
+        orphans = beyond if takes_epoch else orphans
     orphans.refusals += history.problems
     long_named = named_objects(before.state).keys()
     orphans.refusals += _not_shown(store, prefix, orphans.missing & long_named)
@@ -356,7 +356,7 @@ def survey(
     if orphans.refusals:
         orphans.deletions.clear()
     seen = {info.key: info for info in (*listed, *probes)}
-    return Survey(history, orphans, takes_reign and bool(orphans.deletions), is_held, seen)
+    return Survey(history, orphans, takes_epoch and bool(orphans.deletions), is_held, seen)
 
 
 def find_given_up(

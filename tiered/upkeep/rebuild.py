@@ -1,20 +1,20 @@
 """Rebuild: a lost or damaged journal, or a key index, again from what objects say of themselves. Plan, then apply.
 
 Overview: ``plan_rebuild`` reads the journal as far as it goes, lists all objects, reads every bundle's table, and
-lets ``tiered.log.proposal`` propose a state. ``apply_rebuild`` makes that state the tier's: a reign's entry and its
-checkpoint, with a number beyond every one that can have been used (the next multiple of ``EPOCH``).
+lets ``tiered.log.proposal`` propose a state. ``apply_rebuild`` makes that state the tier's: an epoch's entry and its
+checkpoint, with a number beyond every one that can have been used (the next multiple of ``REBUILT_STRIDE``).
 
-Ordering: lease; the reign's entry, which fences; a listing, which must be the plan's; the checkpoint; the replay that shows
+Ordering: lease; the epoch's entry, which fences; a listing, which must be the plan's; the checkpoint; the replay that shows
 it. For the plan: the listing, then the journal, so that what lands in between makes the plan one that is not carried out.
 
 Why this supersedes what is there: readers jump to the newest checkpoint, so whatever lies before it, damaged, missing or
 whole, is not read again. A writer of the old history that wins a number of its own, which is smaller, lists behind it. It
-finds the reign's entry, and is fenced; or it was faster, and then its entry is in the listing, and nothing is replaced: plan
+finds the epoch's entry, and is fenced; or it was faster, and then its entry is in the listing, and nothing is replaced: plan
 again. Nothing is deleted or overwritten.
 
 Retries and errors: the store's, and the journal's for entry and checkpoint.
 
-After a crash: the checkpoint is there, and the rebuild is done; or there is at most the reign's entry, and the journal is as
+After a crash: the checkpoint is there, and the rebuild is done; or there is at most the epoch's entry, and the journal is as
 unreadable as it was: plan again.
 """
 
@@ -41,7 +41,7 @@ from tiered.errors import (
     OtherVersionError,
 )
 from tiered.index.indexer import IndexBuilder, Indexer
-from tiered.journal.entry import REIGN
+from tiered.journal.entry import EPOCH
 from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.replay import JournalReader
 from tiered.keys import (
@@ -58,7 +58,7 @@ from tiered.log.bundle_tables import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
 from tiered.log.indexed import after_index, index_action
 from tiered.log.proposal import (
-    EPOCH,
+    REBUILT_STRIDE,
     Loss,
     Proposal,
     ends_behind,
@@ -78,9 +78,9 @@ from tiered.upkeep.workplace import (
     FORMAT,
     Anew,
     Plan,
+    in_new_epoch,
     load_plan,
     moved_on,
-    reign_and,
     require_same_tier,
     save_plan,
     tier_fields,
@@ -110,7 +110,7 @@ class RebuildPlan:
     number: int  # of the checkpoint to be written
     listing: Listed
     """Of each folder but the lease how many objects it has, and a fingerprint of their keys and sizes."""
-    proposal: Proposal  # the new state, of the new generation, and what is to be said of it
+    proposal: Proposal  # the new state, of the new epoch, and what is to be said of it
     refused: list[Refused] = field(default_factory=list)
     """Bundles whose own table is of no use, or of which only entries tell."""
     objects: int = 0  # bundles read
@@ -129,7 +129,7 @@ class _Listing:
     data: list[ObjectInfo] = field(default_factory=list)
     quarantined: set[tuple[LifeKey, int]] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
-    generations: set[int] = field(default_factory=set)
+    epochs: set[int] = field(default_factory=set)
     meta: list[ObjectInfo] = field(default_factory=list)
     indexes: int = 0
     unknown: list[str] = field(default_factory=list)
@@ -154,16 +154,16 @@ def list_all(store: ObjectStore, prefix: str, without: str = "") -> _Listing:
             found.numbers.add(number[0])
         elif data and data.kind == "quarantine" and data.queue:
             found.quarantined.add(((data.queue, data.incarnation), data.begins))
-            found.generations.add(data.object_id.generation)
+            found.epochs.add(data.object_id.epoch)
         elif data:
             found.data.append(info)
-            found.generations.add(data.object_id.generation)
+            found.epochs.add(data.object_id.epoch)
         elif left := parse_handover_key(prefix, info.key):
             found.meta.append(info)
-            found.generations.add(left[1].generation)  # what comes has to be newer
+            found.epochs.add(left[1].epoch)  # what comes has to be newer
         elif index := parse_index_key(prefix, info.key):
             found.indexes += 1
-            found.generations.add(index.generation)
+            found.epochs.add(index.epoch)
         elif info.key[len(prefix) :].startswith(keys.DATA_ROOTS):
             found.unknown.append(info.key[len(prefix) :])
     found.folders = {name: [counts[name], digests[name].hexdigest()] for name in digests}
@@ -191,7 +191,7 @@ def plan_rebuild(
     lease, _ = read_lease(store, prefix + LEASE)
     remembered = lease.end if lease else JournalEnd()
     numbers = [reader.number, remembered.number, *listing.numbers]
-    number = (max(numbers) // EPOCH + 1) * EPOCH
+    number = (max(numbers) // REBUILT_STRIDE + 1) * REBUILT_STRIDE
     if number >= _NUMBER_END:
         raise DataError(
             f"a journal key has the number {max(numbers)}, which no writer can have made",
@@ -213,14 +213,14 @@ def plan_rebuild(
         sizes={info.key[len(prefix) :]: info.size_bytes for info in listing.data},
         quarantined=Counter(life for life, _ in listing.quarantined),
         read=read,
-        generations=[
-            *listing.generations,
-            remembered.generation,
-            *_reigns_of(behind),
+        epochs=[
+            *listing.epochs,
+            remembered.epoch,
+            *_epochs_of(behind),
         ],
         behind=behind,
     )
-    state = replace(proposal.state, generation=proposal.state.generation + 1)
+    state = replace(proposal.state, epoch=proposal.state.epoch + 1)
     state = _with_handover(store, listing.meta, prefix, state, proposal.notes)
     proposal.state = _with_timers(store, prefix, reader, state, proposal.notes)
     proposal.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
@@ -331,11 +331,11 @@ def _whole_entries_behind(
     return entries
 
 
-def _reigns_of(entries: Iterable[Entry]) -> Iterator[int]:
-    """Generations that entries speak of."""
+def _epochs_of(entries: Iterable[Entry]) -> Iterator[int]:
+    """Epochs that entries speak of."""
     for entry in entries:
-        said = [a.get("generation") for a in entry.actions if a.get("do") == REIGN]
-        said.append(entry.generation)
+        said = [a.get("epoch") for a in entry.actions if a.get("do") == EPOCH]
+        said.append(entry.epoch)
         yield from (number for number in said if type(number) is int and number < INT_MAX)
 
 
@@ -353,7 +353,7 @@ def apply_rebuild(
         False when this very plan had been applied before.
 
     Raises:
-        MovedOnError: The tier has moved on. When that was seen only at the second look, there is a reign of ours, and the
+        MovedOnError: The tier has moved on. When that was seen only at the second look, there is an epoch of ours, and the
             journal is as unreadable as it was.
         InvalidError: Messages are lost and ``accept_gaps`` is not given, or may be and ``accept_unread`` is not; the store
             does not write conditionally.
@@ -380,8 +380,8 @@ def apply_rebuild(
         )
     require_conditional_writes(at.store, at.rng, at.store.url)
     _require_unchanged(at, plan)
-    before = replace(plan.proposal.state, generation=plan.proposal.state.generation - 1)
-    reign_and(at, partial(_look_and_replace, at, plan), anew=Anew(plan.number, before))
+    before = replace(plan.proposal.state, epoch=plan.proposal.state.epoch - 1)
+    in_new_epoch(at, partial(_look_and_replace, at, plan), anew=Anew(plan.number, before))
     return True
 
 
@@ -406,7 +406,7 @@ def _require_unchanged(at: Workplace, plan: RebuildPlan, without: str = "") -> N
 
 
 def _look_and_replace(at: Workplace, plan: RebuildPlan, journal: JournalWriter[TierState]) -> None:
-    """Behind the reign's entry: nothing may have landed since the plan; then the new state counts."""
+    """Behind the epoch's entry: nothing may have landed since the plan; then the new state counts."""
     _require_unchanged(at, plan, entry_key(at.prefix, plan.number))
     journal.require_checkpoint()
     machine = TierMachine()
@@ -442,7 +442,7 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
         "was_applied": False,
         "damage": plan.damage,
         "number": plan.number,
-        "generation": proposal.state.generation,
+        "epoch": proposal.state.epoch,
         "queues": len(proposal.state.queues),
         "objects": plan.objects,
         "parts": len(parts),
@@ -526,10 +526,10 @@ def _plan_of(document: dict[str, Any]) -> RebuildPlan:
 # is dropped by one ``index`` action; then all that no object covers is read from the tier and made into new objects,
 # as a writer does it.
 #
-# Ordering: a reign, so that no writer is at work; what is dropped; then object by object, each with its entry.
+# Ordering: an epoch, so that no writer is at work; what is dropped; then object by object, each with its entry.
 #
-# A reign that was taken meanwhile by one who only tidies up (``gc``) ends nothing: with no writer alive another is
-# taken, and what is in hand is stored again under it, since an object of an older reign may be deleted before it is
+# An epoch that was taken meanwhile by one who only tidies up (``gc``) ends nothing: with no writer alive another is
+# taken, and what is in hand is stored again under it, since an object of an older epoch may be deleted before it is
 # named.
 #
 # After a crash, or when a writer takes over in the middle: what was named stays, and the rest is found again by the
@@ -537,8 +537,8 @@ def _plan_of(document: dict[str, Any]) -> RebuildPlan:
 # --------------------------------------------------------------------------------------------------
 
 INDEX_WHAT = "rebuild --index"
-REIGNS_MAX = 1000
-"""So often a run may lose its reign to others that only tidy up."""
+EPOCHS_MAX = 1000
+"""So often a run may lose its epoch to others that only tidy up."""
 THREADS = 4
 """Objects checked at once; each is held in memory."""
 
@@ -576,7 +576,7 @@ def plan_rebuild_index(
         "broker": at.place.broker,
         **tier_fields(state),
         "journal_number": reader.journal_number,
-        "generation": state.generation,
+        "epoch": state.epoch,
         "objects": len(state.indexes),
         "items": sum(index.count for index in state.indexes),
         "size_bytes": sum(index.place.object_bytes for index in state.indexes),
@@ -614,7 +614,7 @@ def apply_rebuild_index(
         FencedError: A writer is at work, or has taken over.
         BackendError: The store does not answer; planning again shows what is left.
     """
-    run = _RebuildRun(at, reign_and(at), items_max, directory)
+    run = _RebuildRun(at, in_new_epoch(at), items_max, directory)
     try:
         require_same_tier(plan, run.journal.state)
         dropped = run.drop([one["key"] for one in plan["drop"]])
@@ -631,7 +631,7 @@ def apply_rebuild_index(
             {"queue": f"{queue} incarnation {number}", "reason": str(error)}
             for (queue, number), error in run.indexer.damaged.items()
         ],
-        "generation": run.journal.generation,
+        "epoch": run.journal.epoch,
     }
 
 
@@ -645,13 +645,13 @@ class _RebuildRun:
     ) -> None:
         sequence = itertools.count()
         self._at = at
-        self._reigns_left = REIGNS_MAX
+        self._epochs_left = EPOCHS_MAX
         self.journal = journal
         self._items_max = items_max
         self.builder = IndexBuilder(
             at.store,
             at.prefix,
-            lambda: keys.ObjectId(self.journal.generation, self.journal.writer, next(sequence)),
+            lambda: keys.ObjectId(self.journal.epoch, self.journal.writer, next(sequence)),
             directory=directory,
         )
         self.indexer = Indexer(self.builder, at.store, at.prefix)
@@ -670,14 +670,14 @@ class _RebuildRun:
         return [key for key in keys_of if key in named]
 
     def _say(self, action: Action) -> bool:
-        """Append an action; False when another has taken the reign, and it is ours again: look at the state."""
+        """Append an action; False when another has taken the epoch, and it is ours again: look at the state."""
         try:
             self.journal.append([action])
         except FencedError:
-            self._reigns_left -= 1
-            if not self._reigns_left:
+            self._epochs_left -= 1
+            if not self._epochs_left:
                 raise
-            self.journal = reign_and(self._at)
+            self.journal = in_new_epoch(self._at)
             return False
         return True
 

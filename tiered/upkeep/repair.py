@@ -1,6 +1,6 @@
 """Repair: what is damaged or missing in a tier is uploaded again, from what is whole in it and from the local store.
 
-Ordering: bytes in hand first, then the lease, the reign, a bundle with what is repaired of a damaged one (or several, if
+Ordering: bytes in hand first, then the lease, the epoch, a bundle with what is repaired of a damaged one (or several, if
 that is large), and a ``merge`` entry that names the new sections in the place of the old ones. A bundle of which nothing is
 named any more stays as an orphan; ``gc`` removes it.
 
@@ -36,7 +36,7 @@ from tiered.log.parts import Parts
 from tiered.log.sections import read_range
 from tiered.log.verify import require_same_id
 from tiered.log.verify_report import WHOLE
-from tiered.upkeep.uploading import UploadingReign
+from tiered.upkeep.uploading import UploadingEpoch
 from tiered.upkeep.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Repairer:
         self._originals = originals
         if local is not None and originals is None:
             self._originals = lambda one: _from_local(local, one.queue, one.part)
-        self._reign = UploadingReign(
+        self._epoch = UploadingEpoch(
             raw,
             store,
             prefix,
@@ -125,7 +125,7 @@ class Repairer:
             give_up_s=GIVE_UP_S,
             does="repairs",
         )
-        self._journal = self._reign.journal
+        self._journal = self._epoch.journal
         self._unnamed: list[Tabled] | None = None
         self._report = RepairReport()
 
@@ -148,10 +148,10 @@ class Repairer:
             for _, named in groupby(repairs, lambda one: one.part.bundle):
                 for some in self._recovered(named):
                     self._write(some)
-            if self._reign.is_taken:
+            if self._epoch.is_taken:
                 self._journal.write_checkpoint(force=True)
         finally:
-            self._reign.end()
+            self._epoch.end()
         return self._report
 
     def _recovered(self, named: Iterator[NamedPart]) -> Iterator[list[_Recovered]]:
@@ -192,8 +192,8 @@ class Repairer:
 
     def _write(self, some: list[_Recovered]) -> None:
         """Put the sections into a bundle like the damaged one, and name them."""
-        uploader = self._reign.uploader()
-        self._reign.renew()
+        uploader = self._epoch.uploader()
+        self._epoch.renew()
         some.sort(key=lambda one: (one.run.queue, one.named.part.queue_offset))
         bundle = some[0].named.part.bundle
         said = parse_data_key("", bundle.key)

@@ -183,7 +183,7 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
         "store_id": state.store.get("store_id", ""),
         "journal_number": facts.journal_number,
         "updated_ms": state.updated_ms,
-        "generation": state.generation,
+        "epoch": state.epoch,
         "decommissioned_ms": state.store.get(HANDOVER, {}).get("time_ms"),
         "writer": state.writer,
         "holder": dict(state.holder),

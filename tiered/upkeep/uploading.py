@@ -1,6 +1,6 @@
-"""The reign of a command that uploads: lease, reign and an uploader, from when there is something to write until it ends.
+"""What a command that uploads holds: lease, epoch and an uploader, from when there is something to write until it ends.
 
-Ordering: lease, reign, then uploads, whose keys carry the reign's generation. So nothing that an earlier writer made can be
+Ordering: lease, epoch, then uploads, whose keys carry the epoch. So nothing that an earlier writer made can be
 named any more, and what a crash leaves here unnamed goes with the next ``gc``. The lease is renewed as the work goes on
 (``renew``): a command that hangs for longer than a minute may be followed by a writer, and is fenced then.
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 LEASE_SECONDS = 60.0
 
 
-class UploadingReign:
-    """One reign over one broker's tier."""
+class UploadingEpoch:
+    """One epoch over one broker's tier."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class UploadingReign:
             store: The same with retries.
             stop: Ends the journal's tries, and waiting for a lease.
             give_up_s: A store that has refused an entry for so long is given up.
-            does: What the reign is for, as its entry says.
+            does: What the epoch is for, as its entry says.
         """
         self._store = store
         self._prefix = prefix
@@ -59,7 +59,7 @@ class UploadingReign:
         self._stop = stop
         self._does = does
         self._writer = f"{rng.getrandbits(32):08x}"
-        # Written to under the reign, once it is taken; to be read before.
+        # Written to under the epoch, once it is taken; to be read before.
         self.journal: JournalWriter[TierState] = JournalWriter(
             raw,
             prefix,
@@ -88,10 +88,10 @@ class UploadingReign:
         return self._uploader is not None
 
     def uploader(self) -> Uploader:
-        """Take lease and reign, when that is not done yet; what puts objects under it.
+        """Take lease and epoch, when that is not done yet; what puts objects under it.
 
         Raises:
-            FencedError: A writer holds the lease, or took the reign at the same moment.
+            FencedError: A writer holds the lease, or took the epoch at the same moment.
             BackendError: The store does not answer; calling again is harmless.
         """
         if self._uploader is None:
@@ -102,11 +102,11 @@ class UploadingReign:
                 stop=lambda seconds: self._clock.wait(self._stop, seconds),
             )
             holder = {**asdict(Holder.present()), self._does: True}
-            self.journal.take_reign(holder, remembered=self._lease.remembered)
+            self.journal.take_epoch(holder, remembered=self._lease.remembered)
             self._uploader = Uploader(
                 self._store,
                 self._prefix,
-                generation=self.journal.generation,
+                epoch=self.journal.epoch,
                 writer=self._writer,
                 clock=self._clock,
                 escapes_case=not able.distinguishes_case,

@@ -1,7 +1,7 @@
-"""What a command that changes a tier works with: the place, who writes it, a short reign, plan files, and the ledger.
+"""What a command that changes a tier works with: the place, who writes it, a short epoch, plan files, and the ledger.
 
 Order of such a command: the plan (saved, shown, or made of a plan file), the ledger's record of what is about to be done, a
-reign that fences every writer, a second look, the work.
+epoch that fences every writer, a second look, the work.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Workplace:
 # --------------------------------------------------------------------------------------------------
 # Who writes a tier, and freeing its lease by hand. ``break_lease`` writes a released lease under an id of its own, by
 # compare-and-set. A writer that still lives meets that at its next renewal and stops by itself (exit code 4). One that
-# hangs learns it when it goes on; until a new writer has begun its reign it may still commit, which harms nothing: the
+# hangs learns it when it goes on; until a new writer has begun its epoch it may still commit, which harms nothing: the
 # journal has room for one history, and fences it then.
 #
 # Threads: none. After a crash the lease is as it was, or free.
@@ -86,7 +86,7 @@ class LeaseReport:
     """``held`` (somebody writes), ``expired``, ``released`` (ended cleanly, or broken), ``gone`` (its process, of
     this host, has ended), ``unreadable``, or ``none`` (no lease was ever taken)."""
     lease: LeaseState | None  # what the lease says; None when unreadable or absent
-    state: TierState  # what the journal says: who reigned last
+    state: TierState  # what the journal says: who wrote last
     now_ms: int  # our wall clock, against which the expiry was held
     number: int = 0  # of the last journal entry
 
@@ -110,8 +110,8 @@ class LeaseReport:
             "pid": lease.holder.pid if lease else None,
             "expires_ms": lease.expires_ms if lease else None,
             "now_ms": self.now_ms,
-            "generation": self.state.generation,
-            "reigning_writer": self.state.writer,
+            "epoch": self.state.epoch,
+            "present_writer": self.state.writer,
             "updated_ms": self.state.updated_ms,
         }
 
@@ -170,14 +170,14 @@ def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) 
 
 
 # --------------------------------------------------------------------------------------------------
-# A short reign for a command that must be sure that no writer is at work: lease, reign, and the lease given back at
+# A short epoch for a command that must be sure that no writer is at work: lease, epoch, and the lease given back at
 # once. **Fence, then look again.** Whoever replaces or deletes by what it has read or listed (``gc``, ``delete-
-# topic``, ``rebuild``) goes through ``reign_and``: after the reign's entry nothing that an earlier writer made can be
+# topic``, ``rebuild``) goes through ``in_new_epoch``: after the epoch's entry nothing that an earlier writer made can be
 # named any more, however long it sleeps. So what came in between is there to be seen by then, and the work looks again
 # at all that it presumes, and only then acts: ``gc`` follows the journal before each batch, ``delete-topic`` holds
 # each step against the state, and ``rebuild`` lists.
 #
-# The lease is held only for the moment of taking the reign, and that work: a writer that comes afterwards takes the
+# The lease is held only for the moment of taking the epoch, and that work: a writer that comes afterwards takes the
 # next one, and what is done under ours stays right.
 #
 # A lease that has expired by our clock alone is watched first (``Lease.acquire``): a writer whose clock is behind ours
@@ -185,7 +185,7 @@ def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) 
 # --------------------------------------------------------------------------------------------------
 
 _SECONDS = 60.0
-"""A lease that nobody renews: longer than taking a reign and a few entries may last."""
+"""A lease that nobody renews: longer than taking an epoch and a few entries may last."""
 _SECONDS_ANEW = 600.0
 """The same, where all of a tier is listed again, and a checkpoint written."""
 
@@ -198,7 +198,7 @@ class Anew(NamedTuple):
 
 
 def journal_writer(at: Workplace) -> JournalWriter[TierState]:
-    """A writer that does not reign, at the head of the journal."""
+    """A writer without an epoch of its own, at the head of the journal."""
     journal = _writer(at)
     journal.catch_up()
     return journal
@@ -217,20 +217,20 @@ def _writer(at: Workplace) -> JournalWriter[TierState]:
     )
 
 
-def reign_and(
+def in_new_epoch(
     at: Workplace,
     work: Callable[[JournalWriter[TierState]], None] = lambda _journal: None,
     *,
     anew: Anew | None = None,
 ) -> JournalWriter[TierState]:
-    """Take lease and reign, do some short work in the journal, and free the lease.
+    """Take lease and epoch, do some short work in the journal, and free the lease.
 
     Args:
         work: Looks again at what it presumes, and then acts.
         anew: The journal cannot be read, and begins there; ``work`` sees to the checkpoint.
 
     Raises:
-        FencedError: A writer holds the lease, or took the reign at the same moment.
+        FencedError: A writer holds the lease, or took the epoch at the same moment.
         BackendError: The store does not answer; calling again is harmless.
     """
     journal = _writer(at) if anew else journal_writer(at)
@@ -252,9 +252,9 @@ def reign_and(
     try:
         holder = asdict(Holder.present())
         if anew:
-            journal.take_reign_anew(anew.number, anew.state, {**holder, "rebuilt": True})
+            journal.take_epoch_anew(anew.number, anew.state, {**holder, "rebuilt": True})
         else:
-            journal.take_reign(holder, remembered=lease.remembered)
+            journal.take_epoch(holder, remembered=lease.remembered)
         work(journal)
     finally:
         lease.release()
