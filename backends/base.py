@@ -151,7 +151,7 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove an object; a missing one is no error (so that a repeated delete is harmless)."""
+        """Remove an object; a missing one is not an error (so that a repeated delete is harmless)."""
         ...
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
@@ -256,7 +256,7 @@ def as_pieces(data: Sequence[Buffer] | Buffer) -> list[Piece]:
         data: One buffer, or several in a list or tuple. Each must be C-contiguous.
 
     Raises:
-        TypeError: Something in it is no buffer.
+        TypeError: Something in it is not a buffer.
     """
     parts = data if isinstance(data, list | tuple) else [data]
     # `bytes` as they are: a view of each would double the cost of many small ones.
@@ -435,7 +435,7 @@ class StoredVersion(NamedTuple):
     version_id: str  # by which it is deleted
     size_bytes: int  # of it; 0 for a marker
     is_latest: bool  # it is what a GET gives, or, a marker, why there is nothing
-    is_marker: bool  # it is no object
+    is_marker: bool  # it is not an object
 
 
 # -- versions --------------------------------------------------------------------------------------

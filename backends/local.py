@@ -104,7 +104,7 @@ class LocalFolderStore:
             timeout_s: How long a change waits for another process's lock, seconds.
 
         Raises:
-            ConfigurationError: The path is not absolute, or is no folder.
+            ConfigurationError: The path is not absolute, or is not a folder.
         """
         path = Path(root)
         if not path.is_absolute():
@@ -344,7 +344,7 @@ class LocalFolderStore:
         for _ in range(_FOLDER_TRIES_MAX):
             with self._folders.lease(_HIDDEN) as hidden_fd, suppress(FileNotFoundError):
                 return os.open(b"lock", flags, 0o666, dir_fd=hidden_fd)
-            # Somebody has cleaned up; the folder that we hold open is no place any more.
+            # Somebody has cleaned up; the folder that we hold open is not a place any more.
             self._folders.forget(_HIDDEN)
         raise UnavailableError(f"{HIDDEN} is removed again and again: {self._url}")
 
@@ -419,7 +419,7 @@ def walk(
     Args:
         root: Absolute path; a missing one has no objects.
         hidden: Names of the folders in the root that are not part of the store.
-        foreign: Told of what is no object: its name below the root.
+        foreign: Told of what is not an object: its name below the root.
     """
     wanted, after = prefix.encode(), start_after.encode()
     begin = wanted.rpartition(b"/")[0]
@@ -456,7 +456,7 @@ class _Walk:
                     yield info
 
     def _info(self, key: bytes) -> ObjectInfo | None:
-        """What is told of a file; None: it has gone, or it is no object, which is noted."""
+        """What is told of a file; None: it has gone, or it is not an object, which is noted."""
         try:
             text = key.decode()
             check_key(text)

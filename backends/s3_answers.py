@@ -66,7 +66,7 @@ _OTHER: Final = (
 
 NO_SUCH_BUCKET: Final = "NoSuchBucket"
 FOREIGN: Final = "NotS3"
-"""Code of ours: what came is no answer of an S3 server."""
+"""Code of ours: what came is not an answer of an S3 server."""
 CUT: Final = "CutListing"
 """Code of ours: a listing that says that it goes on, and not where."""
 

@@ -275,7 +275,7 @@ def _see_document(http_response: Any, model: Any, **_: object) -> None:  # noqa:
     """Refuse an answer of success that is not the document asked for, as an empty one or a proxy's page."""
     status = http_response.status_code
     if status == _OK and _DOCUMENTS[model.name] not in http_response.content:
-        raise S3Failure(status, FOREIGN, detail="it is no answer to the question")
+        raise S3Failure(status, FOREIGN, detail="it is not an answer to the question")
 
 
 def _see_whole(page: dict[str, Any]) -> None:

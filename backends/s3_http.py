@@ -240,7 +240,7 @@ def _body_of(answer: http.client.HTTPResponse) -> bytes:
         body += piece
         if len(body) > _ANSWER_BYTES_MAX:
             raise S3Failure(answer.status, FOREIGN, detail="it does not end")
-    if answer.length:  # what is missing at the end is no error of a read with a size
+    if answer.length:  # what is missing at the end is not an error of a read with a size
         raise http.client.IncompleteRead(b"", answer.length)
     return bytes(body)
 

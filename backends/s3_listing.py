@@ -85,7 +85,7 @@ def _page(status: int, body: bytes) -> _Page:
     if root is not None and _name(root) == "Error":  # some servers find out when they have said 200
         raise answered(_SERVER_FAULT, body.decode("utf-8", "replace"))
     if root is None or _name(root) != "ListBucketResult":
-        raise S3Failure(status, FOREIGN, detail="it is no listing")
+        raise S3Failure(status, FOREIGN, detail="it is not a listing")
     parts = {_name(one): one.text or "" for one in root}
     cut, token = parts.get("IsTruncated"), parts.get("NextContinuationToken", "")
     if cut not in {"true", "false"}:
@@ -96,7 +96,7 @@ def _page(status: int, body: bytes) -> _Page:
     try:
         found = [_info(one, is_escaped=is_escaped) for one in root if _name(one) == "Contents"]
     except (KeyError, ValueError) as error:
-        raise S3Failure(status, FOREIGN, detail="it is no listing") from error
+        raise S3Failure(status, FOREIGN, detail="it is not a listing") from error
     return _Page(found, token if cut == "true" else "")
 
 

@@ -84,7 +84,7 @@ class S3Settings:
     ca_bundle: str | None = None  # PEM file of authorities to trust beside the system's, or None
 
     def deadline_s(self, size_bytes: int) -> float:
-        """Deadline of a request that moves so many bytes: a slow way to the store is no failure of it."""
+        """Deadline of a request that moves so many bytes: a slow way to the store is not a failure of it."""
         return self.timeout_s + size_bytes / _BYTES_S_MIN
 
     @property
@@ -149,7 +149,7 @@ def check_endpoint(url: str, origin: str, *, takes_path: bool = False) -> str:
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0
-    except ValueError:  # a port that is no number, a bracket that is left open
+    except ValueError:  # a port that is not a number, a bracket that is left open
         raise no_address from None
     is_http = parts.scheme in {"http", "https"} and parts.hostname and has_port
     if not is_http or re.search(r"\s", url):

@@ -81,7 +81,7 @@ class BucketVersions:
                         yield one._replace(key=one.key.removeprefix(self._root))
 
     def delete(self, one: StoredVersion) -> None:
-        """Delete a version for good; one that is gone is no error."""
+        """Delete a version for good; one that is gone is not an error."""
         with self._failures(DELETE_VERSION, f"{self._bucket}/{self._root}{one.key}"):
             self._wire.delete_version(self._root + one.key, one.version_id)
 

@@ -170,7 +170,7 @@ class HedgeBudget:
         self._saved = 0.0
 
     def earn(self) -> None:
-        """A request that is no hedge was sent."""
+        """A request that is not a hedge was sent."""
         self._saved = min(_BANK, self._saved + self._share)
 
     @property

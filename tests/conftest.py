@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-settings.register_profile("tiered", deadline=None)  # a loaded machine is no failure
+settings.register_profile("tiered", deadline=None)  # a loaded machine is not a failure
 settings.register_profile("quick", deadline=None, max_examples=10)  # of `make quick`
 settings.load_profile("tiered")
 

@@ -35,16 +35,16 @@ def address(text: str) -> Address:
     """
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < PORT_END):
-        raise ValueError(f"{text!r} is no HOST:PORT")
+        raise ValueError(f"{text!r} is not a HOST:PORT")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         _require_v6(text, host)
     elif ":" in host:
         raise ValueError(
-            f"{text!r} is no HOST:PORT; write an IPv6 address in brackets, as [::1]:{port}"
+            f"{text!r} is not a HOST:PORT; write an IPv6 address in brackets, as [::1]:{port}"
         )
     if re.search(r"[\s/\[\]@]", host):
-        raise ValueError(f"{text!r} is no HOST:PORT")
+        raise ValueError(f"{text!r} is not a HOST:PORT")
     return Address(host, int(port))
 
 
@@ -72,7 +72,7 @@ def addresses(text: str) -> Addresses:
     """
     found = Addresses(address(one.strip()) for one in re.split("[;,]", text) if one.strip())
     if not found or not all(one.host and one.port for one in found):
-        raise ValueError(f"{text!r} is no HOST:PORT;...")
+        raise ValueError(f"{text!r} is not a HOST:PORT;...")
     return found
 
 
@@ -100,7 +100,7 @@ def listening(place: Address, option: str) -> list[socket.socket]:
 def why_taken(place: Address) -> str:
     """Why nobody can listen at an address now; empty: it is free. To choose one, since somebody may yet come."""
     if place.port >= PORT_END:
-        return f"{place.port} is no port"  # the system has taken the rest of it
+        return f"{place.port} is not a port"  # the system has taken the rest of it
     try:
         found = _bound(place, backlog=None)
     except OSError as error:

@@ -93,7 +93,7 @@ METRICS: tuple[Metric, ...] = (
         "tiered_request_retries_total",
         _C,
         "Requests made again because one failed: reads, listings and the lease. Uploads and journal entries have"
-        " their own ways and are not in it.",
+        " their own retry counters and are not included.",
     ),
     Metric(
         "tiered_upload_failures_total",

@@ -123,7 +123,7 @@ class HandCounters:
 
     handed: int = 0  # messages given
     dropped: int = 0  # delete marks, and messages that were taken back
-    found: int = 0  # messages that the target had already, from a batch of which nobody knew
+    found: int = 0  # messages that the target had already, from a batch with an unknown outcome
     refused: int = 0  # messages that the target refuses for good
     missing: int = 0  # messages that their file has lost
     held: int = 0  # messages that cannot be read for damage, and are held back until they can

@@ -159,7 +159,7 @@ def place_records(
 #
 # Ordering: data, then the entry (I2). One round at a time.
 #
-# Retries and errors: a bundle that failed, or of which nobody knows, switches the file of each of its hours
+# Retries and errors: a bundle that failed, or whose outcome is unknown, switches the file of each of its hours
 # (``tiered.log.composite``) and goes again under another key after a pause with jitter, until ``stop`` is set. What waiting
 # cannot mend ends it: ``StoreUnavailableError``, or ``FencedError`` when another has taken over.
 #

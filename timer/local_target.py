@@ -126,7 +126,7 @@ class LocalTarget:
             stop: Set when nothing is to be waited for any more; see ``stopping``.
 
         Raises:
-            InvalidError: It is no store, or someone else writes to it.
+            InvalidError: It is not a store, or someone else writes to it.
         """
         folder = Path(directory)
         if not folder.exists() or not any(folder.iterdir()):

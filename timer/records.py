@@ -76,7 +76,7 @@ class TimerRows:
         return int(self.dues[at]), value_of(raw, MARK) or value_of(raw, _KEY)
 
     def names(self, at: int) -> tuple[Name, Name]:
-        """The names of a message that is no delete mark (``names_of``)."""
+        """The names of a message that is not a delete mark (``names_of``)."""
         return names_of(int(self.dues[at]), self.properties(at))
 
     def properties(self, at: int) -> bytes:

@@ -255,7 +255,7 @@ class ObjectStoreContract(ListContract):
                     read(key)
 
     def test_delete(self, store: ObjectStore) -> None:
-        """Deleting is done when it returns; deleting nothing is no error."""
+        """Deleting is done when it returns; deleting nothing is not an error."""
         store.put_if_absent("a/b/c", b"1")
         store.put_if_absent("a/b/d", b"2")
         store.delete("a/b/c")

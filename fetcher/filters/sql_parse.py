@@ -378,7 +378,9 @@ class Parsed:
     """An expression."""
 
     part: SqlPart  # its tree
-    end: int | None  # where the first token stands that is no part of it; None when there is none
+    end: (
+        int | None
+    )  # where the first token stands that is not a part of it; None when there is none
     expected: str  # what could have stood there, in words
 
 

@@ -189,7 +189,7 @@ def _constant(value: Value) -> str:
 # --------------------------------------------------------------------------------------------------
 # How Java reads and compares values of different kinds, and when it fails.
 #
-# A failure while evaluating is no answer of the three-valued logic: it ends the whole expression, and the message does
+# A failure while evaluating is not an answer of the three-valued logic: it ends the whole expression, and the message does
 # not match, whatever stands around it.
 # --------------------------------------------------------------------------------------------------
 

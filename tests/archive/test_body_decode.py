@@ -484,7 +484,7 @@ def test_text() -> None:
     columns = body_fields(BodyColumns("text"))
     rows, unfit = decoded(open_decoder(BodyColumns("text")), columns, bodies)
     assert [row["body_text"] for row in rows] == ["a", "", "ü", None, "b\0"]
-    assert unfit == {3: "the body is no UTF-8"}
+    assert unfit == {3: "the body is not UTF-8"}
 
 
 WIDE: dict[str, Any] = {

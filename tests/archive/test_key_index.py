@@ -206,7 +206,7 @@ def test_heads_that_lie_are_refused(archive: MemoryStore) -> None:
             read_index(archive)
     archive.delete(info.key)
     archive.put_if_absent(info.key, b"short")
-    with pytest.raises(DataError, match="no object of a key index"):
+    with pytest.raises(DataError, match="not an object of a key index"):
         read_index(archive)
 
 

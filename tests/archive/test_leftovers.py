@@ -219,5 +219,5 @@ def test_a_job_that_sleeps_while_the_log_is_trimmed_goes_on(
     check(at)
     log = log_writer(at)
     entries = [info.key for info in at.archive.list("_log/journal/")]
-    assert f"_log/journal/{2:020d}" not in "".join(entries), "what it put in vain is no history"
+    assert f"_log/journal/{2:020d}" not in "".join(entries), "what it put in vain is not a history"
     assert log.state.refused == 0

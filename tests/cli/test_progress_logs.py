@@ -161,7 +161,7 @@ def test_what_others_write_to_stderr_becomes_json(
         os.write(2, b"Setting default log level\n\nto WARN \xff\n")
         subprocess.run([sys.executable, "-c", "raise SystemExit('of a child')"], check=False)
         logging.getLogger("tiered.x").warning("of ours")
-        os.write(2, b'{"time" is no object\n')
+        os.write(2, b'{"time" is not an object\n')
         return 0
 
     monkeypatch.setattr(frame, "_run", partial(run_with, runs, frame._run))
@@ -171,7 +171,7 @@ def test_what_others_write_to_stderr_becomes_json(
         ("stderr", "Setting default log level"),
         ("stderr", "of a child"),
         ("stderr", "to WARN \\xff"),
-        ("stderr", '{"time" is no object'),
+        ("stderr", '{"time" is not an object'),
         ("tiered.x", "of ours"),
     ]
 

@@ -220,8 +220,8 @@ def _is_tiered(tiered: CommandLine, url: str, store: Path) -> bool:
     ("words", "says"),
     [
         (("expire",), "no time to live is given"),
-        (("expire", "--ttl", "soon"), "no duration"),
-        (("expire", "--topic-ttl", "orders"), "no duration"),
+        (("expire", "--ttl", "soon"), "not a duration"),
+        (("expire", "--topic-ttl", "orders"), "not a duration"),
         (("gc", "--plan", "a", "--apply", "b"), "contradict each other"),
         (("gc", "--apply", "/nowhere/plan"), "the plan cannot be read"),
         (("gc", "--max-deletions", "0"), "must be at least 1"),
@@ -272,7 +272,7 @@ def test_a_plan_that_was_changed_or_is_another_s_is_refused(
     file.write_text(json.dumps({**plan, "grace_ms": 0}))
     assert "it was changed or cut" in tiered("gc", basic_tier, "--apply", file).error
     file.write_text("{")
-    assert "this is no plan" in tiered("gc", basic_tier, "--apply", file).error
+    assert "this is not a plan" in tiered("gc", basic_tier, "--apply", file).error
 
 
 def test_a_plan_of_a_tier_that_has_moved_on_is_refused_with_code_1_and_what_changed(

@@ -1,4 +1,4 @@
-"""What expired of a queue before the tier met it is on record, where the tier was attached before; else it is no loss."""
+"""What expired of a queue before the tier met it is on record, where the tier was attached before; else it is not a loss."""
 
 from __future__ import annotations
 

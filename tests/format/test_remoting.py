@@ -150,7 +150,7 @@ BAD = {
     "remark beyond the end": framed(struct.pack(">hBhiii", 1, 0, 1, 1, 0, 1 << 30), 1),
     "fields beyond the end": framed(struct.pack(">hBhiiiI", 1, 0, 1, 1, 0, 0, 1 << 31), 1),
     "field cut": framed(struct.pack(">hBhiiiIHB", 1, 0, 1, 1, 0, 0, 3, 1, 65), 1),
-    "field that is no UTF-8": framed(
+    "field that is not UTF-8": framed(
         struct.pack(">hBhiiiIHBI", 1, 0, 1, 1, 0, 0, 7, 1, 0xFF, 0), 1
     ),
 }

@@ -129,7 +129,7 @@ def test_the_work_file_never_lies_in_the_store(tmp_path: Path):
     store, url = harness.unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
     for place, what in (
         (store / "config", "lies in the broker's store"),
-        (tmp_path / "none", "no directory"),
+        (tmp_path / "none", "not a directory"),
     ):
         assert what in here("attach", store, "--to", url, "--once", "--index-dir", place).error
     here("attach", store, "--to", url, "--once", "--index-dir", tmp_path).good()

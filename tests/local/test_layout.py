@@ -367,7 +367,7 @@ def test_as_many_files_stay_open_as_leave_enough_to_others(
     assert default_open_max() == open_max
 
 
-# -- what is no part of a store --------------------------------------------------------------------------
+# -- what is not a part of a store --------------------------------------------------------------------------
 
 COPIES = ("orders.bak", "lost+found", ".snapshot", ".DS_Store", "backup", "00", "4294967296")
 

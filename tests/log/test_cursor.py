@@ -56,7 +56,7 @@ def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tup
                 bounds = {"min_from": one.min_offset, "min_to": segment_end(one.segments[0])}
                 state = then(state, queue_action("expire", QUEUE, 0, life=which, **bounds))
         state = MACHINE.load(MACHINE.dump(state))
-    assert not [p for p in check_state(state) if "is no key" not in p.detail]
+    assert not [p for p in check_state(state) if "is not a key" not in p.detail]
     lives = state.queues[QUEUE]
     for history, low, expected in met:
         for offset, name in expected.items():

@@ -397,7 +397,7 @@ def test_a_record_of_another_topic_is_damage(
     builder = TierBuilder()
     builder.add([b"a", b"b", None, b"d", (2, b"ef"), b"g"])
     reader = reader_of(builder)
-    with pytest.raises(DataError, match="no record of this queue"):
+    with pytest.raises(DataError, match="not a record of this queue"):
         reader.read(QueueOffset(0))
     if damaged < 6:
         assert isinstance(reader.read(QueueOffset(damaged + 1)), TierBatch)

@@ -39,7 +39,7 @@ def then(state: TierState, *actions: Action, epoch: int = 1) -> TierState:
 
 def contradictions(state: TierState) -> list[str]:
     """But for the names of objects, which are short here."""
-    return [p.detail for p in check_state(state) if "is no key" not in p.detail]
+    return [p.detail for p in check_state(state) if "is not a key" not in p.detail]
 
 
 @pytest.fixture

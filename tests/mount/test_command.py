@@ -111,8 +111,8 @@ def test_a_second_one_of_the_same_name_waits_or_goes_and_another_name_is_free(
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (("--listen", "nowhere"), 2, "no HOST:PORT"),
-        (("--namesrv", "127.0.0.1"), 2, "no HOST:PORT"),
+        (("--listen", "nowhere"), 2, "not a HOST:PORT"),
+        (("--namesrv", "127.0.0.1"), 2, "not a HOST:PORT"),
         (("--consumer-offsets", "/nonexistent"), 2, "cannot be read"),
         (("--consumer-offsets", "/dev/null"), 2, "no consumer offsets of a broker"),
         (("--tls-key", "/nonexistent"), 2, "goes with --tls-cert"),

@@ -242,7 +242,7 @@ def live_row(options: Options, pairs: list[tuple[Result, Result]]) -> str:
     return (
         f"| live broker, {PRODUCERS} producers of 1 KiB, {load}, {len(pairs)} pairs of {options.seconds:.0f} s{more} "
         f"| {side(attached)}; attach {statistics.median(share):.2f} cores, "
-        f"level {statistics.median(result['level_s'] for result in attached):.1f} s after the load "
+        f"caught up {statistics.median(result['level_s'] for result in attached):.1f} s after the load ends "
         f"| {side([pair[0] for pair in pairs])} (without attach) | "
         f"| throughput {ratio(pairs, 'sends_per_s')}, p50 {ratio(pairs, 'p50_us')}, p99 {ratio(pairs, 'p99_us')}, "
         f"p99.9 {ratio(pairs, 'p999_us')} |"

@@ -735,7 +735,7 @@ def _keys_are_mixed_up() -> Patches:
 
 MUTANTS: dict[str, Callable[[], Patches]] = {
     "an entry before the bundle that it names": _entry_before_bundle,
-    "a bundle of which nobody knows is taken for stored": _unknown_bundle_is_stored,
+    "a bundle with an unknown outcome is taken for stored": _unknown_bundle_is_stored,
     "an entry re-cut while its outcome is unknown": _recut_while_unknown,
     "unknown taken for failed": _unknown_is_failed,
     "exists taken for done": _exists_is_done,

@@ -199,7 +199,7 @@ class Process(Owner):
             if not world.history.is_history(entry.number, data):
                 world.scheduler.fail(
                     ViolationError(
-                        f"I6: {self.name} counts entry {entry.number}, which is no history"
+                        f"I6: {self.name} counts entry {entry.number}, which is not a history"
                     )
                 )
             return entry

@@ -143,7 +143,7 @@ def test_options_narrow() -> None:
     nothing = found.within("queue_id", 4, MAX)
     assert nothing.bounds["queue_id"] == (MAX, MIN)
     assert not nothing.meets("queue_id", 0, 99)
-    with pytest.raises(InvalidError, match="from is no number"):
+    with pytest.raises(InvalidError, match="from is not a number"):
         selection_of({"from": "yesterday"})
     for nobody in ("", " , "):
         with pytest.raises(InvalidError, match="topic names no topic"):
@@ -392,7 +392,7 @@ def test_options_that_nobody_looks_at_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match="on-gap is 'x'"):
         choice({"on-gap": "x"}, "on-gap", ("fail", "skip"))
     for wrong in ("0", "-1", "x", ""):
-        with pytest.raises(InvalidError, match="max-bytes is no number"):
+        with pytest.raises(InvalidError, match="max-bytes is not a number"):
             whole({"max-bytes": wrong}, "max-bytes", None)
     with pytest.raises(InvalidError, match="no URL"):
         open_place({})

@@ -71,9 +71,9 @@ def test_addresses_stand_between_semicolons_or_commas(text: str):
 
 @pytest.mark.parametrize("text", ["", ",;", "a", "a:1,b", ":1", "a:0", "a;b"])
 def test_what_are_no_addresses(text: str):
-    with pytest.raises(ValueError, match="no HOST:PORT"):
+    with pytest.raises(ValueError, match="not a HOST:PORT"):
         addresses(text)
-    with pytest.raises(InvalidError, match="no HOST:PORT"):
+    with pytest.raises(InvalidError, match="not a HOST:PORT"):
         name_servers("namesrv", text)
 
 

@@ -344,7 +344,7 @@ class Pairs:
         try:
             text = raw.cast(arrow.string())
         except arrow.ArrowInvalid:
-            return None  # it is no UTF-8
+            return None  # it is not UTF-8
         found = _regular(arrow, raw) or _any(arrow, text)
         parents, names, values = found
         named = names.dictionary_encode()

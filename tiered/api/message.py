@@ -152,7 +152,7 @@ class Message:
         """Broker's clock.
 
         Raises:
-            OverflowError: The number is no time of the calendar.
+            OverflowError: The number is not a time of the calendar.
         """
         return _EPOCH + timedelta(milliseconds=self.store_timestamp_ms)
 

@@ -101,7 +101,7 @@ class ArchiveFinding:
     """Something that is not as the log says."""
 
     lane: str
-    key: str  # of the file; empty when it is no file's
+    key: str  # of the file; empty when it is not a file's
     what: str  # what is wrong
 
     def row(self) -> dict[str, str]:
@@ -592,7 +592,7 @@ _Side = tuple[ArchiveLane, Archived]
 def _pieces(
     state: ArchiveState, keys: Iterable[str]
 ) -> dict[str, tuple[list[MovedPiece], list[_Side]]]:
-    """What lies in each file that is named: rows, or what is no row."""
+    """What lies in each file that is named: rows, or what is not a row."""
     wanted = set(keys)
     found: dict[str, tuple[list[MovedPiece], list[_Side]]] = {}
     for lane, stretches in sorted(state.lanes.items()):
@@ -606,7 +606,7 @@ def _pieces(
 
 
 def _unmakeable(at: Workshop, lane: ArchiveLane, low: int, high: int, sources: Sources) -> str:
-    """Why the tier is no source of these offsets; empty: it is one."""
+    """Why the tier is not a source of these offsets; empty: it is one."""
     if (lane.cluster, lane.broker) != (at.place.cluster, at.place.broker):
         return f"it is of {lane.cluster}/{lane.broker}: repair with the tier of that broker"
     if not sources:

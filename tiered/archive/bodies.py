@@ -262,7 +262,7 @@ class _Reader:
         if token.startswith("`"):
             return token[1:-1].replace("``", "`")
         if not _PLAIN.fullmatch(token):
-            raise _wrong(f"{token!r} is no name")
+            raise _wrong(f"{token!r} is not a name")
         return token
 
     def type(self) -> Any:  # noqa: ANN401
@@ -299,7 +299,7 @@ class _Reader:
     def nested(self, word: str) -> Any:  # noqa: ANN401
         arrow = load_pyarrow()
         if word not in {"ARRAY", "MAP", "STRUCT"}:
-            raise _wrong(f"{word!r} is no type")
+            raise _wrong(f"{word!r} is not a type")
         self.expect("<")
         if word == "ARRAY":
             found = arrow.list_(self.type())
@@ -315,7 +315,7 @@ class _Reader:
     def number(self) -> int:
         token = self.take()
         if not token.isdecimal():
-            raise _wrong(f"{token!r} is no number")
+            raise _wrong(f"{token!r} is not a number")
         return int(token)
 
     def peek(self) -> str:
@@ -357,7 +357,7 @@ def columns_of_schema(document: Any) -> list[pa.Field]:  # noqa: ANN401 (JSON va
     """The columns of an object.
 
     Raises:
-        InvalidError: It is no schema of an object, or says something that no column can be.
+        InvalidError: It is not a schema of an object, or says something that no column can be.
     """
     if not isinstance(document, dict) or not isinstance(document.get("properties"), dict):
         raise InvalidError("this JSON Schema is not of an object with properties")

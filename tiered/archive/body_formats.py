@@ -84,7 +84,7 @@ def avro_columns(definition: str) -> list[pa.Field]:
     """The columns of a schema (the text of an ``.avsc`` file).
 
     Raises:
-        InvalidError: It is no schema of a record, or something of it can be no column.
+        InvalidError: It is not a schema of a record, or something of it can be no column.
     """
     schema = _avro_schema(definition)
     names = [field["name"] for field in schema["fields"]]
@@ -100,7 +100,7 @@ class AvroDecoder:
         """Take the writer's schema, and the columns, some of which it may not have.
 
         Raises:
-            InvalidError: It is no schema.
+            InvalidError: It is not a schema.
         """
         fastavro = load_fastavro()
         self._schema = _avro_schema(definition)
@@ -159,7 +159,7 @@ def _raw(definition: str) -> Any:  # noqa: ANN401 (JSON values)
     try:
         return json.loads(definition)
     except (ValueError, RecursionError) as error:
-        raise InvalidError(f"the Avro schema is no JSON: {error}") from None
+        raise InvalidError(f"the Avro schema is not JSON: {error}") from None
 
 
 def _avro_schema(definition: str) -> Any:  # noqa: ANN401
@@ -168,7 +168,7 @@ def _avro_schema(definition: str) -> Any:  # noqa: ANN401
     try:
         found = fastavro.parse_schema(_plain(raw))
     except (*_BROKEN, fastavro.schema.SchemaParseException) as error:
-        raise InvalidError(f"this is no Avro schema: {error}") from None
+        raise InvalidError(f"this is not Avro schema: {error}") from None
     if not isinstance(found, dict) or found.get("type") != "record":
         raise InvalidError("this Avro schema is not of a record")
     return found
@@ -360,7 +360,7 @@ def _descriptor(definition: str, message: str) -> Any:  # noqa: ANN401 (protobuf
         return pool.FindMessageTypeByName(message)
     except (DecodeError, TypeError, ValueError) as error:
         raise InvalidError(
-            f"this is no descriptor set with all that it needs: {error}",
+            f"this is not a descriptor set with all that it needs: {error}",
             do="make it by protoc --include_imports --descriptor_set_out=FILE",
         ) from None
     except KeyError:
@@ -586,7 +586,7 @@ def _json_columns(text: str) -> BodyColumns:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidError(f"the JSON Schema is no JSON: {error}") from None
+            raise InvalidError(f"the JSON Schema is not JSON: {error}") from None
         columns = columns_of_schema(document)
     else:
         columns = parse_columns(text)
@@ -606,7 +606,7 @@ def _text(raw: bytes) -> str:
     try:
         return raw.removeprefix(BOM).decode()
     except UnicodeDecodeError:
-        raise InvalidError("a schema of bodies is no UTF-8") from None
+        raise InvalidError("a schema of bodies is not UTF-8") from None
 
 
 # -- decoders --------------------------------------------------------------------------------------
@@ -656,4 +656,4 @@ class TextDecoder:
         try:
             return [bodies.cast(arrow.string())]
         except arrow.ArrowInvalid:
-            raise UnfitError("the body is no UTF-8") from None
+            raise UnfitError("the body is not UTF-8") from None

@@ -7,7 +7,7 @@ times ISO 8601, UTC where they say no zone. Members that come twice do not fit.
 
 Why rows cannot get out of step with bodies: each body begins with ``{``, ends with ``}`` and is followed by a
 line's end, which no text of JSON may contain. A body that is not whole therefore breaks the block, one cannot
-be swallowed by the one before it, and two in one body are one row too many.
+disappear in the one before it, and two in one body are one row too many.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class JsonDecoder:
         try:
             texts = bodies.cast(arrow.string())
         except arrow.ArrowInvalid:
-            raise UnfitError(NO_OBJECT, "it is no UTF-8") from None
+            raise UnfitError(NO_OBJECT, "it is not UTF-8") from None
         raw, bounds = _bytes_of(bodies)
         is_bare = bool((np.diff(bounds) > 1).all())
         is_bare = is_bare and bool((raw[bounds[:-1]] == _OPEN).all())
@@ -148,7 +148,7 @@ class JsonDecoder:
         bare = compute.ascii_trim(texts, _BLANKS)
         good = compute.and_(compute.starts_with(bare, "{"), compute.ends_with(bare, "}"))
         if not compute.all(good).as_py():
-            raise UnfitError(NO_OBJECT, "it is no object", compute.index(good, False).as_py())
+            raise UnfitError(NO_OBJECT, "it is not an object", compute.index(good, False).as_py())
 
     def _unfit(self, bodies: pa.Array, said: str) -> UnfitError:
         if len(bodies) > 1:
@@ -186,7 +186,7 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 
 
 def _alone(body: bytes, name: str) -> bytes | None:
-    """An object of one member of another, as it is written there; None when it has it twice, or is no object."""
+    """An object of one member of another, as it is written there; None when it has it twice, or is not an object."""
     text, found = body.removeprefix(BOM).decode(errors="replace"), list[str]()
     try:
         at = _behind(text, 0, "{")

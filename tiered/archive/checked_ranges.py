@@ -101,7 +101,7 @@ def sums_of(tail: bytes, size_bytes: int) -> Sums | int:
     Raises:
         ValueError: It has no such checksums, or they are damaged.
     """
-    wrong = ValueError("it is no Parquet file with checksums, or its end is damaged")
+    wrong = ValueError("it is not Parquet file with checksums, or its end is damaged")
     if len(tail) < _END.size:
         raise wrong
     length: int

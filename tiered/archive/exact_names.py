@@ -73,7 +73,7 @@ class ExactNames:
 
     tables: Mapping[str, str]  # what DuckDB calls a table, by its exact name
     columns: Collection[str] = ()
-    """Columns of tables: where nobody can say what a name is, one of these is no table's."""
+    """Columns of tables: where nobody can say what a name is, one of these is not a table's."""
     alike: dict[str, list[str]] = field(default_factory=dict, init=False)
     """Exact names by what they are without case."""
 

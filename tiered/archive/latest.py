@@ -79,7 +79,7 @@ class LatestVersion:
     number: int  # of the version; the greatest counts
     log_number: int  # of the last entry of the archive's log that it knows
     source: str
-    """Of which rows it was made: a digest of files, stretches and the rule. Empty: of none, it is no table."""
+    """Of which rows it was made: a digest of files, stretches and the rule. Empty: of none, it is not a table."""
     made_ms: int  # when, UTC
     rows: int  # in all files
     files: tuple[tuple[str, int, int, int], ...]  # key, rows, bytes and CRC-32 of each
@@ -106,7 +106,7 @@ class LatestVersion:
             return cls(number, log_number, str(said["source"]), made_ms, rows, files)
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(
-                f"this is no version of a table: {error!r:.80}",
+                f"this is not a version of a table: {error!r:.80}",
                 where=where,
                 do="delete it: the next run makes another",
             ) from error

@@ -551,11 +551,11 @@ def _answers(key: str, row: bytes, value: int) -> Iterator[bool]:
 
 def _read_part(archive: ObjectStore, key: str, size: int) -> IndexPart:
     if size < _FOOTER.size:
-        raise _damaged("this is no object of a key index", key)
+        raise _damaged("this is not an object of a key index", key)
     tail = archive.get(key, ByteRange(max(size - _TAIL_BYTES, 0), size))
     length, crc, magic = _FOOTER.unpack(tail[-_FOOTER.size :])
     if magic != _MAGIC or not 0 < length <= min(size - _FOOTER.size, _HEAD_BYTES_MAX):
-        raise _damaged("this is no object of a key index", key)
+        raise _damaged("this is not an object of a key index", key)
     start = size - _FOOTER.size - length
     has_all = len(tail) >= length + _FOOTER.size
     head = (

@@ -263,7 +263,7 @@ class ArchiveMachine:
         """Undo ``dump`` and ``shards``.
 
         Raises:
-            ValueError: It is no dump; ``LookupError`` and ``TypeError`` mean the same.
+            ValueError: It is not a dump; ``LookupError`` and ``TypeError`` mean the same.
         """
         check_ints((document["refused"], document["updated_ms"]), "a state")
         replaced = list(map(Replaced.of, document["replaced"]))

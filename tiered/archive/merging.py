@@ -367,7 +367,7 @@ def merge(
 
 
 def _leave_overtaken(log: JournalWriter[ArchiveState], result: Merged) -> None:
-    """That a file is gone which the log does not name any more is no failure: another has merged or repaired it."""
+    """That a file is gone which the log does not name any more is not a failure: another has merged or repaired it."""
     if not result.failed:
         return
     log.catch_up()

@@ -327,7 +327,7 @@ _PLAINLY_TEXT = re.compile(rb"[A-Za-z%_]")
 _WORDS = frozenset(
     {"true", "false", "null", "none", "nan", "inf", "infinity", "__hive_default_partition__"}
 )
-"""Readers of directories guess types: what one of them takes for a number, a time or one of these is no folder's name."""
+"""Readers of directories guess types: what one of them takes for a number, a time or one of these is not a folder's name."""
 
 
 def partition_value(name: str) -> str:

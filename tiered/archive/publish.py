@@ -80,7 +80,7 @@ class Destination:
         kind, _, rest = text.partition(":")
         catalog, _, namespace = rest.partition("#")
         if kind != "iceberg" or not catalog:
-            raise ValueError(f"{text!r} is no place to publish in")
+            raise ValueError(f"{text!r} is not a place to publish in")
         return cls(catalog, namespace or NAMESPACE)
 
 

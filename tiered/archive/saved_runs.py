@@ -91,7 +91,7 @@ class SavedRun:
         size = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 4], "little")
         at = len(MAGIC) + 4 + size
         if not data.startswith(MAGIC) or at > len(data):
-            raise ValueError("this is no run of stretches")
+            raise ValueError("this is not a run of stretches")
         head = json.loads(require_sparse(_unpacked(data[at - size : at], _HEAD_BYTES_MAX)))
         rows = [(ArchiveLane.of(lane), count) for lane, count in head["lanes"]]
         check_ints((*head["columns"], *head["blocks"], *(n for _, n in rows)), "a run")
@@ -157,7 +157,7 @@ class SavedRun:
             with _no_nonsense():
                 found = json.loads(b"[%b]" % b",".join(texts))
                 if len(found) != behind - first:
-                    raise ValueError("a line of a run is no stretch")
+                    raise ValueError("a line of a run is not a stretch")
             yield first, found
             first = behind
 

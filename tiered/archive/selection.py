@@ -124,7 +124,7 @@ def selection_of(options: Mapping[str, str]) -> Selection:
     """What the options of a source ask for: ``topic queue from until from-offset until-offset key uniq-key broker-name``.
 
     Raises:
-        InvalidError: A value is no number, or ``topic`` names none.
+        InvalidError: A value is not a number, or ``topic`` names none.
     """
     found = Selection()
     if "topic" in options:
@@ -165,7 +165,7 @@ def _number(options: Mapping[str, str], name: str, default: int) -> int:
     try:
         return default if text is None else int(text)
     except ValueError as error:
-        raise InvalidError(f"the option {name} is no number: {text!r:.80}") from error
+        raise InvalidError(f"the option {name} is not a number: {text!r:.80}") from error
 
 
 def _between(rows: pa.RecordBatch, name: str, low: int, high: int) -> Any:  # noqa: ANN401

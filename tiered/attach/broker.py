@@ -6,7 +6,7 @@ nothing of its broker until the broker's first topic is there. Names taken from 
 follower waits for them: nothing can be missed meanwhile, since a store that has messages is taken as it is.
 
 The log's end: ``GET_BROKER_RUNTIME_INFO``, in frames of ``tiered.format.remoting``; the answer's body is JSON with
-``commitLogMaxOffset``. A broker that does not answer is asked again after a second at the earliest and is no error: what
+``commitLogMaxOffset``. A broker that does not answer is asked again after a second at the earliest and is not an error: what
 only it could confirm keeps waiting. Nothing is kept open between questions. For one thread at a time (the local store's
 lock sees to it).
 """

@@ -165,7 +165,7 @@ def look(directory: str, now_ms: int) -> Near:
         now_ms: UTC.
 
     Raises:
-        InvalidError: It is no store, or may not be read.
+        InvalidError: It is not a store, or may not be read.
     """
     layout, cache = inspect(directory), FileCache()
     try:

@@ -553,7 +553,7 @@ class Starting:
 
     Where the tier was attached before, a queue that it does not know has come since, or its topic was not selected: it
     begins at 0, so that what retention has taken of it meanwhile is a gap, as any other (invariant I12). When a broker is
-    attached for the first time, what its queues have forgotten until then is no loss: they begin where they begin now, and
+    attached for the first time, what its queues forgot before is not a loss: they begin where they begin now, and
     only one that comes later begins at 0. With ``latest`` or a time the operator has said what is not wanted, and that is
     no loss either.
 

@@ -84,7 +84,7 @@ class AttachOptions:
         default=start("earliest"),
     )
     freshness_s: float = option(
-        "a message is durable at most so long after it is seen",
+        "maximum time from seeing a message to having it durable in the tier",
         "DURATION",
         seconds_above_zero,
         default=2.0,
@@ -158,7 +158,7 @@ class AttachOptions:
         default_text="not served",
     )
     bundle_size_bytes: int = option(
-        "bytes at which a round of uploads is due, and of which each of its objects has about so many",
+        "start an upload round when this much is buffered; also the target size of an object",
         "SIZE",
         parse_size,
         default=16 * _MIB,
@@ -489,7 +489,7 @@ def index_settings(options: AttachOptions) -> IndexSettings | None:
                 do="name a directory elsewhere",
             )
         if not place.is_dir():
-            raise InvalidError("--index-dir is no directory", where=directory, do="make it")
+            raise InvalidError("--index-dir is not a directory", where=directory, do="make it")
     return IndexSettings(
         items_max=options.index_items,
         age_s=options.index_age_s,
@@ -713,7 +713,7 @@ def few(names: Sequence[str], count_max: int = 5) -> str:
 def exit_code(
     options: AttachOptions, ending: Ending, document: dict[str, Any], stopper: Stopper
 ) -> int:
-    """By the contract: what waits with ``--once``, was quarantined, is missing, or is no timer, needs a person."""
+    """By the contract: what waits with ``--once``, was quarantined, is missing, or is not a timer, needs a person."""
     cut_short = options.ends_by_itself and not ending.result.is_complete
     if not ending.is_drained or (cut_short and stopper.received):
         return stopper.exit_code or NEEDS_A_PERSON

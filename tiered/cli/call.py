@@ -92,7 +92,7 @@ class CommonOptions:
     )
     output: str = custom(
         Setting(
-            help="form of the result; a table fits the terminal, and wide is one of which nothing is cut",
+            help="output format; table is fitted to the terminal, wide is never truncated",
             metavar="FORM",
             parse=OUTPUTS,
             default="table",

@@ -76,7 +76,7 @@ def s3_answers_page() -> str:
         "stored or deleted, and what the tier holds is as it was; other statuses from 500 on, and answers that did not",
         "come, leave open what a write has done, and it is settled by reading.",
         "",
-        "`NotS3` and `CutListing` are codes of ours: what came is no answer of an S3 server (a proxy's page, say), or a",
+        "`NotS3` and `CutListing` are codes of ours: what came is not an answer of an S3 server (a proxy's page, say), or a",
         "listing that says that it goes on and not where.",
         "",
         "| code or status | reason | tried again | what to do |",

@@ -3,7 +3,7 @@
 ==== ======================================================================================
 code meaning
 ==== ======================================================================================
-0    done; what is explained and recorded is in the output and is no failure
+0    done; what is explained and recorded is in the output and is not a failure
 1    done, and something needs a person
 2    wrong usage, configuration or argument
 3    an endpoint or object store cannot be reached, or refuses us

@@ -119,7 +119,7 @@ class Setting:
             texts = raw.split(self.separator) if isinstance(raw, str) else _items(raw)
             return tuple(self.parse(text.strip()) for text in texts if text.strip())
         if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-            raise InvalidError(f"{raw!r} is no single value")
+            raise InvalidError(f"{raw!r} is not a single value")
         return self.parse(str(raw))
 
     def shown(self, value: object) -> object:

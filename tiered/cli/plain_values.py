@@ -11,7 +11,7 @@ DECIMAL                     ``Decimal``, with its scale; shown as a number of al
 FLOAT, DOUBLE               ``float`` of the fewest digits that mean it; ``NaN``, ``Infinity`` and ``-Infinity`` are texts
 times                       ISO 8601, with six digits behind the second or, where they are needed, nine; with a zone
                             always in it; years beyond 9999 and before 0 have a sign
-DATE, TIME                  likewise; what is no day in DuckDB is ``infinity`` or ``-infinity``
+DATE, TIME                  likewise; what is not a day in DuckDB is ``infinity`` or ``-infinity``
 intervals, durations        ISO 8601
 bytes                       text where they are UTF-8, else ``base64:`` and base64; so are those that begin with that word
 lists, structs, maps        lists and objects of these

@@ -316,14 +316,14 @@ def message_of(document: dict[str, Any], *, where: str = "") -> NewMessage:
 def _text(document: dict[str, Any], name: str) -> str:
     value = document.get(name)
     if not isinstance(value, str):
-        raise TypeError(f"no {name}" if value is None else f"{name} is no string")
+        raise TypeError(f"no {name}" if value is None else f"{name} is not a string")
     return value
 
 
 def _properties(document: dict[str, Any]) -> dict[str, str]:
     found = document.get("properties", {})
     if not isinstance(found, dict):
-        raise TypeError("properties is no object")
+        raise TypeError("properties is not an object")
     return {str(name): str(value) for name, value in found.items()}
 
 
@@ -342,7 +342,7 @@ def _body(document: dict[str, Any]) -> bytes:
     try:
         return _text(document, "body").encode()
     except UnicodeEncodeError as error:
-        raise ValueError("body has half of a surrogate pair, which is no text") from error
+        raise ValueError("body has half of a surrogate pair, which is not text") from error
 
 
 def open_store(

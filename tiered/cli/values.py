@@ -28,11 +28,11 @@ def parse_size(text: str) -> int:
     """Bytes that ``text`` stands for: ``KiB MiB GiB TiB`` (1,024 to a step; also ``k m g t``) or ``KB MB GB TB`` (1,000).
 
     Raises:
-        ValueError: It is no size.
+        ValueError: It is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or (match[3] and not match[2]):
-        raise ValueError(f"{text!r} is no size: write 50MiB, 1.5GB, or bytes")
+        raise ValueError(f"{text!r} is not a size: write 50MiB, 1.5GB, or bytes")
     step = 1000 if match[4] and match[2] and not match[3] else _STEP_BYTES
     size = float(match[1]) * float(step ** _POWERS[match[2].lower()])
     if not size < _BYTES_MAX:
@@ -87,7 +87,7 @@ def parse_time(text: str, now_ms: int) -> int:
     """UTC milliseconds that ``text`` stands for.
 
     Raises:
-        ValueError: It is no time; the message says what one looks like.
+        ValueError: It is not a time; the message says what one looks like.
     """
     if text.isascii() and text.isdigit() and int(text) <= TIME_MS_MAX:
         return int(text)
@@ -103,7 +103,7 @@ def parse_time(text: str, now_ms: int) -> int:
         except ValueError:
             pass  # as the 31st of February: said below
     raise ValueError(
-        f"{text!r} is no time: write 2026-07-01T12:00:00Z, 2026-07-01, now-2h, or milliseconds since 1970"
+        f"{text!r} is not a time: write 2026-07-01T12:00:00Z, 2026-07-01, now-2h, or milliseconds since 1970"
     )
 
 
@@ -111,12 +111,12 @@ def parse_duration(text: str) -> int:
     """Milliseconds that ``text`` stands for: ``36h``, ``7d``, ``1d12h``; units ms s m h d w; a plain number is seconds.
 
     Raises:
-        ValueError: It is no duration.
+        ValueError: It is not a duration.
     """
     if _SECONDS.fullmatch(text):
         return round(float(text) * 1000)
     if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration: write 36h, 7d, or a number of seconds")
+        raise ValueError(f"{text!r} is not a duration: write 36h, 7d, or a number of seconds")
     return sum(int(count) * _UNIT_MS[unit.lower()] for count, unit in _STEP.findall(text))
 
 
@@ -193,7 +193,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no number") from None
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 def not_below_zero(text: str) -> float:
@@ -208,7 +208,7 @@ def share(text: str) -> float:
     """A number from 0 to 1."""
     number = _number(text)
     if not 0 <= number <= 1:
-        raise ValueError(f"{text} is no share: give a number from 0 to 1")
+        raise ValueError(f"{text} is not a share: give a number from 0 to 1")
     return number
 
 

@@ -8,7 +8,7 @@ of ``bundle_bytes``, sorted by topic, queue and offset.
 Ordering: a queue may have commits in several bundles on their way; what is durable is handed on in the order of its queue
 (``tiered.log.composite``).
 
-Retries and errors: of a bundle that failed, or of which nobody knows what became, each queue switches files and is tried
+Retries and errors: of a bundle that failed, or whose outcome is unknown, each queue switches files and is tried
 again after a pause with jitter, for ever; a refusal that waiting cannot mend ends the dispatcher.
 
 Bounds: ``uploads_max`` bundles are on their way at once, fewer on a slow way (``InFlight``), and no round is taken while

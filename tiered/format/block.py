@@ -376,7 +376,7 @@ def walk_records(buffer: Buffer, start: int, end: int, *, size_max: int) -> Walk
 
 
 def _stop_at(size: int, magic: int) -> Stop:
-    """Why a walk ends at a header that is no record's."""
+    """Why a walk ends at a header that is not a record's."""
     if magic == MAGIC_BLANK:
         return Stop.BLANK
     return Stop.EMPTY if size == 0 and magic == 0 else Stop.FAULT

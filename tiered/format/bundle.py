@@ -434,7 +434,7 @@ def tail_bytes(footer: Buffer, *, where: str) -> int:
         footer: The last ``FOOTER_BYTES`` of it, at least.
 
     Raises:
-        DataError: The footer is damaged, or the object is no bundle.
+        DataError: The footer is damaged, or the object is not a bundle.
         OtherVersionError: It is whole, and of another form.
     """
     return _read_footer(memoryview(footer).cast("B"), where)[1] + FOOTER_BYTES

@@ -69,7 +69,7 @@ class _Tolerant:
         return value
 
     def _peek(self) -> str:
-        """The next character that is no blank; empty at the end."""
+        """The next character that is not a blank; empty at the end."""
         while self._at < len(self._text) and self._text[self._at] in _SPACE:
             self._at += 1
         return self._text[self._at : self._at + 1]

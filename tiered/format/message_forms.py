@@ -202,7 +202,7 @@ class InnerMessage:
 
 
 def split_batch(record: Record, *, body_bytes_max: int = BODY_BYTES_MAX) -> list[Record]:
-    """The messages of a record: its inner messages, or just itself when it is no inner batch.
+    """The messages of a record: its inner messages, or just itself when it is not an inner batch.
 
     An inner message comes as a record with its own flag, body, properties and queue offset, and
     with the other fields of the record that holds it (size and physical offset too), except that
@@ -213,7 +213,7 @@ def split_batch(record: Record, *, body_bytes_max: int = BODY_BYTES_MAX) -> list
         body_bytes_max: Bound on the body once it is unpacked.
 
     Raises:
-        DataError: The body is no row of inner messages, or cannot be unpacked.
+        DataError: The body is not a row of inner messages, or cannot be unpacked.
     """
     if not record.sys_flag & INNER_BATCH:
         return [record]
@@ -338,7 +338,7 @@ def message_line(
 ) -> bytes:
     """``message_json`` as one line of UTF-8 JSON without its end; arguments and errors are the same.
 
-    A message that has text which is no UTF-8 is written in ASCII, with escapes.
+    A message that has text which is not UTF-8 is written in ASCII, with escapes.
     """
     plain = record.body if raw_body else decompress_body(record.body, record.sys_flag)
     body = b2a_base64(plain, newline=False).decode("ascii")

@@ -187,14 +187,14 @@ def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
         text = header.decode().strip(_SPACE)
         document, end = _JSON.raw_decode(text)
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a header that is no JSON: {error}") from error
+        raise FrameError(f"a header that is not JSON: {error}") from error
     if end < len(text):
         raise FrameError(f"a header whose JSON ends at character {end} of {len(text)}")
     if not isinstance(document, dict):
-        raise FrameError("a header that is no JSON object")
+        raise FrameError("a header that is not JSON object")
     fields = document.get("extFields") or {}
     if not isinstance(fields, dict) or len(fields) > FIELDS_MAX:
-        raise FrameError(f"extFields is no object of {FIELDS_MAX} values at most")
+        raise FrameError(f"extFields is not an object of {FIELDS_MAX} values at most")
     if not set(map(type, fields.values())) <= {str}:  # Java writes nothing but texts
         fields = {name: _text(value) for name, value in fields.items() if value is not None}
     language, said = document.get("language"), document.get("remark")
@@ -217,7 +217,7 @@ def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
 def _whole(document: dict[str, Any], name: str, otherwise: int | None = None) -> int:
     value = document.get(name, otherwise)
     if not isinstance(value, int) or not _INT_MIN <= value <= _INT_MAX:
-        raise FrameError(f"a header whose {name} is no number of 32 bits")
+        raise FrameError(f"a header whose {name} is not a number of 32 bits")
     return int(value)
 
 
@@ -229,7 +229,7 @@ def _require_characters(*texts: str) -> None:
     try:
         "".join(texts).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise FrameError("a header with a text that is no UTF-8") from error
+        raise FrameError("a header with a text that is not UTF-8") from error
 
 
 def _text(value: object) -> str:
@@ -293,7 +293,7 @@ def _fields(header: bytes, at: int) -> dict[str, str]:
     except struct.error as error:
         raise FrameError(f"a header that ends within a number: {error}") from error
     except UnicodeDecodeError as error:
-        raise FrameError(f"a text that is no UTF-8, at byte {at} of a header") from error
+        raise FrameError(f"a text that is not UTF-8, at byte {at} of a header") from error
     return found
 
 
@@ -303,7 +303,7 @@ def _cut(header: bytes, at: int, size: int) -> tuple[str, int]:
     try:
         return header[at : at + size].decode(), at + size
     except UnicodeDecodeError as error:
-        raise FrameError(f"a text that is no UTF-8, at byte {at} of a header") from error
+        raise FrameError(f"a text that is not UTF-8, at byte {at} of a header") from error
 
 
 # -- asking ---------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ class JournalWriter(Generic[S]):
         """Write a checkpoint if one is due (or, with ``force``, if anything happened since the last).
 
         Returns:
-            Whether one was written. A failure is no error: a checkpoint only makes opening faster.
+            Whether one was written. A failure is not an error: a checkpoint only makes opening faster.
         """
         with self._lock:
             return self._write_checkpoint(1 if force else CHECKPOINT_ENTRIES, force=force)

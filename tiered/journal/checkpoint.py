@@ -272,7 +272,9 @@ def decode_checkpoint(
 
 def no_checkpoint(error: Exception, where: str) -> OtherVersionError:
     """A checkpoint whose checksum holds, and that makes no sense."""
-    return OtherVersionError(f"it is no checkpoint that is known here: {error!r:.200}", where=where)
+    return OtherVersionError(
+        f"it is not a checkpoint that is known here: {error!r:.200}", where=where
+    )
 
 
 def _unpacked_max(packed_bytes: int) -> int:

@@ -121,7 +121,7 @@ def open_text(
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise OtherVersionError("it is no JSON object", where=where)
+        raise OtherVersionError("it is not JSON object", where=where)
     found = document.get("format")
     if type(found) is not int or found not in versions:
         raise OtherVersionError(f"format {found!r:.80} is unknown", where=where)

@@ -245,7 +245,7 @@ class Lease:
             self._write(self._version_of_ours())
 
     def release(self) -> None:
-        """Give the lease back, if it is still ours. A failure is no error: it expires by itself."""
+        """Give the lease back, if it is still ours. A failure is not an error: it expires by itself."""
         if self._version is None:
             return
         reached("lease-held")

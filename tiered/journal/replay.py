@@ -6,7 +6,7 @@ once two checkpoints cover them).
 
 A journal that is lost is never taken for a new one: the first ``catch_up`` of a ``Guarded`` machine's journal looks for what
 a journal leaves beside it. Objects and no entry, or a lease that remembers a later entry than the last one, are a
-``JournalLostError``; but the journal is listed once more behind them, since a writer at work in between is no loss.
+``JournalLostError``; but the journal is listed once more behind them, since a writer at work in between is not a loss.
 
 Retries and errors: a checkpoint that fails its checks is not believed; an older one, or replay from entry 1, gives the same
 state. What was listed and is gone, or is missing, is looked for by another listing, since entries may be deleted while
@@ -360,7 +360,7 @@ class JournalReader(Generic[S]):
         self.since_checkpoint += 1
 
     def _applied(self, entry: Entry) -> S:
-        """The state after an entry whose checksum holds: what makes no sense in it is no damage."""
+        """The state after an entry whose checksum holds: what makes no sense in it is not damage."""
         where = entry_key(self._prefix, entry.number)
         try:
             return self._machine.apply(self.state, entry)

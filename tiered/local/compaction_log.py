@@ -11,7 +11,7 @@ that names no record. Queue offsets have gaps: what is not there has been replac
 **Contract.** A ``CompactionLog`` shows the files that were there when it was opened, whatever a pass puts in their place: it
 holds them open, and they are closed when nobody refers to it. Read-only; for any thread.
 
-**Errors.** Passes of another process swap files one by one. What does not fit together is no log (``open`` returns None, to
+**Errors.** Passes of another process swap files singly. What does not fit together is not a log (``open`` returns None, to
 be tried again later); a record that fails its checks is a hole, and is in ``quarantined``. Where it stays so, as after a
 crash in the middle of that, lists are made anew of the records (``relists``), which say themselves what they are.
 """

@@ -3,7 +3,7 @@
 Read: a plain store with one commit-log directory and file consume queues (plain and batch), also a slave's, also one
 with light queues, compaction topics or ``consumequeue_ext`` (tag codes are then taken from the records).
 Refused: RocksDB consume queues, DLedger logs, commit logs spread over several paths, logs with a file missing in the
-middle, and what is no store at all. Static topics are left out by name (``tiered.local.catalog``).
+middle, and what is not a store at all. Static topics are left out by name (``tiered.local.catalog``).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def inspect(directory: str) -> Layout:
     """Look at a directory before it is opened.
 
     Raises:
-        InvalidError: It is no store, may not be read, or is of a kind that is not supported.
+        InvalidError: It is not a store, may not be read, or is of a kind that is not supported.
         DataError: It is a store that cannot be read as it stands.
     """
     root = str(Path(directory).absolute())
@@ -141,7 +141,7 @@ def known_queue_file_bytes(
 ) -> int:
     """Size of a queue's files: the distance of two, else the length of the only one.
 
-    A length that is no multiple of the unit is rounded down. 0 when there is no file, or the only one is just being
+    A length that is not a multiple of the unit is rounded down. 0 when there is no file, or the only one is just being
     made: then nothing is known yet. ``bases``: its files, where they have been listed.
     """
     unit = BATCH_ITEM_BYTES if is_batch else ITEM_BYTES
@@ -156,7 +156,7 @@ def known_queue_file_bytes(
 def list_topics(root: str, strangers: list[str] | None = None) -> list[tuple[str, bool]]:
     """Every topic that has a directory of consume queues, and whether they are batch queues.
 
-    What no topic can be called, and no table of topics names, is no part of the store (``lost+found``, a file of a file
+    What no topic can be called, and no table of topics names, is not a part of the store (``lost+found``, a file of a file
     manager, somebody's copy): it is passed over, and ``strangers`` gets its path.
     """
     found: list[tuple[str, bool]] = []

@@ -384,7 +384,7 @@ class LiveView:
                 self.reopen(state)
 
     def reopen(self, state: QueueState) -> None:
-        """Look again at a queue whose files are others now; without any it is no queue any more."""
+        """Look again at a queue whose files are others now; without any it is not a queue any more."""
         state.end = state.min = 0
         state.index.rebuilt = Rebuilt()
         if not state.index.row.bases:

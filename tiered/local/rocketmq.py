@@ -209,7 +209,7 @@ class RocketMQStore:
 
         Raises:
             ClosedError: ``options.stop`` said so.
-            InvalidError: It is no store, may not be read, or is of a kind that is not supported.
+            InvalidError: It is not a store, may not be read, or is of a kind that is not supported.
         """
         return cls(os.fspath(directory), clock or SystemClock(), options or RocketMQOptions())
 

@@ -580,7 +580,7 @@ def list_names(directory: str) -> list[str]:
 
 
 def list_bases(directory: str, others: list[str] | None = None) -> tuple[int, ...]:
-    """Where the files of a row begin; ``others`` gets the paths of what is no part of it."""
+    """Where the files of a row begin; ``others`` gets the paths of what is not a part of it."""
     names = list_names(directory)
     bases = tuple(int(name) for name in names if is_row_name(name))
     if others is not None and len(bases) < len(names):

@@ -238,7 +238,7 @@ class PartTimes:
         heads = np.frombuffer(data, np.uint8)
         positions = begins - start
         if (_gather(heads, positions, 4) != self._items.sizes[self._real[low:high]]).any():
-            raise self._damaged("an item points at something that is no record of this queue")
+            raise self._damaged("an item points at something that is not a record of this queue")
         is_v6 = _gather(heads, positions + SYS_FLAG_AT, 4) & BORN_HOST_V6 != 0
         return _gather(heads, positions + STORE_TIME_AT + np.where(is_v6, V6_EXTRA_BYTES, 0), 8)
 

@@ -393,7 +393,7 @@ def _tail_kind(size_bytes: int) -> tuple[list[str], np.dtype[np.void]]:
 def _fault(queue: MessageQueue, block: RecordBlock, wanted: npt.NDArray[np.int64]) -> str:
     """What is wrong with records that shall be of these queue offsets; empty when nothing is."""
     if block.faults.any() or not _is_of(block, queue):
-        return "an item points at something that is no record of this queue"
+        return "an item points at something that is not a record of this queue"
     inner = block.sys_flags & INNER_BATCH != 0
     if (np.where(inner, block.queue_offsets > wanted, block.queue_offsets != wanted)).any():
         return "an item points at a record of another queue offset"

@@ -391,7 +391,7 @@ class _LatePart:
         self._read = read
 
     def is_late(self, merged: RebuildCandidate) -> bool:
-        """Whether a merged section is no history."""
+        """Whether a merged section is not a history."""
         return any(
             self._agree(old, merged) is True and self._agree(new, merged) is False
             for one, two in self._pairs

@@ -156,7 +156,7 @@ class TierMachine:
         """Undo ``dump``.
 
         Raises:
-            ValueError: It is no dump; ``LookupError`` and ``TypeError`` mean the same.
+            ValueError: It is not a dump; ``LookupError`` and ``TypeError`` mean the same.
         """
         return _state_of(sorted(dict(document).items()))
 

@@ -118,7 +118,7 @@ def verify_tier(
         in_flight_max: Steps at once; bounds the memory.
 
     Raises:
-        JournalLostError: The journal is gone, or has lost its end (other damage is no error here).
+        JournalLostError: The journal is gone, or has lost its end (other damage is not an error here).
         TieredStoreError: The journal is of a newer version, or the local store is another, or cannot be read at all.
     """
     run = _VerifyRun(store, prefix)
@@ -359,7 +359,7 @@ def _sort(found: ObjectListing, prefix: str, key: str, info: ObjectInfo) -> None
 def record_listing(
     found: ObjectListing, named: AbstractSet[str], epoch: int, report: VerifyReport
 ) -> None:
-    """Count what is no failure, and name what the journal has never heard of.
+    """Count what is not a failure, and name what the journal has never heard of.
 
     Args:
         epoch: The epoch; its writer may be about to name what it has made.

@@ -52,7 +52,7 @@ def read_object(store: ObjectStore, prefix: str, key: str, found: Finding) -> me
 
 
 def check_object(stored: memoryview, tail: bytes, key: str, found: Finding) -> Trailer | None:
-    """Check an object's trailer and each block of what is before it; None when the trailer is no proof."""
+    """Check an object's trailer and each block of what is before it; None when the trailer is not a proof."""
     try:
         trailer = parse_trailer(tail, where=key)
     except (DataError, OtherVersionError) as error:
@@ -447,7 +447,7 @@ def check_indexes(state: TierState) -> Iterator[Problem]:
     covered: dict[tuple[MessageQueue, int], Ranges] = {}
     for index in state.indexes:
         if parse_index_key("", index.place.key) is None:
-            yield Problem("state", index.place.key, "it is no key of an index object")
+            yield Problem("state", index.place.key, "it is not a key of an index object")
         for cover in index.covers:
             mine = covered.get((cover.queue, cover.incarnation), ())
             covered[cover.queue, cover.incarnation] = joined((*mine, (cover.start, cover.end)))

@@ -71,7 +71,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Recorded:
-    """What is explained and recorded, and is no failure."""
+    """What is explained and recorded, and is not a failure."""
 
     holes: int = 0  # queue offsets without a message, in named parts
     gaps: int = 0
@@ -163,7 +163,7 @@ class VerifyReport:
     problem_counts: Counter[str] = field(default_factory=Counter)  # all of them, by kind
     damaged: Damaged = field(default_factory=dict)
     """What a repair has to look after: all of it, however few are listed."""
-    recorded: Recorded = field(default_factory=Recorded)  # what is no failure
+    recorded: Recorded = field(default_factory=Recorded)  # what is not a failure
     queues: int = 0  # queues in the tier
     parts: int = 0  # parts that entries name
     named_objects: int = 0  # objects that entries name
@@ -313,7 +313,7 @@ def _check_parts(queue: MessageQueue, life: QueueLife) -> Iterator[str]:
 def _check_key(bundle: Bundle, queue: MessageQueue, life: QueueLife) -> Iterator[str]:
     said = keys.parse_data_key("", bundle.key)
     if said is None or said.kind == "quarantine":
-        yield f"{bundle.key!r} is no key of a bundle"
+        yield f"{bundle.key!r} is not a key of a bundle"
     elif (
         (said.level >= 0 and said.level != bundle.level)
         or (said.kind == "topic" and said.topic != queue.topic)

@@ -28,10 +28,10 @@ def check_action(action: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: One is of a wrong type or out of range.
-        TypeError: It is no object.
+        TypeError: It is not an object.
     """
     if not isinstance(action, dict):
-        raise TypeError("an action is no object")
+        raise TypeError("an action is not an object")
     for name, value in action.items():
         if name in _NUMBERS:
             check_ints((value,), name)

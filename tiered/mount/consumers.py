@@ -336,7 +336,7 @@ class Relays:
         try:
             place = int(found[-PLACE_DIGITS:], 16)
         except ValueError:
-            raise RefusalError(Code.SYSTEM_ERROR, f"{found[:80]!r} is no offset id") from None
+            raise RefusalError(Code.SYSTEM_ERROR, f"{found[:80]!r} is not an offset id") from None
         return await self._pass_on(
             request, await self.record_at(place, request.fields.get("topic"))
         )

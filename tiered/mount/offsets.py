@@ -74,10 +74,10 @@ class ConsumerOffsets:
         """A group says where it is; where a person has put it elsewhere, only after it was told.
 
         Raises:
-            RefusalError: There are too many, or it is no offset.
+            RefusalError: There are too many, or it is not an offset.
         """
         if not 0 <= offset < _END or not 0 <= queue_id < _END:
-            raise RefusalError(Code.SYSTEM_ERROR, f"{offset} is no offset of queue {queue_id}")
+            raise RefusalError(Code.SYSTEM_ERROR, f"{offset} is not an offset of queue {queue_id}")
         # As a broker does. What is known here is kept, and who is to be told is not.
         if self._resets and (group, topic, queue_id) in self._resets:
             return

@@ -246,7 +246,7 @@ def whole(request: Command, name: str, otherwise: int | None = None) -> int:
     """A whole number of 64 bits.
 
     Raises:
-        RefusalError: There is none, and no other; or it is no number.
+        RefusalError: There is none, and no other; or it is not a number.
     """
     found = request.fields.get(name)
     if found is None:
@@ -258,7 +258,7 @@ def whole(request: Command, name: str, otherwise: int | None = None) -> int:
     except ValueError:
         number = LONG_MAX + 1
     if not -LONG_MAX <= number <= LONG_MAX:
-        raise RefusalError(Code.SYSTEM_ERROR, f"{name} is no number of 64 bits: {found[:30]!r}")
+        raise RefusalError(Code.SYSTEM_ERROR, f"{name} is not a number of 64 bits: {found[:30]!r}")
     return number
 
 
@@ -276,9 +276,9 @@ def document(request: Command) -> dict[str, Any]:
     try:
         found = loads(request.text())
     except JsonError as error:
-        raise RefusalError(Code.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+        raise RefusalError(Code.SYSTEM_ERROR, f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise RefusalError(Code.SYSTEM_ERROR, "the body is no JSON object")
+        raise RefusalError(Code.SYSTEM_ERROR, "the body is not JSON object")
     return found
 
 

@@ -290,7 +290,7 @@ class Puller:
     def _answer(self, wanted: Pull, result: GetResult) -> Command:
         self.found[result.status] += 1
         if result.missing:
-            # Compaction is no loss: a reader is given what has taken the place.
+            # Compaction is not a loss: a reader is given what has taken the place.
             lost = (gap for gap in result.missing if gap.reason != COMPACTED)
             self.skipped += sum(gap.end - gap.start for gap in lost)
         return answer(result, wanted.offset)

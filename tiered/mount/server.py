@@ -453,7 +453,7 @@ class RemotingServer:
             InvalidError: The address cannot be listened at.
         """
         loop = asyncio.get_running_loop()
-        # (An address is a number or this machine's own name: to look that up is no waiting.)
+        # (An address is a number or this machine's own name: to look that up is not waiting.)
         listeners = listening(Address(host, port), "--listen")
         for listener in listeners:
             server = await loop.create_server(

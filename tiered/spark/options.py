@@ -241,7 +241,7 @@ def whole(options: Mapping[str, str], name: str, default: int | None) -> int | N
     if said is None:
         return default
     if not said.isascii() or not said.isdigit() or not int(said):
-        raise InvalidError(f"the option {name} is no number above 0: {said!r:.40}")
+        raise InvalidError(f"the option {name} is not a number above 0: {said!r:.40}")
     return int(said)
 
 

@@ -134,7 +134,7 @@ def require_empty(root: Path, *, beside: str = "") -> None:
     """Refuse a directory that has anything in it but perhaps a file of the name ``beside``; one that is missing may be made.
 
     Raises:
-        InvalidError: It has, or it is no directory.
+        InvalidError: It has, or it is not a directory.
     """
     if root.exists() and not (root.is_dir() and {one.name for one in root.iterdir()} <= {beside}):
         raise InvalidError(

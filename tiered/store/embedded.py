@@ -123,7 +123,7 @@ class MessageStore:
         known to be on the disk: damage below it is an error, and cuts off nothing.
 
         Raises:
-            InvalidError: It is no store, or someone else writes to it, or a name or option is none.
+            InvalidError: It is not a store, or someone else writes to it, or a name or option is none.
         """
         options = options or StoreOptions()
         check_names(cluster, broker, options)

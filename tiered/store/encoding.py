@@ -90,7 +90,7 @@ def checked_properties(
 
 @lru_cache(maxsize=4096)
 def check_host(host: str) -> None:
-    """Refuse what is no host and port.
+    """Refuse what is not a host and port.
 
     Raises:
         InvalidError: It is neither ``ip:port`` nor ``[ip]:port``.
@@ -143,7 +143,7 @@ def _properties(message: NewMessage, cluster: str, unique_key: str) -> dict[str,
 def _join(found: dict[str, str]) -> bytes:
     try:
         raw = join_properties(found)
-    except ValueError as error:  # a separator, an empty value, or what is no Unicode text
+    except ValueError as error:  # a separator, an empty value, or what is not Unicode text
         raise InvalidError(str(error)) from error
     if len(raw) > PROPERTIES_BYTES_MAX:
         raise InvalidError(

@@ -345,7 +345,7 @@ def _assemble(
 #                              store does. Entries behind the end become zero
 # a log file is missing        above the checkpoint: the log ends there, as after any crash, and the files
 #                              behind it go. Below it is an error
-# damage below the checkpoint  is no torn tail: where it is met it is an error, and nothing is changed
+# damage below the checkpoint  is not a torn tail: where it is met it is an error, and nothing is changed
 # ============================ ==========================================================================
 #
 # **Contract.** The store's lock is held. Everything is repeatable: a crash during recovery is recovered from likewise.

@@ -148,7 +148,7 @@ class RestoredLog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no record has been put: a blank with nothing behind it is no log."""
+        """Whether no record has been put: a blank with nothing behind it is not a log."""
         return self.end <= self._begin
 
     def put(self, data: npt.NDArray[np.uint8], sizes: Longs) -> None:

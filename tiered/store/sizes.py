@@ -119,7 +119,7 @@ def _refuse_cut(log: str, base: int, size: int) -> None:
             runs_over |= magic in {MAGIC_V1, MAGIC_V2} and record_bytes > rest
         if size and (runs_over or size % _PAGE_BYTES):
             raise InvalidError(
-                f"the only file of the commit log has {size} bytes, which is no size of such files: it was cut",
+                f"the only file of the commit log has {size} bytes, which is not a size of such files: it was cut",
                 where=row.path(base),
                 do="give it the length of the broker's mappedFileSizeCommitLog back, as by `truncate -s 1G FILE`",
             )

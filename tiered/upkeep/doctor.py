@@ -447,7 +447,7 @@ def _require_makeable(folder: Path, *, is_new: bool) -> None:
 
 
 def _other_thing(store: ObjectStore) -> str | None:
-    """The first object that is no trace of a probe."""
+    """The first object that is not a trace of a probe."""
     traces = (PROBES, SCRATCH, HIDDEN)
     return next((i.key for i in store.list("") if not i.key.startswith(traces)), None)
 

@@ -10,7 +10,7 @@ has named meanwhile is touched. A batch ends before the next begins.
 Retries and errors: a deletion that fails ends the run behind its batch; what was deleted is in the ledger. When anything
 is missing or strange, nothing is deleted.
 
-What was given up and shares a bundle with what is named is no orphan: the plan says how much that is, and with ``erases``
+What was given up and shares a bundle with what is named is not an orphan: the plan says how much, and with ``erases``
 which bundles are to be rewritten without it (``tiered.upkeep.erase``, which a caller carries out before ``apply_gc``).
 
 After a crash: the ledger has the plan's digest; each object is there or gone. The same plan can be applied again (what is

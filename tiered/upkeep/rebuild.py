@@ -491,7 +491,9 @@ def load_rebuild(path: str, place: Place, url: str) -> RebuildPlan:
     try:
         plan = _plan_of(document)
     except (ValueError, LookupError, TypeError) as error:
-        raise InvalidError(f"this is no plan of a rebuild: {error!r:.200}", where=where) from error
+        raise InvalidError(
+            f"this is not a plan of a rebuild: {error!r:.200}", where=where
+        ) from error
     problem = next(iter(check_state(plan.proposal.state)), None)
     if problem is not None:
         raise InvalidError(

@@ -94,7 +94,7 @@ def read_status(
     Args:
         local: The local store of the one broker that is meant.
         now_ms: UTC.
-        selects: Topics that are to be tiered: what the tier has never met of others is no lag.
+        selects: Topics that are to be tiered: what the tier has never met of others is not a lag.
 
     Raises:
         InvalidError: No tier fits; or there is a local store, and more than one fits, or the tier is of another store.
@@ -484,7 +484,7 @@ def cost_of(rate: Rate, *, lease_s: float = LEASE_S, prices: Prices | None = Non
     """What a month at this rate costs.
 
     Args:
-        lease_s: How long its lease lasts; it is renewed thrice as often.
+        lease_s: How long its lease lasts; it is renewed three times in that.
     """
     prices = prices or Prices()
     months = MONTH_S / rate.seconds  # how often it would be done in one

@@ -360,7 +360,9 @@ def _parsed(path: str) -> Plan:
     except (ValueError, RecursionError):
         plan = None
     if not isinstance(plan, dict):
-        raise InvalidError("this is no plan", where=path, do="give a file that --plan has written")
+        raise InvalidError(
+            "this is not a plan", where=path, do="give a file that --plan has written"
+        )
     return plan
 
 
