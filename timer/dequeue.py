@@ -26,8 +26,6 @@ from tiered.errors import DataError
 from tiered.format.block import parse_records
 from tiered.log.ranges import Ranges, clipped, is_in, joined, ranges_at, without
 from tiered.log.reader import QueueReader, TierReader
-from tiered.log.salvage import Salvaged
-from tiered.log.state import Gap
 from tiered.log.timers import HOUR_MS, TimerHour, hour_queue
 from tiered.model import QueueOffset
 from timer.records import (
@@ -46,8 +44,8 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.local.face import RecordBatch
-    from tiered.log.decode import TierBatch
     from tiered.log.parts import QueueLife, TierState
+    from tiered.log.salvage import Salvaged
     from timer.records import Flags, Longs
 
 SPOOL_BYTES: Final = 64 * 1024 * 1024
@@ -379,27 +377,11 @@ class TimerReader:
         """What is sound of a span; of the rest ``damage`` is told."""
         if low >= high:
             return
-        tier, at = self.tier, QueueOffset(low)
+        tier = self.tier
         cursor = tier.cursor(hour_queue(hour), state=state)
         reader = QueueReader(tier.store, tier.prefix, cursor)
-        while at < high:
-            found: TierBatch | Gap | Salvaged | None
-            try:
-                found = reader.read(at, count_max=high - at)
-            except DataError:
-                found = reader.salvage(at, count_max=high - at)
-            if found is None:
-                return
-            if isinstance(found, Salvaged):
-                damage.add(found)
-                if found.batch is not None:
-                    yield found.batch.records
-                at = found.end
-            elif isinstance(found, Gap):
-                at = found.end
-            else:
-                yield found.records
-                at = found.records.end_offset
+        for batch in reader.past_damage(QueueOffset(low), QueueOffset(high), damage.add):
+            yield batch.records
 
 
 def read_hours(

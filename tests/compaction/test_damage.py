@@ -124,6 +124,22 @@ def test_what_lies_before_the_damage_and_in_other_queues_is_compacted() -> None:
     assert [at for at, _ in messages(tier)] == [5, 6, 7]
 
 
+def test_what_is_gone_beside_damage_is_named_as_well() -> None:
+    tier = KeyedTier()
+    for queue in (QUEUE, OTHER):
+        for body in (b"1", b"2", b"3"):
+            tier.post(queue, [Mail(("a",), body=body), Mail(("a",), body=body * 2)], roll=True)
+    flip(tier, parts(tier, QUEUE)[1])
+    tier.store.delete(PREFIX + parts(tier, OTHER)[1].bundle.key)
+    done = compact(tier)
+    assert [(row["queue_id"], row["start"], row["end"]) for row in done["damaged"]] == [
+        (0, 2, 4),
+        (1, 2, 4),
+    ]
+    assert "is gone" in done["damaged"][1]["why"]
+    assert [(step["queue_id"], step["end"]) for step in done["steps"]] == [(0, 2), (1, 2)]
+
+
 def test_the_command_names_all_damage_and_ends_with_5_until_it_is_repaired(tmp_path: Path) -> None:
     tier = build(tmp_path)
     for flipped in ((0, 10), (0, 300), (1, 200)):

@@ -1,7 +1,7 @@
 """A power failure of a folder tier, at any moment: what was confirmed is there with all its bytes, nothing is there in part.
 
-The disk is a model (``support.folder_power``): whatever was not forced to it may be gone, each by itself. So these tests
-are about the order in which bytes and names are forced; that they can fail is shown by leaving each of it out.
+Whatever was not forced to the disk may be gone, each by itself (``support.power``). So these tests are about the order in
+which bytes and names are forced; that they can fail is shown by leaving each of it out.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from unittest import mock
 
 import pytest
 from support.dispatching import assert_equal, filled, run_once
-from support.folder_power import Disk, killed_at, leave
 from support.journals import PREFIX
+from support.power import Power
 
 import backends.local_files
 from backends.errors import AlreadyExistsError, BackendError, ObjectNotFoundError
@@ -67,12 +68,23 @@ class Known:
                 raise LostError(f"{key} was confirmed, and is gone")
 
 
+def killed_at(sync: int) -> Callable[[], None]:
+    """For ``before_sync``: the process is gone before its so-manieth; the machine is not."""
+    left = iter(range(sync))
+
+    def count() -> None:
+        if next(left, None) is None:
+            raise SimulatedCrash("a sync")
+
+    return count
+
+
 class World:
     """Processes that use one folder, one after another: some are killed in the middle, and the next goes on."""
 
     def __init__(self, seed: int, base: Path) -> None:
         self.rng = random.Random(seed)
-        self.disk = Disk(base)
+        self.power = Power(base)
         self.root = base / TIER
         self.left = base.parent / "left"
         self.known = Known()
@@ -86,18 +98,18 @@ class World:
         return store
 
     def run(self) -> None:
-        with self.disk.watch():
+        with self.power.watched():
             for _ in range(ROUNDS):
                 if self.rng.random() < 0.3:
-                    self.disk.on_step = killed_at(self.rng.randrange(8))
+                    self.power.before_sync = killed_at(self.rng.randrange(5))
                 try:
                     with suppress(BackendError):
                         self._act()
                 except SimulatedCrash:
-                    self.disk.on_step = _nothing
+                    self.power.before_sync = _nothing
                     self.store.close()
                     self.store = self._started()
-                self.disk.on_step = _nothing
+                self.power.before_sync = _nothing
                 self._fail()
             self.store.close()
 
@@ -106,7 +118,7 @@ class World:
         for _ in range(2):
             number, self.checks = self.checks, self.checks + 1
             left = self.left.with_name(f"left{number}")
-            leave(self.disk.survivors(self.rng), left)
+            self.power.survivor(left, self.rng)
             self.known.check(left / TIER)
 
     def _act(self) -> None:
@@ -232,36 +244,46 @@ def test_what_is_not_forced_is_found(base: Path, what: str):
 
 
 class Confirming(WrappingStore):
-    """Remembers what was confirmed."""
+    """Remembers what was confirmed. One change at a time: what is left in the middle of one is of one moment."""
 
     def __init__(self, inner: LocalFolderStore) -> None:
         super().__init__(inner)
         self.confirmed: list[str] = []
+        self._changing = threading.Lock()
 
     def put_if_absent(self, key: str, data: Any) -> None:
-        super().put_if_absent(key, data)
-        self.confirmed.append(key)
+        with self._changing:
+            super().put_if_absent(key, data)
+            self.confirmed.append(key)
+
+    def compare_and_set(self, *arguments: Any) -> Any:
+        with self._changing:
+            return super().compare_and_set(*arguments)
+
+    def delete(self, key: str) -> None:
+        with self._changing:
+            super().delete(key)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_tier_is_whole_after_a_power_failure_at_any_moment(base: Path, seed: int):
     """What entries name is there, and entries that were confirmed are; the next writer goes on."""
-    rng, disk = random.Random(seed), Disk(base)
+    rng, power = random.Random(seed), Power(base, of_all_threads=True)
     local, root = filled(topics=2, queues=2, each=30), base / TIER
     left: list[Path] = []
     store = Confirming(LocalFolderStore(root))
 
-    def look(_what: str) -> None:
-        if rng.random() < 0.1 and len(left) < 12:
+    def look() -> None:
+        if rng.random() < 0.3 and len(left) < 12:
             confirmed, path = [*store.confirmed], base.parent / f"left{len(left)}"
             left.append(path)
-            leave(disk.survivors(rng), path)
+            power.survivor(path, rng)
             check_tier(path / TIER, confirmed)
 
-    with disk.watch():
-        disk.on_step = look
+    with power.watched():
+        power.before_sync = look
         run_once(store, local)
-        disk.on_step = lambda _what: None
+        power.before_sync = _nothing
     assert left
     for path in left[-3:]:
         with ExitStack() as closed:

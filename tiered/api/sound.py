@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tiered.api.reading import read_for
 from tiered.api.stores import backend_errors
-from tiered.errors import DataError
 from tiered.log.reader import QueueReader
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from tiered.api.open_tier import OpenTier
     from tiered.api.reading import Span
     from tiered.log.decode import TierBatch
-    from tiered.log.salvage import Salvaged
     from tiered.model import MessageQueue
 
 _SHOWN: Final = 64
@@ -51,22 +49,14 @@ def read_sound(
     Raises:
         TieredStoreError: As ``read_for``; a ``DataError`` only where the journal contradicts itself.
     """
-    at = span.start
-    while at < span.stop:
-        try:
-            for batch in read_for(tier, replace(span, start=at), group, batch_bytes):
-                at = batch.end_offset
-                yield batch
-        except DataError:
-            found = _salvage(tier, replace(span, start=at))
-            if found is None:
-                raise
-            lost += [Lost(span.cursor.queue, *ends, _what(found.error)) for ends in found.lost]
-            at = found.end
-            if found.batch is not None:
-                yield found.batch
-        else:
-            return
+    reader = QueueReader(tier.store, tier.place.prefix, span.cursor)
+    with backend_errors():
+        yield from reader.past_damage(
+            span.start,
+            span.stop,
+            lambda found: lost.extend(Lost(reader.queue, *one) for one in found.named),
+            read=lambda at: read_for(tier, replace(span, start=at), group, batch_bytes),
+        )
 
 
 def find_lost(tier: OpenTier, spans: Sequence[Span], batch_bytes: int) -> list[Lost]:
@@ -86,13 +76,3 @@ def told(lost: Iterable[Lost]) -> str:
     places = [f"{one.queue} [{one.start}, {one.end})" for one in every[:_SHOWN]]
     more = f" and {len(every) - _SHOWN} stretches more" if len(every) > _SHOWN else ""
     return f"{count:,} messages in damaged blocks: {', '.join(places)}{more}"
-
-
-def _salvage(tier: OpenTier, span: Span) -> Salvaged | None:
-    reader = QueueReader(tier.store, tier.place.prefix, span.cursor)
-    with backend_errors():
-        return reader.salvage(span.start, count_max=span.stop - span.start)
-
-
-def _what(error: DataError) -> str:
-    return f"{error.what} ({error.where})" if error.where else error.what

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from backends.errors import ObjectNotFoundError
 from tiered.archive.plan import holding
 from tiered.errors import DataError
-from tiered.log.parts import Gap
 from tiered.log.ranges import Ranges, without
 from tiered.log.reader import QueueReader
 from tiered.model import QueueOffset
@@ -35,31 +33,7 @@ def find_lost(bench: Workbench, task: Task) -> tuple[tuple[int, int, str], ...]:
     Memory: a section, where it is damaged.
     """
     reader = QueueReader.of_life(bench.tier, bench.prefix, task.lane.queue, task.life)
-    return lost_of(reader, task, task.start)
-
-
-def lost_of(reader: QueueReader, task: Task, start: int) -> tuple[tuple[int, int, str], ...]:
-    """As ``find_lost``, from a queue offset on, by a reader that is there already."""
-    lost: list[tuple[int, int, str]] = []
-    at = QueueOffset(start)
-    while at < task.end:
-        try:
-            found = reader.read(at, count_max=task.end - at)
-            assert found is not None
-            assert not isinstance(found, Gap)  # a task has parts alone
-            at = found.end_offset
-        except DataError:
-            salvaged = reader.salvage(at, count_max=task.end - at)
-            assert salvaged is not None
-            why = f"{salvaged.error.what}, of {salvaged.error.where}"
-            lost += [(*ends, why) for ends in salvaged.lost]
-            at = salvaged.end
-        except ObjectNotFoundError as error:
-            end = next(part.queue_end for part in task.parts if part.queue_end > at)
-            end = QueueOffset(min(end, task.end))
-            lost.append((at, end, f"an object that the tier names is gone: {error}"))
-            at = end
-    return tuple(lost)
+    return tuple(reader.find_lost(QueueOffset(task.start), QueueOffset(task.end)))
 
 
 def divide(

@@ -28,6 +28,7 @@ from backends.wrapping import WrappingStore
 from tiered.errors import InvalidError
 from tiered.format.properties import split_keys
 from tiered.log.parts import Gap
+from tiered.log.reader import end_of
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -241,10 +242,6 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0.0
 
 
-def _end_of(found: TierBatch | Gap) -> QueueOffset:
-    return found.end if isinstance(found, Gap) else found.end_offset
-
-
 def _sequential(run: PatternRun) -> None:
     load = run.load
 
@@ -257,7 +254,7 @@ def _sequential(run: PatternRun) -> None:
                 if found is None:
                     del at[cursor]
                 else:
-                    at[cursor] = _end_of(found)
+                    at[cursor] = end_of(found)
         run.add(seen)
 
     for number in range(load.groups):
@@ -281,7 +278,7 @@ def _groups(run: PatternRun) -> None:
         at = QueueOffset(low + (high - low) * (number // len(run.queues)) // turns)
         while run.clock.monotonic_s() < end_s:
             found = seen.read(run, f"g{number}", cursor, at, load.count)
-            at = low if found is None else _end_of(found)
+            at = low if found is None else end_of(found)
         run.add(seen)
         run.group_bytes.append(seen.size_bytes)
 
@@ -327,7 +324,7 @@ def _stops(run: PatternRun) -> None:
             found = seen.read(run, "g", cursor, at, min(load.count, stop - at))
             if found is None:
                 break
-            at = _end_of(found)
+            at = end_of(found)
         run.add(seen)
         run.close()
 

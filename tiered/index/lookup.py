@@ -23,6 +23,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
     from tiered.log.parts import IndexObject, ObjectRange
     from tiered.log.reader import TierBatch
+    from tiered.log.salvage import Salvaged
     from tiered.model import MessageQueue
 
 
@@ -463,33 +465,23 @@ class Search:
 
     def scan(self, view: IndexedLife, start: int, end: int) -> None:
         """Look at every message in ``[start, end)``, as far as the limit goes."""
-        at, size_bytes = start, self._read_bytes
+        at, stop, reader, size_bytes = start, QueueOffset(end), view.reader, self._read_bytes
+        count = size_bytes // RECORD_BYTES_MIN + 1
+        read = partial(reader.batches, end=stop, bytes_max=size_bytes, count_max=count)
+        sound = reader.past_damage(QueueOffset(start), stop, self._count_lost, read=read)
         with self._noting(lambda: end - at):
-            while at < end:
-                if self._scan_left <= 0:
-                    self._found.unscanned += end - at
-                    return
-                count = min(end - at, size_bytes // RECORD_BYTES_MIN + 1)
-                try:
-                    batch = view.reader.read(QueueOffset(at), bytes_max=size_bytes, count_max=count)
-                except DataError:
-                    at = self._scan_damaged(view, at, end)
-                    continue
-                if batch is None or isinstance(batch, Gap):
+            while self._scan_left > 0:
+                batch = next(sound, None)
+                if batch is None:
                     return
                 self._look_at(view, batch)
-                at = batch.records.end_offset
+                at = batch.end_offset
+            self._found.unscanned += end - at
 
-    def _scan_damaged(self, view: IndexedLife, start: int, end: int) -> int:
-        """Look at what is sound of the rest of a part; where that ends. What is lost is counted, and the damage named."""
-        found = view.reader.salvage(QueueOffset(start), count_max=end - start)
-        assert found is not None  # a part holds it
+    def _count_lost(self, found: Salvaged) -> None:
         if found.lost:
             self._found.lost += sum(high - low for low, high in found.lost)
             self._found.damaged.append(found.error)
-        if found.batch is not None:
-            self._look_at(view, found.batch)
-        return int(found.end)
 
     def _look_at(self, view: IndexedLife, batch: TierBatch) -> None:
         data = batch.records.data

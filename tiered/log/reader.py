@@ -29,7 +29,7 @@ from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
 from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from backends.base import ObjectStore
     from tiered.log.parts import SectionRange
@@ -45,6 +45,8 @@ _BLOCKS_TRIED = 8
 """Behind damage; then the next part."""
 _ITEMS_TRIED = 2048
 """More than records of a block."""
+DAMAGED_OR_GONE = DataError, ObjectNotFoundError
+_EVERY = QueueOffset((1 << 63) - 1)
 
 
 class TierReader:
@@ -270,11 +272,13 @@ class QueueReader:
         """
         try:
             return self.cursor.again(start, lambda place: self._salvage(place, start, count_max))
-        except DataError as error:  # its object is gone
+        except (DataError, ObjectNotFoundError) as error:  # its object is gone
             found = self._part_at(self.cursor.at(start), start, count_max)
             if found is None:
                 raise
-            return all_lost(*found[1:], error)
+            what = f"an object that the tier names is gone: {error}"
+            why = error if isinstance(error, DataError) else DataError(what)
+            return all_lost(*found[1:], why)
 
     def _salvage(self, place: HistoryPlace, start: QueueOffset, count_max: int) -> Salvaged | None:
         found = self._part_at(place, start, count_max)
@@ -305,13 +309,66 @@ class QueueReader:
         return self._read_part(found, begin, bytes_max, min(count_max, place.end - begin))
 
     def batches(
-        self, start: QueueOffset, *, bytes_max: int = READ_BYTES
+        self,
+        start: QueueOffset,
+        end: QueueOffset = _EVERY,
+        *,
+        bytes_max: int = READ_BYTES,
+        count_max: int = 1 << 20,
     ) -> Iterator[TierBatch | Gap]:
-        """All that follows ``start``, batch by batch."""
+        """All that follows ``start``, up to ``end``, batch by batch; see ``read``."""
         at = start
-        while (found := self.read(at, bytes_max=bytes_max)) is not None:
+        while at < end:
+            found = self.read(at, bytes_max=bytes_max, count_max=min(count_max, end - at))
+            if found is None:
+                return
             yield found
-            at = found.end if isinstance(found, Gap) else found.records.end_offset
+            at = end_of(found)
+
+    def past_damage(
+        self,
+        start: QueueOffset,
+        end: QueueOffset,
+        lost: Callable[[Salvaged], None],
+        *,
+        read: Callable[[QueueOffset], Iterable[TierBatch | Gap]] | None = None,
+        damage: tuple[type[Exception], ...] = (DataError,),
+    ) -> Iterator[TierBatch]:
+        """What is sound of a range, in order: where reading fails the rest of the part is salvaged, and it goes on behind.
+
+        Args:
+            end: One past the last.
+            lost: Told what was salvaged, before anything of it or behind it comes out.
+            read: All from a queue offset to the end, by another reader of the same history; None: by this one.
+            damage: What ends no reading; with ``DAMAGED_OR_GONE`` an object that one life (``of_life``) names and is gone.
+
+        Raises:
+            TieredStoreError: As reading; a ``DataError`` only where the journal contradicts itself.
+        """
+        at = start
+        while at < end:
+            try:
+                for found in read(at) if read else self.batches(at, end):
+                    at = end_of(found)
+                    if not isinstance(found, Gap):
+                        yield found
+            except damage:
+                left = self.salvage(at, count_max=end - at)
+                if left is None:
+                    raise
+            else:
+                return
+            lost(left)
+            at = left.end
+            if left.batch is not None:
+                yield left.batch
+
+    def find_lost(self, start: QueueOffset, end: QueueOffset) -> list[tuple[int, int, str]]:
+        """What cannot be read of a range, each stretch with what is damaged or gone, by reading it."""
+        found: list[Salvaged] = []
+        for _ in self.past_damage(start, end, found.append, damage=DAMAGED_OR_GONE):
+            pass
+        return [lost for one in found for lost in one.named]
 
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> QueueOffset:
         """A queue offset by store time (``tiered.log.by_time``: what it means, and the requests that it takes)."""
@@ -356,6 +413,11 @@ class QueueReader:
         except DataError:
             # One checksum for all of it says no more; by its blocks, what is sound of it comes out.
             return None
+
+
+def end_of(found: TierBatch | Gap) -> QueueOffset:
+    """One past the last queue offset of what was read."""
+    return found.end if isinstance(found, Gap) else found.end_offset
 
 
 def _fitting(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32], bytes_max: int) -> int:

@@ -3,7 +3,8 @@
 ``salvage`` reads a part of which something is damaged, with one request for its section, and gives everything of it that is
 proven, together with the queue offsets that are lost. Proven are blocks by the section's block table, and that by the
 journal's checksum; so where a block and the table are damaged, and where the section is cut short or gone, all of the part
-is lost. Readers that meet damage in the middle of a queue go on by that: they neither stop nor ask message by message.
+is lost. Readers that meet damage in the middle of a queue go on by that (``QueueReader.past_damage``): they neither stop nor
+ask message by message.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ class Salvaged:
     lost_tags: npt.NDArray[np.int64] | None
     """Tag codes of those whose items are sound, and their records not; None: items are damaged as well."""
     error: DataError  # what is damaged, and where
+
+    @property
+    def named(self) -> list[tuple[int, int, str]]:
+        """Each stretch ``[start, end)`` that is lost, with what is damaged, for people."""
+        where = f" ({self.error.where})" if self.error.where else ""
+        return [(*ends, self.error.what + where) for ends in self.lost]
 
 
 @dataclass(frozen=True, slots=True)

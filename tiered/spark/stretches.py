@@ -32,7 +32,6 @@ from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from backends.wrapping import WrappingStore
 from tiered.archive.columns import Columns
-from tiered.archive.divided import lost_of
 from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import Task, ends_dealt_with, overtaken_by, plan_archive
 from tiered.archive.saved_runs import stretches_of
@@ -715,7 +714,7 @@ def _read(reader: QueueReader, task: Task, at: QueueOffset) -> TierBatch | Gap |
     try:
         return reader.read(at, count_max=task.end - at)
     except DataError as error:
-        lost = lost_of(reader, task, at)
+        lost = reader.find_lost(at, QueueOffset(task.end))
         if not lost:
             raise
         places = ", ".join(f"[{start}, {end})" for start, end, _ in lost[:_SHOWN])

@@ -59,8 +59,7 @@ from tiered.log.bundles import bundle_row, encode_numbers
 from tiered.log.flat_file import ITEM
 from tiered.log.merge import LAST_LEVEL, MergeOutput, MergeRun, fingerprint
 from tiered.log.parts import Parts, Pass
-from tiered.log.reader import TierReader
-from tiered.log.salvage import salvage
+from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
 from tiered.upkeep.compact_sections import (
@@ -337,39 +336,19 @@ class Compactor:
 
     def _before_damage(self, state: TierState, look: Look, now_ms: int) -> Look | None:
         """A look that ends before the first segment in which something is damaged; None: a pass would find nothing to do."""
-        found = [
-            self._lost(look.queue, part, segment)
-            for segment in look.segments
-            for part in segment.parts
+        reader = QueueReader.of_life(self._at.store, self._at.prefix, look.queue, look.life)
+        rows: list[dict[str, Any]] = [
+            {"segment": int(one.base_queue_offset), "start": start, "end": end, "why": why}
+            for one in look.segments
+            for start, end, why in reader.find_lost(one.base_queue_offset, one.parts.queue_end)
         ]
-        rows = [row for some in found for row in some]
         if not rows:
             return look
-        self._damaged += rows
+        self._damaged += [look.queue._asdict() | row for row in rows]
         planned = self._pass(look.life, now_ms, min(row["segment"] for row in rows))
         has_work = planned.end > planned.dirty_from
         is_due = has_work if self._settings.across_queues else planned.is_due
         return self._look(state, look.queue, planned, now_ms) if is_due else None
-
-    def _lost(self, queue: MessageQueue, part: Part, segment: Segment) -> list[dict[str, Any]]:
-        """What of a part is damaged; empty: nothing."""
-        at = self._at
-        try:
-            part_records(at.store, at.prefix, queue, part)
-        except DataError:
-            ends = {"start": part.queue_offset, "end": part.queue_end}
-            found = salvage(at.store, at.prefix, queue, part, **ends)
-            return [
-                {
-                    **queue._asdict(),
-                    "segment": int(segment.base_queue_offset),
-                    "start": int(start),
-                    "end": int(end),
-                    "why": f"{found.error.what} ({found.error.where})",
-                }
-                for start, end in found.lost
-            ]
-        return []
 
     def _judge(self, state: TierState, looks: list[Look]) -> list[Judged]:
         """Look at queues of one topic, and remember what was found."""

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from backends.errors import ObjectNotFoundError
-from tiered.errors import DataError
 from tiered.format.block import bytes_at
 from tiered.format.record import QUEUE_OFFSET_AT
 from tiered.local.catalog import TIMER_TOPICS
 from tiered.log.flat_file import encode_items
-from tiered.log.reader import QueueReader, TierBatch
+from tiered.log.reader import DAMAGED_OR_GONE, QueueReader
 from tiered.log.salvage import salvage
 from tiered.log.timers import HOUR_MS
 from tiered.model import QueueOffset
@@ -129,20 +128,13 @@ class TimerOriginals:
                 yield _Item(int(physical), int(due))
 
     def _others(self, queue: MessageQueue, life: QueueLife, part: Part) -> set[int]:
-        """Physical offsets of what the sound parts of the file have."""
+        """Physical offsets of what is sound of the file's other parts."""
         reader = QueueReader.of_life(self._store, self._prefix, queue, life)
         found: set[int] = set()
-        for other in life.parts():
-            at = other.queue_offset
-            while other.queue_offset != part.queue_offset and at < other.queue_end:
-                try:
-                    some = reader.read(at, count_max=other.queue_end - at)
-                except (DataError, ObjectNotFoundError):
-                    break
-                if not isinstance(some, TierBatch):
-                    break
-                found.update(some.records.physical_offsets.tolist())
-                at = some.records.end_offset
+        for ends in ((life.min_offset, part.queue_offset), (part.queue_end, life.commit_offset)):
+            sound = reader.past_damage(*ends, lambda _: None, damage=DAMAGED_OR_GONE)
+            for batch in sound:
+                found.update(batch.records.physical_offsets.tolist())
         return found
 
     def _bytes(self, one: NamedPart, chosen: list[_Candidate]) -> PartBytes | str:

@@ -1,4 +1,4 @@
-"""Signed GETs: their signature against botocore's, one deadline, kept connections, a proxy."""
+"""Signed GETs of listings: their signature against botocore's, one deadline, kept connections, a proxy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from botocore.credentials import Credentials
 from support.servers import serving
 
 from backends.errors import ConfigurationError
-from backends.s3_http import SignedGet
+from backends.s3_listing import SignedGet
 from backends.s3_settings import Credential, S3Settings
 from backends.s3_wire import S3Failure
 
