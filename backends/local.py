@@ -64,6 +64,7 @@ from backends.errors import (
     UnknownOutcomeError,
 )
 from backends.local_files import (
+    LOST_AND_FOUND,
     ExclusiveWriter,
     FolderCache,
     from_os,
@@ -86,8 +87,6 @@ if TYPE_CHECKING:
 
 HIDDEN = ".tiered-tmp"
 _HIDDEN = HIDDEN.encode()
-LOST_AND_FOUND = "lost+found"
-"""In the root of many file systems, and mostly for root's eyes only: reading it would fail each listing."""
 _RESERVED = frozenset({_HIDDEN, LOST_AND_FOUND.encode()})
 _FOLDER_TRIES_MAX = 20  # each lost only when another process removes the folder just then
 _LOCK_POLL_S = 0.005

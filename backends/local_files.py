@@ -19,7 +19,7 @@ from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backends.base import ByteRange, check_range
 from backends.errors import (
@@ -677,6 +677,20 @@ def _read_exactly(fd: int, key: str, byte_range: ByteRange) -> bytes:
         pieces.append(piece)
         position += len(piece)
     return b"".join(pieces)
+
+
+# -- folders that a person has named ---------------------------------------------------------------
+
+LOST_AND_FOUND: Final = "lost+found"
+"""In the root of many file systems, and mostly for root's eyes only: reading it would fail each listing."""
+
+
+def is_vacant(folder: str | os.PathLike[str]) -> bool:
+    """Whether nobody has put anything into a folder, which may be missing, or where a file system has just been mounted."""
+    try:
+        return set(os.listdir(folder)) <= {LOST_AND_FOUND}  # noqa: PTH208 (names only)
+    except FileNotFoundError:
+        return True
 
 
 # -- small files that a person has named -----------------------------------------------------------

@@ -5,7 +5,9 @@ where our wheel is stopped cleanly it leaves what a broker would have left: a un
 waits, linked in the slot of its second; one of the topic's last record, by which a broker sees how far the topic was read;
 and the note of when and how far that was. Only what waits has a unit, so nothing else is delivered.
 
-Files are as large as those that lie there, else as a broker makes them by default. The note is written last: without it, and
+The wheel has the one size that brokers give it. Files of the log are as large as those that lie there are by the distance
+of their names; a length alone may be that of a file that was cut, and is taken only where a broker may have been told it.
+The note is written last: without it, and
 after a kill, a broker goes by what was noted at the clean stop before, and may deliver again what was delivered since.
 
 Timer log unit (52 bytes, big-endian): size, position of the one before in its slot, magic (1; 2: to be rolled; 4: a delete
@@ -18,15 +20,19 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from tiered.local.layout import TIMER_CHECK_FILE
+from tiered.local.rows import is_row_name
 from tiered.store.disk import make_folder, replace_file, sync_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from timer.records import Flags, Longs
@@ -50,6 +56,7 @@ _BLANK_MAGIC: Final = 0xCBD43194 - (1 << 32)
 _CHECK: Final = struct.Struct(">qqqq")
 _CHECK_BYTES: Final = 4096
 _DEFAULT, _ROLL, _DELETE = 1, 2, 4
+_MIB, _UNITS_MIN = 1 << 20, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +127,24 @@ def plan_wheel(
     return units, slots
 
 
+def log_file_bytes(bases: Sequence[int], lengths: Sequence[int]) -> int:
+    """How large the log's files are to be, by those that lie there. Pure.
+
+    Args:
+        bases: Their names, ascending.
+    """
+    steps, size = [after - before for before, after in pairwise(bases)], max(lengths, default=0)
+    if any(not size or step % size for step in steps):  # all were cut; else a file is missing
+        size = min(steps)
+    is_told = size % UNIT.itemsize == 0 or size % _MIB == 0
+    return size if is_told and size >= _UNITS_MIN * UNIT.itemsize else LOG_FILE_BYTES
+
+
 def _write_log(folder: Path, units: npt.NDArray[np.void]) -> tuple[int, int]:
     """Write the units in the place of all that was there; where they end, and how large a file is."""
     make_folder(folder)
-    old = sorted(one for one in folder.iterdir() if one.name.isdigit())
-    file_bytes = old[0].stat().st_size if old else LOG_FILE_BYTES
+    old = sorted(one for one in folder.iterdir() if is_row_name(one.name) and one.is_file())
+    file_bytes = log_file_bytes([int(one.name) for one in old], [one.stat().st_size for one in old])
     for one in old:
         one.unlink()
     per_file = (file_bytes - _BLANK.size) // UNIT.itemsize
@@ -156,12 +176,11 @@ def _write_wheel(path: Path, slots: npt.NDArray[np.void], file_bytes: int) -> No
     """Write the slots into an empty wheel."""
     slots["first"] = _positions(slots["first"].astype(np.int64), file_bytes)
     slots["last"] = _positions(slots["last"].astype(np.int64), file_bytes)
-    size = path.stat().st_size if path.exists() else SLOTS * SLOT.itemsize
     path.unlink(missing_ok=True)
     with path.open("wb") as file:
-        file.truncate(size)
+        file.truncate(SLOTS * SLOT.itemsize)
         for slot in slots:
-            file.seek(int(slot["second"]) % (size // SLOT.itemsize) * SLOT.itemsize)
+            file.seek(int(slot["second"]) % SLOTS * SLOT.itemsize)
             file.write(slot.tobytes())
         file.flush()
         os.fsync(file.fileno())

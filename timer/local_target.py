@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from backends.local_files import is_vacant
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.format.block import parse_records
 from tiered.local.catalog import TIMER_TOPICS, WHEEL_TOPIC, check_topic
@@ -128,8 +129,7 @@ class LocalTarget:
         Raises:
             InvalidError: It is not a store, or someone else writes to it.
         """
-        folder = Path(directory)
-        if not folder.exists() or not any(folder.iterdir()):
+        if is_vacant(directory):
             store = MessageStore.create(
                 directory, cluster=cluster, broker=broker, clock=clock, options=options, rng=rng
             )

@@ -15,10 +15,18 @@ from tests.archive.made import make_archive
 from tests.archive.test_lookup import Counting
 from tests.e2e.harness import here
 from tiered.archive import lookup as key_filters
-from tiered.archive.lookup import PREFIX, build, groups_with, lookup, read_index
+from tiered.archive.lookup import (
+    PREFIX,
+    build,
+    damage_of_index,
+    files_without,
+    groups_with,
+    lookup,
+    read_index,
+)
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
-from tiered.errors import DataError
+from tiered.errors import DataError, OtherVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -165,14 +173,29 @@ def damaged(store: ObjectStore, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [-1, -10, -16, -40])
-def test_a_damaged_head_is_named(at: int, archive: MemoryStore) -> None:
-    index(archive)
+def test_an_object_with_a_damaged_head_is_as_good_as_none(
+    at: int,
+    archive: MemoryStore,
+    made: tuple[MemoryStore, list[str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An index only makes lookups faster; damaged it stopped each of them, and its own command."""
+    before = index(archive)
+    (whole,) = [archive.get(info.key) for info in archive.list(PREFIX)]
     damaged(archive, at)
-    with pytest.raises(DataError, match="key index"):
-        read_index(archive)
+    assert read_index(archive) == []
+    assert "key index is passed over" in caplog.text
+    found = lookup(archive, Selection(key=made[1][1500]))
+    assert found.rows["queue_offset"].to_pylist() == [1500]
+    assert [type(error) for error in damage_of_index(archive).values()] == [DataError]
+    assert index(archive) == before, "made again, under the same name"
+    assert [archive.get(info.key) for info in archive.list(PREFIX)] == [whole]
+    assert damage_of_index(archive) == {}
 
 
-def test_a_damaged_row_is_named(archive: MemoryStore) -> None:
+def test_a_damaged_row_is_named_and_stops_no_lookup(
+    archive: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     index(archive)
     (part,) = read_index(archive)
     blocks, filters, start = part.classes[0]
@@ -184,9 +207,14 @@ def test_a_damaged_row_is_named(archive: MemoryStore) -> None:
     damaged(archive, start + 32 * filters // 2)
     with pytest.raises(DataError, match="a row of the key index"):
         groups_with(archive, part, key)
+    assert lookup(archive, Selection(key=key)).rows.num_rows == 0
+    assert "a row of the key index" in caplog.text
+    assert files_without(archive, [part], key) == set()
+    (damage,) = damage_of_index(archive).values()
+    assert "a row of the key index" in str(damage)
 
 
-def test_heads_that_lie_are_refused(archive: MemoryStore) -> None:
+def test_heads_that_lie_are_of_another_version_and_passed_over(archive: MemoryStore) -> None:
     index(archive)
     (info,) = list(archive.list(PREFIX))
     data = archive.get(info.key)
@@ -202,12 +230,14 @@ def test_heads_that_lie_are_refused(archive: MemoryStore) -> None:
         )
         archive.delete(info.key)
         archive.put_if_absent(info.key, data[:100] + head + footer)
-        with pytest.raises(DataError, match="key index"):
-            read_index(archive)
+        assert read_index(archive) == []
+        (error,) = damage_of_index(archive).values()
+        assert isinstance(error, OtherVersionError), "its checksum holds, so it was written so"
     archive.delete(info.key)
     archive.put_if_absent(info.key, b"short")
-    with pytest.raises(DataError, match="not an object of a key index"):
-        read_index(archive)
+    assert read_index(archive) == []
+    (error,) = damage_of_index(archive).values()
+    assert "not an object of a key index" in str(error)
 
 
 def test_the_command_makes_it_and_query_uses_it(

@@ -20,21 +20,26 @@ from tests.archive import jobs
 from tests.archive.jobs import workshop
 from tests.e2e.harness import here, unpack
 from tiered.archive import latest
+from tiered.archive.audit import Repaired, _take_away, harmed_derived
 from tiered.archive.duck import ask
 from tiered.archive.latest import (
     GRACE_MS,
     ROOT,
+    delete_leftovers,
+    folder_of,
     latest_version,
     plan_latest,
     read_latest,
     update_latest,
 )
 from tiered.clock import ManualClock
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, OtherVersionError
+from tiered.journal.entry import seal_text
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
+    from backends.base import ObjectStore
     from tiered.archive.task import Workshop
 
 STORES = Path(__file__).parents[1] / "data" / "stores"
@@ -257,6 +262,104 @@ def test_sql_has_a_table_of_it_of_all_brokers_that_share_an_archive():
     assert ask(store, "SHOW TABLES").rows.to_pylist() == [{"name": "t"}, {"name": "t$latest"}]
 
 
+def _replace(store: ObjectStore, key: str, data: bytes) -> None:
+    store.delete(key)
+    if data:
+        store.put_if_absent(key, data)
+
+
+def _flipped(data: bytes) -> bytes:
+    at = len(data) // 3
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("what", ["version", "file"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+def test_a_damaged_table_is_made_again_and_stops_nothing_else(what: str, how: str):
+    """It is derived. A flipped digit of a version passed for sound; damage stopped `SHOW TABLES`, and no run mended it."""
+    history = History()
+    history.grow()
+    history.update("first")
+    store = history.at.archive
+    keys = sorted(info.key for info in store.list(ROOT))
+    key = next(key for key in keys if ("/versions/" in key) == (what == "version"))
+    data = store.get(key)
+    _replace(store, key, {"flipped": _flipped(data), "cut": data[:-9], "gone": b""}[how])
+    table = [] if (what, how) == ("version", "gone") else [{"name": "t$latest"}]
+    assert ask(store, "SHOW TABLES").rows.to_pylist() == [{"name": "t"}, *table]
+    assert len(ask(store, "FROM t").rows)
+    with pytest.raises((DataError, InvalidError)):
+        ask(store, 'FROM "t$latest"')
+    if table:
+        assert key in harmed_derived(store)
+    if (what, how) == ("file", "flipped"):  # no listing tells
+        assert not history.plan().has_work
+        _take_away(history.at, [key], result := Repaired())
+        assert result.taken_away == 1
+        assert ask(store, "SHOW TABLES").rows.to_pylist() == [{"name": "t"}]
+    assert history.plan().has_work
+    history.update("second")
+    assert history.rows() == history.expected()
+    assert harmed_derived(store) == {}
+    assert len(ask(store, 'FROM "t$latest"').rows) == len(history.expected())
+    delete_leftovers(
+        store, folder_of(key) or "", 1_700_000_000_000 + 2 * GRACE_MS, 1_800_000_000_000
+    )
+    assert history.rows() == history.expected()
+    assert not [one for one in store.list(ROOT) if "first" in one.key], "it left nothing for ever"
+
+
+def test_a_table_of_another_version_is_told_and_left_alone():
+    history = History()
+    history.grow()
+    history.update("first")
+    store = history.at.archive
+    key = next(info.key for info in store.list(ROOT) if "/versions/" in info.key)
+    _replace(store, key, other := seal_text({"format": 7, "rows": "many"}))
+    for read in (history.plan, lambda: ask(store, 'FROM "t$latest"')):
+        with pytest.raises(OtherVersionError, match="another version of tiered"):
+            read()
+    assert [type(error) for error in harmed_derived(store).values()] == [OtherVersionError]
+    _take_away(history.at, [key], result := Repaired())
+    assert (result.taken_away, store.get(key)) == (0, other)
+
+
+def test_the_command_names_what_is_damaged_and_takes_it_away(tmp_path: Path):
+    """`sql` sent people to `archive --verify`, which looked at neither tables of newest rows nor the index of keys."""
+    store, tier, made = tmp_path / "s", f"file://{tmp_path}/t", f"file://{tmp_path}/a"
+    here("store", "create", store).good()
+    here("store", "topic", store, "prices").good()
+    messages = "".join(
+        json.dumps({"topic": "prices", "queue_id": 0, "keys": f"k{n % 5}", "body": str(n)}) + "\n"
+        for n in range(20)
+    )
+    (tmp_path / "messages").write_text(messages)
+    here("store", "put", store, tmp_path / "messages").good()
+    here("attach", store, "--to", tier, "--once", "--seal").good()
+    here("archive", tier, "--to", made).good()
+    here("archive", tier, "--to", made, "--key-index").good()
+    compact = ("compact", tier, "--topic", "prices", "--archive", made)
+    here(*compact, "--apply", "-").good()
+    ask_it = ("sql", made, 'SELECT count(*) AS n FROM "prices$latest"', "--json")
+    before = here(*ask_it).good().document["rows"]
+    for path in (tmp_path / "a").rglob("*"):
+        if path.is_file() and ("_latest" in str(path) or "_keys" in str(path)):
+            path.write_bytes(_flipped(path.read_bytes()))
+    assert here(*ask_it).code == 5
+    found = here("archive", tier, "--to", made, "--verify", "--json")
+    assert (found.code, len(found.document["findings"])) == (1, 2)
+    repair = ("archive", tier, "--to", made, "--verify", "--repair")
+    planned = here(*repair, "--json").good().document
+    assert [key for key, _ in planned["derived"]] == [
+        one["key"] for one in found.document["findings"]
+    ]
+    assert here(*repair, "--apply", "-", "--json").good().document["applied"]["taken_away"] == 2
+    here("archive", tier, "--to", made, "--key-index").good()
+    here(*compact, "--apply", "-").good()
+    assert here(*ask_it).good().document["rows"] == before
+    here("archive", tier, "--to", made, "--verify").good()
+
+
 def test_of_a_topic_whose_keys_are_all_deleted_the_table_is_empty():
     history = History()
     history.tier.post(QUEUES[0], [Mail(("k",), body=b"", time_ms=1_600_000_000_000)])
@@ -326,9 +429,37 @@ def test_from_the_command_line(tmp_path: Path):
     assert here(*told, "--exit-code").good().document["topics"][0]["has_work"] is False
 
 
-def test_a_version_that_is_none_is_named():
+def test_a_version_that_is_none_is_named_and_made_again():
     history = History()
     history.grow()
-    history.at.archive.put_if_absent(f"{ROOT}c/b/topic_dir=t/versions/{9:020d}.json", b"{}")
-    with pytest.raises(DataError, match="no version of a table"):
-        history.plan()
+    store = history.at.archive
+    store.put_if_absent(f"{ROOT}c/b/topic_dir=t/versions/{9:020d}.json", b"{}")
+    with pytest.raises(DataError, match="a version of a table of newest rows is damaged"):
+        ask(store, 'FROM "t$latest"')
+    history.update("again")
+    assert history.rows() == history.expected()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", f"{9:020d}.json.bak", f"{9:020d}.json (copy)"])
+def test_a_strange_name_beside_versions_is_none(name: str):
+    history = History()
+    history.grow()
+    history.update("run")
+    history.at.archive.put_if_absent(f"{ROOT}c/b/topic_dir=t/versions/{name}", b"x")
+    assert history.rows() == history.expected()
+    rows = ask(history.at.archive, 'SELECT count(*) n FROM "t$latest"').rows.to_pylist()
+    assert rows == [{"n": len(history.expected())}]
+    assert not history.plan().has_work
+
+
+def test_a_version_that_is_damaged_refuses_no_question_about_another_topic():
+    history = History()
+    history.grow()
+    history.update("run")
+    history.tier.post(MessageQueue("u", 0), [Mail(("k",), time_ms=1_600_000_000_000)])
+    history.tier.say(queue_action("seal", MessageQueue("u", 0), 0, segment=0))
+    jobs.archive(history.at)
+    history.at.archive.put_if_absent(f"{ROOT}c/b/topic_dir=u/versions/{9:020d}.json", b"{}")
+    assert ask(history.at.archive, 'FROM "t$latest"').rows.num_rows
+    with pytest.raises(DataError, match="a version of a table of newest rows is damaged"):
+        ask(history.at.archive, 'FROM "u$latest"')

@@ -191,7 +191,7 @@ def test_what_a_killed_first_run_of_a_table_left_goes_and_there_is_still_no_tabl
     at = history.at
     at.clock.advance((1_700_000_000_001 - at.clock.now_ms()) / 1000)  # type: ignore[attr-defined]
     assert kinds(cleaned(at)) == {"table": 1}
-    assert latest.latest_versions(at.archive, ["t"]) == {}
+    assert latest.latest_versions(at.archive, ["t"], lambda _topic: True) == {}
     assert history.update("second").number == 2
     assert history.rows() == history.expected()
 

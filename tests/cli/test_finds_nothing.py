@@ -216,3 +216,74 @@ def test_the_wait_for_an_empty_directory_ends_at_a_signal(start: Start, tmp_path
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, b"")
     assert not (tmp_path / "tier").exists()
+
+
+@pytest.fixture
+def archived(tiered: CommandLine, basic_tier: str, tmp_path: Path) -> str:
+    url = f"file://{tmp_path}/archive"
+    tiered.good("archive", basic_tier, "--to", url, "--seal", "--topics", "orders")
+    return url
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--clean", "--topics", "orders"),  # it deleted of all topics
+        ("--clean", "--exclude", "orders"),
+        ("--repair", "--topics", "orders"),
+        ("--key-index", "--topics", "orders"),
+        ("--merge", "--from", "2001-01-01"),
+        ("--verify", "--until", "2001-01-01"),
+        ("--verify", "--body", "json"),
+        ("--grace", "1h"),
+        ("--merge-below", "1MiB"),
+        ("--apply", "-"),
+        ("--verify", "--merge"),
+        ("--verify", "--key-index"),
+        ("--repair", "--clean"),
+    ],
+)
+def test_options_of_archive_that_would_do_nothing_are_refused(
+    words: tuple[str, ...], tiered: CommandLine, basic_tier: str, archived: str
+):
+    ran = tiered("archive", basic_tier, "--to", archived, *words)
+    assert ran.code == 2
+    assert ("does nothing" in ran.error) or ("contradict each other" in ran.error)
+
+
+def test_what_a_file_of_settings_says_for_every_run_is_no_error(
+    tiered: CommandLine, basic_tier: str, archived: str, tmp_path: Path
+):
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[archive]\ngrace = "1h"\ntopics = ["orders", "to-come"]\n')
+    ran = tiered.good("archive", basic_tier, "--to", archived, "--config", settings)
+    assert "no topic matches --topics to-come" in ran.err
+
+
+@pytest.mark.parametrize("name", ["archive", "restore", "expire", "expire by topic"])
+def test_a_misspelled_topic_among_others_is_refused_and_nothing_is_done(
+    name: str, tiered: CommandLine, basic_tier: str, archived: str, tmp_path: Path
+):
+    """Beside one that is there it was left out without a word: not restored, never expired, not archived."""
+    target = tmp_path / "restored"
+    words = {
+        "archive": ("archive", basic_tier, "--to", archived, "--topics", "orders,oders"),
+        "restore": ("restore", basic_tier, "--to", target, "--topics", "orders,oders"),
+        "expire": ("expire", basic_tier, "--topics", "oders", "--ttl", "9000d"),
+        "expire by topic": ("expire", basic_tier, "--topic-ttl", "orders=9000d,oders=9000d"),
+    }[name]
+    ran = tiered(*words)
+    assert ran.code == 2
+    assert "there is no topic oders" in ran.error
+    assert not target.exists()
+    globbed = [str(word).replace("oders", "no-such*") for word in words]
+    assert "no topic matches --topic" in tiered.good(*globbed).err
+
+
+def test_an_exclusion_that_keeps_nothing_out_is_said(
+    tiered: CommandLine, basic: Path, tmp_path: Path
+):
+    words = ("attach", basic, "--to", f"file://{tmp_path}/tier", "--once")
+    ran = tiered.good(*words, "--topics", "large", "--exclude", "oders,orders")
+    assert "no topic matches --exclude oders yet" in ran.err
+    assert "--exclude orders" not in ran.err

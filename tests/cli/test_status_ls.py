@@ -13,6 +13,13 @@ import pytest
 from support.bundles import made_part
 from support.tiers import TierBuilder
 
+from backends.errors import (
+    BackendError,
+    PermissionDeniedError,
+    RefusedError,
+    UnavailableError,
+)
+from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.wrapping import MeteredStore
@@ -188,6 +195,41 @@ def test_of_several_brokers_one_that_cannot_be_read_hides_no_other(  # noqa: PLR
         assert "c/a" in said or form == "csv"
     alone = tiered("status", url, "--broker", "b")
     assert alone.code == code
+
+
+@pytest.mark.parametrize(
+    ("error", "is_row"),
+    [
+        (RefusedError("it lies in an archive class"), True),
+        (PermissionDeniedError("not yours"), True),
+        (UnavailableError("it does not answer"), False),
+    ],
+)
+def test_of_several_brokers_one_whose_objects_are_refused_hides_no_other(
+    tiered: CommandLine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BackendError,
+    is_row: bool,
+):
+    """What passes by itself, as a store that does not answer, ends the command as ever."""
+    url, entry = two_brokers(tmp_path)
+    allowed = LocalFolderStore.get
+
+    def get(self: LocalFolderStore, key: str, *some: Any) -> bytes:
+        if entry.endswith(key):
+            raise error
+        return allowed(self, key, *some)
+
+    monkeypatch.setattr(LocalFolderStore, "get", get)
+    ran = tiered("--request-timeout", "1s", "status", url, "--json")
+    assert ran.code == 3
+    if is_row:
+        document = json.loads(ran.out)
+        assert [one["broker"] for one in document["brokers"]] == ["a"]
+        assert [(one["broker"], one["state"]) for one in document["unread"]] == [("b", "refused")]
+    else:
+        assert str(error) in ran.out.decode() + ran.err
 
 
 def big_state(queues: int, parts: int) -> TierState:

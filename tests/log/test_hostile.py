@@ -209,6 +209,21 @@ def test_garbage_keys_cost_little():
 
 
 @pytest.mark.parametrize(
+    "name", [".DS_Store", "$folder", "a", "b", "b/x", "b~+/x", "!/%/x", "~+/~+/x"]
+)
+@pytest.mark.parametrize("cluster", ["c", "c" * 250])
+def test_a_strange_name_in_a_cluster_s_folder_hides_no_broker(cluster: str, name: str):
+    store = MemoryStore()
+    places = [Place(cluster, broker) for broker in ("B", "b" * 300, "c")]
+    for place in places:
+        store.put_if_absent(place.prefix + "journal/" + "0" * 19 + "1", b"")
+    folders = {place.prefix.split("/")[0] for place in places}
+    for folder in folders:
+        store.put_if_absent(f"{folder}/{name}", b"")
+    assert find_places(store) == places
+
+
+@pytest.mark.parametrize(
     "holder", [{}, {"host": 1}, "x", {"host": [], "boot": 1, "space": 2, "pid": "3", "started": {}}]
 )
 def test_a_lease_of_another_form_is_left_alone(holder: Any):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -131,6 +132,19 @@ def test_what_is_pending_is_what_the_broker_had_left(
     name: str, pending: dict[str, int], tmp_path: Path
 ):
     assert counts(near(name, tmp_path)) == pending
+
+
+@pytest.mark.parametrize("cut", [None, 0, 4096, 1 << 20])
+def test_a_wheel_that_was_cut_does_not_say_that_nothing_is_pending(cut: int | None, tmp_path: Path):
+    store = unpack("s02-delay-timer", tmp_path)
+    wheel = store / "timerwheel"
+    if cut is None:
+        wheel.unlink()
+    else:
+        os.truncate(wheel, cut)
+    found = look(str(store), NOW_MS)
+    assert counts(found)["timed messages"] >= 166
+    assert any("timerwheel" in note for note in found.metadata.notes)
 
 
 def test_what_was_popped_and_not_settled_and_what_waits_in_retry_topics_is_counted(tmp_path: Path):

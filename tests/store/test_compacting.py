@@ -803,3 +803,21 @@ def test_files_that_a_broker_was_about_to_delete_are_not_taken_for_the_log(tmp_p
         CompactionLogs(str(root), ManualClock()).log(QUEUE, 1 << 40)
     with pytest.raises(DataError, match="no list"):
         reopen(root, OPTIONS)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4096])
+def test_a_file_of_records_that_was_cut_costs_no_other_its_bytes(tmp_path: Path, cut: int):
+    """Its length became that of all: the last one, which was whole, was cut to it, and then the store was refused."""
+    store = made(tmp_path / "s")
+    send(store, *(f"k{n % 40}" for n in range(200)))
+    assert store.wait_listed()
+    assert store.compact().passes
+    send(store, *(f"n{n % 40}" for n in range(60)))
+    store.close()
+    first, *others = files_of(tmp_path / "s")
+    before = {path: path.read_bytes() for path in others}
+    assert before
+    os.truncate(first, cut)
+    with pytest.raises(DataError, match="do not fit"):
+        reopen(tmp_path / "s", OPTIONS)
+    assert {path: path.read_bytes() for path in others} == before

@@ -209,6 +209,14 @@ def test_nothing_is_made_where_something_is(tmp_path: Path):
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["precious"]
 
 
+def test_a_store_is_made_where_a_file_system_has_just_been_mounted(tmp_path: Path):
+    (tmp_path / "s" / "lost+found").mkdir(parents=True)
+    with make(tmp_path) as store:
+        store.append(NewMessage("t", 0, b"x"))
+    with again(tmp_path) as store:
+        assert store.append(NewMessage("t", 0, b"y")).queue_offset == 1
+
+
 def test_one_writer_at_a_time(tmp_path: Path):
     lock = tmp_path / "s" / "lock"
     with make(tmp_path) as store:

@@ -19,6 +19,8 @@ from tiered.store.new_message import NewMessage
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tiered.store.embedded import MessageStore
+
 QUEUE = MessageQueue("t", 0)
 SIZE = SMALL.commitlog_file_bytes
 
@@ -175,3 +177,50 @@ def test_a_live_brokers_log_with_a_short_file_is_read(tmp_path: Path):
         shutil.copytree(broker.store, copy)
         os.truncate(copy / "commitlog" / files[-1].name, cut)
         assert inspect(str(copy)).log_file_bytes == size
+
+
+def found_by_key(store: MessageStore) -> list[int]:
+    return [one.physical_offset for one in store.reader.by_key("t", "k", count_max=2000)]
+
+
+@pytest.mark.parametrize("cut", [1, 880, 4096])
+@pytest.mark.parametrize("which", [0, -1])
+def test_an_index_file_that_was_cut_is_made_anew(tmp_path: Path, cut: int, which: int):
+    root = tmp_path / "s"
+    places = make(root, 450)
+    files = sorted((root / "index").iterdir())
+    length = files[0].stat().st_size
+    assert len(files) > 1
+    os.truncate(files[which], cut)
+    for _ in range(2):
+        with reopen(root) as store:
+            assert sorted(found_by_key(store)) == places
+            places.append(store.append(NewMessage("t", 0, b"y", keys="k")).physical_offset)
+    assert sizes(root, "index") == {length}
+
+
+@pytest.mark.parametrize("what", ["consumequeue/t/0", "index"])
+def test_lists_that_are_made_anew_survive_a_crash_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    root = tmp_path / "s"
+    places = make(root, 60)
+    first = min((root / what).iterdir())
+    os.truncate(first, 40)
+
+    class CrashError(Exception):
+        pass
+
+    def crashed(name: str) -> None:
+        if name == "store-lists-cut":
+            raise CrashError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tiered.store.opening.reached", crashed)
+        with pytest.raises(CrashError):
+            reopen(root)
+    with reopen(root) as store:
+        assert store.reader.bounds(QUEUE)[1] == 60
+        assert sorted(found_by_key(store)) == places
+        store.append(NewMessage("t", 0, b"y", keys="k"))
+    assert len(read_all(root)[QUEUE]) == 61

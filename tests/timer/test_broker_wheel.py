@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 from typing import TYPE_CHECKING
@@ -17,7 +18,16 @@ from tests.timer.test_local_target import delivered
 from tiered.clock import SystemClock
 from tiered.log.timers import HOUR_MS
 from tiered.store.store_options import StoreOptions
-from timer.broker_wheel import ROLL_S, Waiting, plan_wheel
+from timer.broker_wheel import (
+    LOG_FILE_BYTES,
+    ROLL_S,
+    SLOT,
+    SLOTS,
+    Waiting,
+    leave_wheel,
+    log_file_bytes,
+    plan_wheel,
+)
 from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:
@@ -96,3 +106,49 @@ def test_what_is_due_in_days_is_looked_at_before_and_slots_are_chained():
     assert [*zip(slots["first"].tolist(), slots["last"].tolist(), slots["count"].tolist(), strict=True)] == [
         (0, 0, 1), (1, 2, 2), (3, 3, 1)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bases", "lengths", "expected"),
+    [
+        ([], [], LOG_FILE_BYTES),
+        ([0], [5_200], 5_200),
+        ([0], [64 << 20], 64 << 20),
+        ([LOG_FILE_BYTES], [LOG_FILE_BYTES], LOG_FILE_BYTES),
+        ([0, 5_200, 10_400], [5_200, 5_200, 100], 5_200),
+        ([0, 5_200], [0, 0], 5_200),
+        ([5_200, 15_600], [5_200, 5_200], 5_200),
+        *(
+            ([0], [cut], LOG_FILE_BYTES)
+            for cut in (0, 1, 52, 100, 4096, 12_288, LOG_FILE_BYTES - 4096)
+        ),
+    ],
+)
+def test_files_of_the_log_are_as_large_as_a_broker_made_them(
+    bases: list[int], lengths: list[int], expected: int
+):
+    assert log_file_bytes(bases, lengths) == expected
+
+
+@pytest.mark.parametrize("cut", [0, 100, 4096])
+def test_a_wheel_and_a_log_that_were_cut_are_made_as_a_broker_has_them(tmp_path: Path, cut: int):
+    waiting = Waiting(
+        np.array([1_700_000_005_000]), np.array([0]), np.array([90]), np.array([False])
+    )
+
+    def leave() -> tuple[bytes, bytes]:
+        leave_wheel(
+            str(tmp_path), waiting, (0, 90), queue_end=1, read_ms=1_700_000_000_000, now_ms=1_700_000_000_000
+        )  # fmt: skip
+        with log.open("rb") as units:
+            return units.read(200), wheel.read_bytes()
+
+    (tmp_path / "config").mkdir()
+    log, wheel = tmp_path / "timerlog" / f"{0:020d}", tmp_path / "timerwheel"
+    whole = leave()
+    os.truncate(log, cut)
+    os.truncate(wheel, cut)
+    (tmp_path / "timerlog" / "17").mkdir()
+    assert leave() == whole
+    assert log.stat().st_size == LOG_FILE_BYTES
+    assert wheel.stat().st_size == SLOTS * SLOT.itemsize

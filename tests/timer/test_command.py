@@ -423,6 +423,37 @@ def test_a_lost_journal_of_timers_comes_back_with_what_was_taken_and_handed_over
     assert (sum(came.values()), set(came.values())) == (225, {1})
 
 
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_a_copy_of_what_is_known_that_is_lost_is_told_before_it_is_needed(
+    how: str, tiered: CommandLine, store: Path, tmp_path: Path
+):
+    """`verify` called it whole, and a rebuild whose journal has lost its end would have timers come twice silently."""
+    url = f"file://{store.parent}/tier"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    clock = tiered.clock = Shifted()
+    clock.shift_ms = CAPTURED_MS + 24 * HOUR_MS - clock.now_ms()
+    tiered("timer", "run", url, "--to", tmp_path / "t", "--once")
+    assert tiered("verify", url, "--timers").code == 0
+    (facts,) = store.parent.glob("tier/*/*/timer/meta/facts")
+    data = facts.read_bytes()
+    if how == "gone":
+        facts.unlink()
+    else:
+        facts.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    ran = tiered("verify", url, "--timers", "--json")
+    assert ran.code == 1
+    assert [one["where"].rpartition("/timer/")[2] for one in ran.document["problems"]] == [
+        "meta/facts"
+    ]
+    last = max(facts.parent.parent.glob("journal/*[0-9]"))
+    last.write_bytes(last.read_bytes()[:-5])
+    plan = tiered("rebuild", url, "--timers", "--json").document
+    assert "timers may come twice" in " ".join(plan["notes"])
+    facts.write_bytes(data)
+    plan = tiered("rebuild", url, "--timers", "--json").document
+    assert "timers may come twice" not in " ".join(plan["notes"])
+
+
 def test_timers_alone_are_told(tiered: CommandLine, store: Path):
     url = f"file://{store.parent}/tier"
     tiered("timer", "import", store, "--to", url, "--near", "0s")

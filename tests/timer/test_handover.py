@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.timers import Box, Killed, Timers
 
-from backends.errors import BackendError
+from backends.errors import BackendError, RefusedError
 from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
 from backends.s3_settings import S3Options
@@ -445,6 +445,7 @@ class Delivering(Box):
     def __init__(self, clock: ManualClock, stop: threading.Event) -> None:
         super().__init__()
         self.clock, self.stop, self.late_ms, self.most = clock, stop, list[int](), 60
+        self.refused = self.missing = self.waiting = 0
 
     @property
     def next_ms(self) -> int | None:
@@ -588,6 +589,46 @@ def test_a_run_keeps_its_lease_while_the_target_is_opened(tmp_path: Path):
             f"file://{tmp_path}", opening, RunSettings(), options=S3Options(), clock=SystemClock()
         )
     assert all(one.name != "tiered-lease" for one in threading.enumerate())
+
+
+@pytest.mark.parametrize("refused", ["get_ranges", "put_if_absent", "list"])
+def test_a_run_waits_out_a_refusal_of_the_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+):
+    """A key that has expired, say, ends only who runs once: what waits in the target is delivered by this run."""
+    with Timers(LocalFolderStore(tmp_path / Place("c", "b").prefix), SystemClock()) as timers:
+        timers.put([timers.now_ms] * 3)
+    allowed, tries = getattr(LocalFolderStore, refused), [0]
+
+    @contextlib.contextmanager
+    def begun(*_: object) -> Iterator[None]:
+        monkeypatch.setattr(LocalFolderStore, refused, refuse)
+        yield
+
+    def refuse(self: Any, key: str, *some: Any, **more: Any) -> Any:
+        if "meta/" in key:  # its lease is renewed in any case
+            return allowed(self, key, *some, **more)
+        tries[0] += 1
+        if tries[0] == 3:
+            monkeypatch.setattr(LocalFolderStore, refused, allowed)
+        raise RefusedError("the key has expired")
+
+    def ran(*, once: bool) -> Delivering:
+        tries[0], stop = 0, threading.Event()
+        target = Delivering(SystemClock(), stop)
+        target.most = 3
+        hand_over(
+            f"file://{tmp_path}", lambda *_: target, RunSettings(once=once), options=S3Options(),
+            clock=SystemClock(), stop=stop, beside=begun,
+        )  # fmt: skip
+        return target
+
+    with pytest.raises(StoreUnavailableError, match="expired"):
+        ran(once=True)
+    monkeypatch.setattr(LocalFolderStore, refused, allowed)
+    target = ran(once=False)
+    assert tries[0] == 3
+    assert len(target.got) == 3
 
 
 def test_the_wheel_fires_in_order_and_not_early():

@@ -45,6 +45,12 @@ def opened(folder: Path) -> LocalTarget:
     )
 
 
+def test_a_target_is_made_where_a_file_system_has_just_been_mounted(tmp_path: Path):
+    (tmp_path / "lost+found").mkdir()
+    opened(tmp_path).close()
+    opened(tmp_path).close()
+
+
 def delivered(folder: Path) -> Counter[tuple[str, int, str]]:
     local = RocketMQStore.open(folder)
     found: Counter[tuple[str, int, str]] = Counter()

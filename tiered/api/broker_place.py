@@ -98,11 +98,26 @@ def find_places(store: ObjectStore, signs: Sequence[str] = SIGNS) -> list[Place]
                     found.append(place)
                 after = place.prefix[:-1] + "0"  # '0' follows '/': behind all keys of that folder
                 break
-            after = max(after, info.key.split("/", 1)[0] + "0" if "/" in info.key else info.key)
+            after = max(after, _behind(info.key))
             if listed >= _LISTED_MAX:
                 break
         else:
             return found
+
+
+def _behind(key: str) -> str:
+    """The last key that may be passed over with one that is no broker's.
+
+    Not its whole folder where that is a cluster's: a file that a person or a file manager leaves beside the brokers
+    must hide none of them.
+    """
+    folder, slash, rest = key.partition("/")
+    if not slash:
+        return key
+    if folder[8:9] != "_":
+        return folder + "0"
+    beside, deeper, _ = rest.partition("/")
+    return f"{folder}/{beside}0" if deeper and "~+" not in folder + beside else key
 
 
 def _has_any(store: ObjectStore, place: Place, signs: Sequence[str]) -> bool:

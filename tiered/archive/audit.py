@@ -44,6 +44,8 @@ from tiered.archive.columns import (
 )
 from tiered.archive.damage import open_log, prove
 from tiered.archive.engine import all_done
+from tiered.archive.latest import damaged_tables, folder_of, give_up
+from tiered.archive.lookup import INDEX_KEY, damage_of_index
 from tiered.archive.machine import ArchiveMachine, named_sizes
 from tiered.archive.merging import Merged, Together, append_moves, condemn
 from tiered.archive.model import (
@@ -127,7 +129,7 @@ class Report:
 
 
 def verify_archive(at: Workshop, engine: Engine) -> Report:
-    """Read all that is archived of one broker."""
+    """Read all that is archived of one broker, and what is derived of the whole archive."""
     reader = TierReader(at.tier, at.place.prefix)
     state, report = read_log(at), Report()
     looks: Iterable[Inspection] = _looks(at, state, reader)
@@ -143,8 +145,19 @@ def verify_archive(at: Workshop, engine: Engine) -> Report:
                 else:
                     report.add(found)
         looks = (_again(reader, look) for look in moved)  # once the reader has been refreshed
+    report.findings += [
+        ArchiveFinding("", key, error.what) for key, error in harmed_derived(at.archive).items()
+    ]
     report.findings.sort(key=lambda one: (one.lane, one.key, one.what))
     return report
+
+
+def harmed_derived(archive: ObjectStore) -> dict[str, TieredStoreError]:
+    """What is wrong with what is made of the files alone, the index of keys and tables of newest rows: by key.
+
+    What is another version's is among it (``OtherVersionError``); nobody takes that away.
+    """
+    return {**damage_of_index(archive), **damaged_tables(archive)}
 
 
 def read_log(at: Workshop) -> ArchiveState:
@@ -468,6 +481,8 @@ class Repaired:
     made: int = 0  # that are part of the archive now
     rows: int = 0  # in them
     deleted: int = 0  # harmed files deleted
+    taken_away: int = 0
+    """Damaged objects of the index of keys, and tables of newest rows, that do not count any more."""
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Keys of those that could not be made, and why."""
 
@@ -508,6 +523,7 @@ def plan_repair(at: Workshop, state: ArchiveState, engine: Engine, *, by_bytes: 
         "made_ms": at.clock.now_ms(),
         "repairs": repairs,
         "remains": _remains(archive, state),
+        "derived": _derived(archive) if by_bytes else [],
         "refusals": refusals,
     }
 
@@ -543,8 +559,27 @@ def apply_repair(
                     _take(at, log, remake, made, result)
         wanted = moved
     _delete_harmed(at, log, [*keys, *plan["remains"]], result)
+    _take_away(at, [key for key, _ in plan["derived"]], result)
     log.write_checkpoint()
     return result
+
+
+def _derived(archive: ObjectStore) -> list[list[str]]:
+    """Key and damage of what is derived and may be taken away."""
+    found = harmed_derived(archive).items()
+    return [[key, error.what] for key, error in found if isinstance(error, DataError)]
+
+
+def _take_away(at: Workshop, keys: list[str], result: Repaired) -> None:
+    """What is derived and still damaged, so that who makes it makes it again."""
+    still = {key for key, _ in _derived(at.archive)} if keys else set()
+    tables = {folder_of(key) or "" for key in keys if key in still}
+    for key in keys:
+        if key in still and INDEX_KEY.fullmatch(key):
+            at.archive.delete(key)
+            result.taken_away += 1
+    for folder in sorted(tables - {""}):
+        result.taken_away += give_up(at.archive, folder, at.clock.now_ms())
 
 
 def _take(

@@ -48,7 +48,7 @@ from tiered.archive.model import (
     is_made_key,
 )
 from tiered.crashpoints import reached
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.journal.checkpoint import trim_journal
 from tiered.upkeep.workplace import FORMAT, Plan, moved_on
 
@@ -236,7 +236,7 @@ def _tables(archive: ObjectStore, before_ms: int) -> tuple[list[Leftover], list[
     for folder, listed in groupby(ours, lambda info: folder_of(info.key) or ""):
         try:
             found += _as_rows(plan_leftovers(archive, listed, before_ms)[0], TABLE)
-        except (DataError, ObjectNotFoundError) as error:
+        except (DataError, OtherVersionError, ObjectNotFoundError) as error:
             damaged.append(f"{folder}: {error}, so all of this table stays")
     return found, damaged
 

@@ -350,9 +350,9 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
     topics = files_by_topic(state)
     tables = table_names(topics)
     sizes = {file.key: file.size_bytes for files in topics.values() for file in files}
-    latest = _latest_files(archive, tables, question, sizes)
     exact = {**exact_names(tables), **exact_names(tables, LATEST)}
     asked = {table for name, table in exact.items() if is_named(name, question)}
+    latest = _latest_files(archive, tables, question, asked, sizes)
     with TemporaryDirectory(prefix="tiered-sql-") as work, duckdb.connect(":memory:") as connection:
         for option in (*_OPTIONS, f"temp_directory = {_quoted(work)}"):
             connection.execute(f"SET {option}")
@@ -380,7 +380,8 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
             for topic, table in named.items():
                 views[table] = _view(state, topic, root, chosen[topic])
             for table, keys in latest.items():
-                views[table] = _read_files(root, keys, differ=True) if keys else no_rows()
+                empty = no_rows() if table in asked else EMPTY
+                views[table] = _read_files(root, keys, differ=True) if keys else empty
             make_views(connection, views)
             connection.execute("DROP SCHEMA hidden CASCADE")  # no table of the asker's
             found = connection.sql(question)
@@ -496,16 +497,28 @@ def _with_texts(kind: Any) -> str:  # noqa: ANN401
 
 
 def _latest_files(
-    archive: ObjectStore, tables: Mapping[str, str], question: str, sizes: dict[str, int]
+    archive: ObjectStore,
+    tables: Mapping[str, str],
+    question: str,
+    asked: Collection[str],
+    sizes: dict[str, int],
 ) -> dict[str, list[str]]:
-    """The files of each table of newest rows that a question may be about; their sizes are added."""
+    """The files of each table of newest rows that a question may be about; their sizes are added.
+
+    A table that is only listed has none here: nobody reads it, and what is wrong with it stops nobody.
+    """
     from tiered.archive.latest import latest_versions  # noqa: PLC0415 (only who asks)
 
     if LATEST not in question.casefold() and not may_list_tables(question):
         return {}
     found: dict[str, list[str]] = {}
-    for topic, versions in latest_versions(archive, tables).items():
-        files = [file for version in versions for file in version.files]
+
+    def is_asked(topic: str) -> bool:
+        return tables[topic] + LATEST in asked
+
+    for topic, versions in latest_versions(archive, tables, is_asked).items():
+        wanted = versions if is_asked(topic) else []
+        files = [file for version in wanted for file in version.files]
         sizes.update((key, size) for key, _, size, _ in files)
         found[tables[topic] + LATEST] = [key for key, *_ in files]
     return found

@@ -15,15 +15,19 @@ come since its plan) takes its own away and plans again. Files of older versions
 older than a grace, with the next run that makes a version or with ``archive --clean``. Nothing is done when the rows of the
 history are those of the last version.
 
+Damage: a table is derived, so one that is damaged is as good as none, and is made again: by the next run where a listing or
+the version's checksum shows it, else once ``archive --verify --repair`` has taken it away. It stops no other table.
+
 Memory: 36 bytes of each key and of ``_ROWS`` rows, a row group, and one file of the table.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import re
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -41,12 +45,13 @@ from tiered.archive.selection import Selection, shown
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.compaction.offset_map import digest_many
 from tiered.crashpoints import reached
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
+from tiered.journal.entry import open_text, seal_text
 from tiered.journal.replay import JournalReader
 from tiered.upkeep.compact import PLACE, is_among, newest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from tiered.archive.tables import Chosen
     from tiered.clock import Clock
 
+_LOG = logging.getLogger(__name__)
 ROOT: Final = "_latest/"
 """Readers of directories pass over it; no file below it ends in ``.parquet``, for the sake of those who go by names."""
 GRACE_MS: Final = 86_400_000
@@ -64,6 +70,9 @@ _FILE_BYTES: Final = 128 << 20
 """Of rows as Arrow has them, about, of one file."""
 _GROUP_ROWS: Final = 32_768
 _ROWS: Final = 1 << 20
+DO_MAKE_AGAIN: Final = (
+    "`archive --verify --repair` takes the table away, and `compact --archive` makes it again"
+)
 _TRIES: Final = 5
 """Others that make a version before a run is done, in a row."""
 _OURS: Final = re.compile(
@@ -93,11 +102,27 @@ class LatestVersion:
             "files": [list(file) for file in self.files],
         }
 
+    @property
+    def is_table(self) -> bool:
+        """False: it was made before the first, or in the place of a damaged one, and there is no table until the next."""
+        return bool(self.source)
+
     @classmethod
     def of(cls, text: bytes, where: str) -> LatestVersion:
-        """Undo ``document``."""
+        """Undo ``document`` and ``seal_text``.
+
+        Raises:
+            OtherVersionError: It is whole, and of another form.
+        """
         try:
-            said = json.loads(text)
+            said = open_text(text, where=where)
+        except DataError as error:
+            raise DataError(
+                f"a version of a table of newest rows is damaged: {error.what}",
+                where=where,
+                do=DO_MAKE_AGAIN,
+            ) from error
+        try:
             numbers = [int(said[name]) for name in ("number", "log_number", "made_ms", "rows")]
             files = tuple(
                 (str(k), int(n), int(size), int(crc)) for k, n, size, crc in said["files"]
@@ -105,10 +130,8 @@ class LatestVersion:
             number, log_number, made_ms, rows = numbers
             return cls(number, log_number, str(said["source"]), made_ms, rows, files)
         except (ValueError, LookupError, TypeError) as error:
-            raise DataError(
-                f"this is not a version of a table: {error!r:.80}",
-                where=where,
-                do="delete it: the next run makes another",
+            raise OtherVersionError(
+                f"a version of a table has another form: {error!r:.80}", where=where
             ) from error
 
 
@@ -118,22 +141,35 @@ def latest_version(archive: ObjectStore, place: Place, topic: str) -> LatestVers
 
 
 def latest_versions(
-    archive: ObjectStore, topics: Collection[str]
+    archive: ObjectStore, topics: Collection[str], is_asked: Callable[[str], bool]
 ) -> dict[str, list[LatestVersion]]:
-    """The versions that count, one of each broker, of those topics that have any. One listing, and a request for each."""
+    """The versions that count, one of each broker, of those topics that have any. One listing, and a request for each.
+
+    Args:
+        is_asked: Whether somebody wants a topic's rows. Of the others it is enough to know that there is a table, so damage
+            there stops nobody: they have no version then.
+
+    Raises:
+        DataError: One that is asked for is damaged; ``OtherVersionError``: another version's.
+    """
     folders = {f"/topic_dir={partition_value(topic)}/versions": topic for topic in topics}
     newest: dict[str, str] = {}
-    for info in archive.list(ROOT):
-        folder = info.key.rpartition("/")[0]
-        newest[folder] = max(info.key, newest.get(folder, ""))
+    for key in _version_keys(archive, ROOT):
+        folder = key.rpartition("/")[0]
+        newest[folder] = max(key, newest.get(folder, ""))
     found: dict[str, list[LatestVersion]] = {}
     for folder, key in sorted(newest.items()):
         topic = folders.get("/" + "/".join(folder.split("/")[-2:]))
-        if topic is not None:
+        if topic is None:
+            continue
+        try:
             version = LatestVersion.of(archive.get(key), key)
-            if (
-                version.source
-            ):  # one without was made before the first, by who deleted what killed runs left
+        except (DataError, OtherVersionError):
+            if is_asked(topic):
+                raise
+            found.setdefault(topic, [])
+        else:
+            if version.is_table:
                 found.setdefault(topic, []).append(version)
     return found
 
@@ -148,7 +184,9 @@ class LatestPlan:
     log_number: int  # of the archive's log
     files: tuple[Chosen, ...]  # that hold rows which may be the newest
     source: str  # see ``LatestVersion``
-    before: LatestVersion | None  # the version that counts now
+    number: int  # of the last version; 0: there is none
+    before: LatestVersion | None
+    """The version that counts now; None also where it, or one of its files, is damaged or gone."""
     across_queues: bool  # the newest of a key in all queues
 
     @property
@@ -176,7 +214,8 @@ def plan_latest(
 
     Raises:
         InvalidError: There is no archive, or it has no such topic.
-        DataError: The log, or the last version, is damaged.
+        DataError: The log is damaged. The last version is made again where it is.
+        OtherVersionError: The last version is another version's.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
     state = read_archive(archive, log)
@@ -198,10 +237,34 @@ def plan_latest(
         for file in files
     ]
     digest = hashlib.sha256(repr((across_queues, said)).encode("utf-8", "surrogateescape"))
-    before = latest_version(archive, place, topic)
+    number, before = _whole(archive, _folder(place, topic))
     return LatestPlan(
-        place, topic, log.number, tuple(files), digest.hexdigest(), before, across_queues
+        place, topic, log.number, tuple(files), digest.hexdigest(), number, before, across_queues
     )
+
+
+def _whole(archive: ObjectStore, folder: str) -> tuple[int, LatestVersion | None]:
+    """Number of the last version, and itself; None: one listing tells that it or one of its files is not as it was."""
+    sizes = {info.key: info.size_bytes for info in archive.list(folder)}
+    number = _last_number(sizes, folder)
+    if not number:
+        return 0, None
+    key = _version_key(folder, number)
+    try:
+        version = LatestVersion.of(archive.get(key), key)
+    except DataError as error:
+        _LOG.warning("made again: %s", error)
+        return number, None
+    lost = [key for key, _, size, _ in version.files if sizes.get(key) != size]
+    for file in lost:
+        _LOG.warning("made again: a table of newest rows whose file is gone or cut (%s)", file)
+    return number, None if lost else version
+
+
+def _last_number(keys: Iterable[str], folder: str) -> int:
+    """Of the versions among keys of a table's folder; 0: there is none."""
+    last = max((key for key in keys if key.startswith(f"{folder}versions/")), default="")
+    return int(last.rpartition("/")[2].removesuffix(".json") or 0)
 
 
 def update_latest(
@@ -242,12 +305,12 @@ def _make(archive: ObjectStore, plan: LatestPlan, clock: Clock, run: str) -> Lat
     files = tuple(_write(archive, f"{folder}{run}/", _rows(archive, plan, winners)))
     reached("latest-written")
     rows = sum(file[1] for file in files)
-    number = plan.before.number + 1 if plan.before else 1
+    number = plan.number + 1
     made = LatestVersion(number, plan.log_number, plan.source, clock.now_ms(), rows, files)
     if _name(archive, folder, made):
-        newest = _newest(archive, folder)
+        last = _last_number((info.key for info in archive.list(f"{folder}versions/")), folder)
         # A number of long ago is free again once its version was deleted: then readers never saw this one.
-        return made if newest is None or newest.number <= number else None
+        return made if last <= number else None
     for key, *_ in files:
         archive.delete(key)
     return None
@@ -255,7 +318,7 @@ def _make(archive: ObjectStore, plan: LatestPlan, clock: Clock, run: str) -> Lat
 
 def _name(archive: ObjectStore, folder: str, made: LatestVersion) -> bool:
     """Create a version; whether its number was free, or it is ours and its first answer was lost."""
-    key, text = _version_key(folder, made.number), json.dumps(made.document()).encode()
+    key, text = _version_key(folder, made.number), seal_text(made.document())
     try:
         archive.put_if_absent(key, text)
     except AlreadyExistsError:
@@ -276,8 +339,18 @@ def _version_key(folder: str, number: int) -> str:
 
 
 def _newest(archive: ObjectStore, folder: str) -> LatestVersion | None:
-    keys = [info.key for info in archive.list(f"{folder}versions/")]
-    return LatestVersion.of(archive.get(max(keys)), max(keys)) if keys else None
+    key = max(_version_keys(archive, f"{folder}versions/"), default=None)
+    return LatestVersion.of(archive.get(key), key) if key else None
+
+
+def _version_keys(archive: ObjectStore, prefix: str) -> Iterator[str]:
+    """Of versions. What lies beside them, as a copy that a person made, must not be taken for the newest."""
+    listed = (info.key for info in archive.list(prefix))
+    return (
+        key
+        for key in listed
+        if (found := _OURS.fullmatch(key)) and found[2].startswith("versions/")
+    )
 
 
 # -- what is left of runs and versions of before ---------------------------------------------------
@@ -305,11 +378,11 @@ def plan_leftovers(
         to name them.
 
     Raises:
-        DataError: A version is damaged.
+        DataError: The last version is damaged; ``OtherVersionError``: one is another version's.
     """
     every = sorted(listed, key=lambda info: info.key)
     keys = [info for info in every if "/versions/" in info.key]
-    versions = [LatestVersion.of(archive.get(info.key), info.key) for info in keys]
+    versions = [_named(archive, info.key, is_last=info is keys[-1]) for info in keys]
     gone = [n for n, after in enumerate(versions[1:]) if after.made_ms < before_ms]
     named = {key for n, one in enumerate(versions) if n not in gone for key, *_ in one.files}
     replaced = {key for n in gone for key, *_ in versions[n].files}
@@ -325,6 +398,64 @@ def plan_leftovers(
         or (info.modified_ms >= 0 and newest_ms[info.key.rpartition("/")[0]] < before_ms)
     ]
     return [*old, *(keys[n] for n in gone)], any(info.key not in replaced for info in old)
+
+
+def _named(archive: ObjectStore, key: str, *, is_last: bool) -> LatestVersion:
+    """A version. One that is damaged, and has another behind it, names nothing: what it named is as if it never was."""
+    try:
+        return LatestVersion.of(archive.get(key), key)
+    except DataError:
+        if is_last:
+            raise
+        return LatestVersion(0, 0, "", 0, 0, ())
+
+
+def damaged_tables(archive: ObjectStore) -> dict[str, TieredStoreError]:
+    """What is wrong with tables of newest rows, by key of a version or file, in order. Every byte that counts is read.
+
+    Versions of another form are among it (``OtherVersionError``).
+    """
+    found: dict[str, TieredStoreError] = {}
+    keys = sorted(info.key for info in archive.list(ROOT) if folder_of(info.key))
+    for folder, mine in groupby(keys, lambda key: folder_of(key) or ""):
+        there = list(mine)
+        if number := _last_number(there, folder):
+            found |= _damage_of(archive, _version_key(folder, number), set(there))
+    return found
+
+
+def _damage_of(
+    archive: ObjectStore, key: str, there: Collection[str]
+) -> dict[str, TieredStoreError]:
+    try:
+        version = LatestVersion.of(archive.get(key), key)
+    except (DataError, OtherVersionError) as error:
+        return {key: error}
+    except ObjectNotFoundError:  # others have just replaced it
+        return {}
+    found: dict[str, TieredStoreError] = {}
+    for file, _, _, crc in version.files:
+        try:
+            wrong = file not in there or zlib_ng.crc32(archive.get(file)) != crc
+        except ObjectNotFoundError:
+            wrong = True
+        if wrong:
+            found[file] = DataError(
+                "it is gone, or has other bytes than its version says", where=file, do=DO_MAKE_AGAIN
+            )
+    return found
+
+
+def give_up(archive: ObjectStore, folder: str, now_ms: int) -> bool:
+    """Have no table count: for one that is damaged, until the next run makes it again. Whether that was done.
+
+    Args:
+        archive: With retries.
+        folder: Of the table; see ``folder_of``.
+        now_ms: UTC.
+    """
+    number = _last_number((info.key for info in archive.list(f"{folder}versions/")), folder) + 1
+    return _name(archive, folder, LatestVersion(number, 0, "", now_ms, 0, ()))
 
 
 def delete_leftovers(
@@ -515,7 +646,7 @@ def read_latest(archive: ObjectStore, place: Place, topic: str) -> pa.Table | No
             raise DataError(
                 "a file of the table of newest rows has other bytes than its version says",
                 where=f"{archive.url}/{key}",
-                do="delete the newest of its versions: the next run makes another",
+                do=DO_MAKE_AGAIN,
             )
         tables.append(read_columns(data))
     return arrow.concat_tables(tables, promote_options="default") if tables else None

@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
+import re
 import struct
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import AlreadyExistsError, ObjectNotFoundError
+from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import reading
@@ -38,7 +41,7 @@ from tiered.archive.moves import whole_files
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive
-from tiered.errors import DataError, InvalidError
+from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
 from tiered.format.properties import tag_hash
 from tiered.format.record import offset_msg_id
 from tiered.format.sysflag import INNER_BATCH
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 
+_LOG = logging.getLogger(__name__)
 _STEP_ROWS = 4096
 COUNT = 64
 """How many messages a lookup gives by default, as a broker does."""
@@ -141,11 +145,9 @@ def _known(
         mine = part.files.keys() & wanted - found.keys()
         if not mine:
             continue
-        try:
-            may = groups_with(archive, part, text)
-        except ObjectNotFoundError:
-            continue  # somebody removed it: the files themselves are asked
-        found |= {key: _Known(len(part.files[key]), may[key]) for key in mine}
+        may = _told(archive, part, text)
+        if may is not None:  # else the files themselves are asked
+            found |= {key: _Known(len(part.files[key]), may[key]) for key in mine}
     return found
 
 
@@ -286,6 +288,9 @@ def document(row: dict[str, Any]) -> dict[str, Any]:
 # The index is derived: without it, or for files that it does not cover, lookups ask the files themselves. Objects are never
 # replaced; an object covers files that no other covered when it was made. Merged files are new ones to it.
 #
+# Damage costs speed, and no answer: an object that is damaged or of another version covers nothing, as if it were not there.
+# ``--verify`` reads all of it, ``--repair`` takes it away, and the next build makes it again.
+#
 # Ordering and crashes: an object is complete or absent; nothing refers to it but its name below ``_keys/``. Two
 # that build at once make an object each (or the same one): lookups then have two opinions of the same files,
 # and either will do.
@@ -300,6 +305,7 @@ def document(row: dict[str, Any]) -> dict[str, Any]:
 # file, group by group, the columns of ``tiered.archive.parquet.COLUMNS``; class -1 stands for a column without a filter.
 
 PREFIX: Final = "_keys/"
+INDEX_KEY: Final = re.compile(r"_keys/[0-9a-f]{16}\.keys")
 OBJECT_BYTES: Final = 64 << 20
 """Filters of one object, at most; more only where one file has more. Memory of a piece of work of a build: twice that."""
 ROW_BYTES: Final = 4
@@ -310,6 +316,11 @@ _CRC_BYTES: Final = 4
 _TAIL_BYTES: Final = 64 * 1024
 _HEAD_BYTES_MAX: Final = 256 << 20
 _NONE: Final = -1
+_PROVED_BYTES: Final = 8 << 20
+"""Read at once by who looks at every byte."""
+DO_MAKE_AGAIN: Final = (
+    "`tiered archive --verify --repair` takes it away, and --key-index makes it again"
+)
 
 Groups = list[list[int]]
 """Of each row group of a file the class of each column's filter."""
@@ -344,25 +355,30 @@ class Built:
 
 
 def read_index(archive: ObjectStore) -> list[IndexPart]:
-    """What the index covers: a listing, and a request for each object."""
+    """What the index covers: a listing, and a request for each object.
+
+    An object that is damaged or of another version covers nothing, as if it were not there; the log says so.
+    """
     found = []
     for info in archive.list(PREFIX):
         try:
             found.append(_read_part(archive, info.key, info.size_bytes))
         except ObjectNotFoundError:
             continue
+        except (DataError, OtherVersionError) as error:
+            _note_useless(error)
     return found
 
 
 def useless_parts(archive: ObjectStore, known: Collection[str]) -> list[ObjectInfo]:
-    """Objects of the index of which no file is known any more. One that is damaged is none: a person looks at it.
+    """Objects of the index of which no file is known any more. One that cannot be read is none: ``--repair`` deletes it.
 
     Args:
         known: Keys of files that may be looked at yet.
     """
     found = []
     for info in archive.list(PREFIX):
-        with contextlib.suppress(DataError, ObjectNotFoundError):
+        with contextlib.suppress(DataError, OtherVersionError, ObjectNotFoundError):
             part = _read_part(archive, info.key, info.size_bytes)
             found += [info] if not any(key in known for key in part.files) else []
     return found
@@ -383,14 +399,48 @@ def groups_with(archive: ObjectStore, part: IndexPart, text: str) -> dict[str, l
 
 def files_without(archive: ObjectStore, index: Iterable[IndexPart], text: str) -> set[str]:
     """Files of which the index knows that they do not have a text; a request for each object."""
-    found: set[str] = set()
-    for part in index:
+    told = (_told(archive, part, text) or {} for part in index)
+    return {key for groups in told for key, may in groups.items() if not may}
+
+
+def _told(archive: ObjectStore, part: IndexPart, text: str) -> dict[str, list[int]] | None:
+    """``groups_with``; None where the object is damaged, or somebody removed it: then it covers nothing."""
+    try:
+        return groups_with(archive, part, text)
+    except ObjectNotFoundError:
+        return None
+    except DataError as error:
+        _note_useless(error)
+        return None
+
+
+def damage_of_index(archive: ObjectStore) -> dict[str, TieredStoreError]:
+    """What is wrong with objects of the index, by key, in order. Every byte is read.
+
+    Those of another version are among it (``OtherVersionError``).
+    """
+    found: dict[str, TieredStoreError] = {}
+    for info in archive.list(PREFIX):
         try:
-            groups = groups_with(archive, part, text)
+            _prove_part(archive, _read_part(archive, info.key, info.size_bytes))
+        except (DataError, OtherVersionError) as error:
+            found[info.key] = error
         except ObjectNotFoundError:
-            continue  # somebody removed it: nothing is known of its files
-        found |= {key for key, may in groups.items() if not may}
+            continue
     return found
+
+
+def _prove_part(archive: ObjectStore, part: IndexPart) -> None:
+    """Look at the checksum of each row."""
+    for blocks, filters, start in part.classes:
+        size = filters * BLOCK + _CRC_BYTES
+        step = max(1, _PROVED_BYTES // size)
+        for first in range(0, blocks, step):
+            count = min(step, blocks - first)
+            at = start + first * size
+            data = archive.get(part.key, ByteRange(at, at + count * size))
+            for n in range(count):
+                _proven_row(part.key, data[n * size : (n + 1) * size])
 
 
 def build(
@@ -452,12 +502,27 @@ def index_files(bench: Workbench, share: _Share) -> Built:
     for object_files in _gathered(_sound(bench.archive, share, built)):
         data = _encode(object_files)
         name = hashlib.sha256("\n".join(key for key, _ in object_files).encode()).hexdigest()[:16]
-        with contextlib.suppress(AlreadyExistsError):  # another made the same
-            bench.archive.put_if_absent(f"{PREFIX}{name}.keys", data)
+        _put_part(bench.archive, f"{PREFIX}{name}.keys", data)
         built.objects += 1
         built.files += len(object_files)
         built.size_bytes += len(data)
     return built
+
+
+def _put_part(archive: ObjectStore, key: str, data: bytes) -> None:
+    """Make an object, or adopt the one that another made of the same files. One that is damaged is replaced."""
+    try:
+        archive.put_if_absent(key, data)
+    except AlreadyExistsError:
+        try:
+            _prove_part(archive, _read_part(archive, key, archive.head(key).size_bytes))
+        except DataError:
+            archive.delete(key)
+        except ObjectNotFoundError:
+            pass
+        else:
+            return
+        put_own(archive, key, data)
 
 
 _Filters = tuple[str, list[list[bytes | None]]]
@@ -542,11 +607,17 @@ def _row(one: tuple[int, int, int], value: int) -> ByteRange:
 
 
 def _answers(key: str, row: bytes, value: int) -> Iterator[bool]:
+    data = _proven_row(key, row)
+    for start in range(0, len(data), BLOCK):
+        yield block_holds(data[start : start + BLOCK], value)
+
+
+def _proven_row(key: str, row: bytes) -> memoryview:
+    """A row without its checksum."""
     data = memoryview(row)[:-_CRC_BYTES]
     if zlib_ng.crc32(data) != int.from_bytes(row[-_CRC_BYTES:], "big"):
         raise _damaged("a row of the key index has a wrong checksum", key)
-    for start in range(0, len(data), BLOCK):
-        yield block_holds(data[start : start + BLOCK], value)
+    return data
 
 
 def _read_part(archive: ObjectStore, key: str, size: int) -> IndexPart:
@@ -574,15 +645,24 @@ def _part_of(key: str, head: bytes, end: int) -> IndexPart:
         classes = tuple((int(b), int(f), int(s)) for b, f, s in known["classes"])
         files = {str(name): [list(map(int, g)) for g in groups] for name, groups in known["files"]}
     except (ValueError, LookupError, TypeError, zstandard.ZstdError) as error:
-        raise _damaged(f"the head of the key index makes no sense: {error!r:.100}", key) from error
+        raise _unknown(f"{error!r:.100}", key) from error
     used = [n for groups in files.values() for group in groups for n in group if n != _NONE]
     counts = [used.count(number) for number in range(len(classes))]
     ends = [s + b * (f * BLOCK + _CRC_BYTES) for b, f, s in classes]
     fits = counts == [f for _, f, _ in classes] and all(at <= end for at in ends)
     if known.get("format") != 1 or not fits or not all(-1 <= n < len(classes) for n in used):
-        raise _damaged("the head of the key index contradicts itself", key)
+        raise _unknown("it contradicts itself", key)
     return IndexPart(key, classes, files)
 
 
 def _damaged(what: str, key: str) -> DataError:
-    return DataError(what, where=key, do="remove it, and make it again with --key-index")
+    return DataError(what, where=key, do=DO_MAKE_AGAIN)
+
+
+def _unknown(what: str, key: str) -> OtherVersionError:
+    """A head whose checksum holds was written so."""
+    return OtherVersionError(f"a key index has another form: {what}", where=key)
+
+
+def _note_useless(error: DataError | OtherVersionError) -> None:
+    _LOG.warning("an object of the key index is passed over: %s", error)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from backends.local_files import LOST_AND_FOUND
 from tiered.api.broker_place import Place, find_places, require_fitting
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.layout import BATCH_DIRECTORY, LOG_DIRECTORY, QUEUE_DIRECTORY
@@ -147,7 +148,7 @@ def _is_bare(directory: str) -> bool:
     Where it is a mount point ``lost+found`` is there, too, which only root may look into.
     """
     try:
-        found = [one for one in Path(directory).iterdir() if one.name != "lost+found"]
+        found = [one for one in Path(directory).iterdir() if one.name != LOST_AND_FOUND]
         return Path(directory).is_dir() and not any(
             not one.is_dir() or any(one.iterdir()) for one in found
         )

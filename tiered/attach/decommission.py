@@ -72,6 +72,8 @@ SLOT: Final = np.dtype(
     [("time_s", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
 )
 """Of the timer wheel. Times are in units of its precision, a second unless the broker was told otherwise."""
+_SLOTS: Final = 2 * 604_800
+"""Of each broker's wheel."""
 _ALL: Final = 1 << 62
 _ITEMS: Final = 4096
 
@@ -305,17 +307,21 @@ class _Looking:
 
     def _timed(self) -> int:
         wheel = read_timer_progress(self._layout.root).wheel
-        return self._on_wheel(wheel.read_ms) + sum(
-            self._left(index, wheel.queue_offset) for _, index in self._queues(TIMER)
-        )
+        begin, waiting = wheel.queue_offset, self._on_wheel(wheel.read_ms)
+        if waiting is None and begin:
+            self._notes.append(
+                "timerwheel is cut or gone: all timed messages are taken for pending"
+            )
+            begin = 0
+        listed = sum(self._left(index, begin) for _, index in self._queues(TIMER))
+        return listed + (waiting or 0)
 
-    def _on_wheel(self, read_ms: int) -> int:
-        """Messages of slots that have not been delivered; a wheel is 37 MiB, mostly a hole."""
+    def _on_wheel(self, read_ms: int) -> int | None:
+        """Messages of slots that have not been delivered; None: the wheel does not say. It is 37 MiB, mostly a hole."""
         wheel = Path(self._layout.root, "timerwheel")
-        if not wheel.is_file() or not wheel.stat().st_size:
-            return 0
-        count = wheel.stat().st_size // SLOT.itemsize
-        slots = np.memmap(wheel, SLOT, "r", shape=(count,))
+        if not wheel.is_file() or wheel.stat().st_size != _SLOTS * SLOT.itemsize:
+            return None
+        slots = np.memmap(wheel, SLOT, "r", shape=(_SLOTS,))
         times_s = np.asarray(slots["time_s"], np.int64)
         waiting = np.flatnonzero(times_s > read_ms // 1000)
         return int(np.maximum(slots["count"][waiting].astype(np.int64), 0).sum())

@@ -6,6 +6,9 @@ wheel is looked at meanwhile: a tier that does not answer holds up nothing that 
 timers is another: both work side by side. Ours is renewed by a thread, too, since a target may take long to open, and to
 answer.
 
+Refusals: once a run has begun, what only a person can mend (an expired key, a wrong clock) is waited out as an outage is,
+unless it is to end by itself.
+
 After a crash: the lease expires; the next run goes on at the last entry (``timer.handover``).
 """
 
@@ -21,7 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import BackendError
-from tiered.api.stores import backend_errors, open_metered, with_retries
+from tiered.api.stores import PatientStore, backend_errors, open_metered, with_retries
 from tiered.attach.timer_place import choose_timers, take_lease
 from tiered.errors import ClosedError, FencedError, StoreUnavailableError
 from tiered.journal.append import JournalWriter
@@ -389,16 +392,18 @@ def hand_over(
         ClosedError: ``stop`` was set while another run's lease was waited for.
         InvalidError: There are no timers, or a wrong URL or target.
         FencedError: Another run has begun, or holds the lease.
-        StoreUnavailableError: The tier's store, or the target, cannot be reached or refuses us.
+        StoreUnavailableError: The tier's store, or the target, cannot be reached or refuses us at the start, or with
+            ``once``.
     """
     rng, stop, abandon = rng or random.SystemRandom(), stop or threading.Event(), threading.Event()
     with contextlib.ExitStack() as opened, backend_errors():
         meter = opened.enter_context(contextlib.closing(open_metered(url, options)))
-        store = with_retries(meter, clock, rng, abandon)
+        patient = PatientStore(meter, clock)
+        store = with_retries(patient, clock, rng, abandon, meter.count_retry)
         place = choose_timers(store, settings.cluster, settings.broker)
         writer = f"{rng.getrandbits(32):08x}"
         journal: JournalWriter[TierState] = JournalWriter(
-            meter, place.prefix, TierMachine(), writer=writer, clock=clock, rng=rng, stop=abandon
+            patient, place.prefix, TierMachine(), writer=writer, clock=clock, rng=rng, stop=abandon
         )
         lease = Lease(
             store, place.prefix + RUN, writer=writer, holder=Holder.present(), seconds=LEASE_S,
@@ -419,6 +424,9 @@ def hand_over(
         )
         ours.require()
         run.begin(asdict(Holder.present()))
+        if not settings.once:
+            # Who runs for months ends for no expired key, the less since what the target has is delivered by us.
+            patient.wait_out_refusals()
         with beside(work, meter):
             work.work()
         ended = work.refused, work.missing, work.delivered, target.waiting

@@ -9,7 +9,7 @@ import os
 import random
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backends.local_files import is_full, read_regular
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
@@ -43,7 +43,7 @@ from tiered.cli.values import (
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tiered.archive.body_formats import BodyWishes
     from tiered.archive.engine import Engine, T, V, Workbench
@@ -223,8 +223,10 @@ def run(call: Call, options: ArchiveOptions) -> int:
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     load_pyarrow()
     _require_dry(call, options)
+    _require_effect(call, options)
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workshop(call, options, stack)
+        _require_topics(call, options, at)
         watch = Watch(call.clock)
         engine = _engine(call, options, at, watch, stack)
         if options.repair:
@@ -238,6 +240,67 @@ def run(call: Call, options: ArchiveOptions) -> int:
         if options.dry_run:
             return _plan(call, options, at)
         return _archive(call, options, at, engine, watch)
+
+
+_ARCHIVING, _VERIFY, _REPAIR, _KEYS, _MERGE, _CLEAN = (
+    "", "--verify", "--repair", "--key-index", "--merge", "--clean",
+)  # fmt: skip
+_ACTS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        (
+            "from", "until", "max-bytes", "max-runtime", "pack-below", "seal", "metrics-file",
+            "body", "body-schema", "body-message", "raw-records", "decode-again",
+        ),
+        (_ARCHIVING,),
+    ),
+    **dict.fromkeys(("topics", "exclude"), (_ARCHIVING, _MERGE, _VERIFY)),
+    "publish": (_ARCHIVING, _MERGE, _CLEAN),
+    "merge-below": (_MERGE,),
+    **dict.fromkeys(("grace", "max-deletions"), (_CLEAN,)),
+    **dict.fromkeys(("plan", "apply", "exit-code"), (_CLEAN, _REPAIR)),
+}  # fmt: skip
+"""With which of these an option does something. One that narrows nothing must not seem to: --clean deletes of all topics."""
+
+
+def _require_effect(call: Call, options: ArchiveOptions) -> None:
+    """See that all that the command line says does something. A file of settings speaks of every run, and may say more."""
+    chosen = {
+        _REPAIR: options.repair, _VERIFY: options.verify, _KEYS: options.key_index,
+        _MERGE: options.merge, _CLEAN: options.clean,
+    }  # fmt: skip
+    modes = [name for name, is_chosen in chosen.items() if is_chosen]
+    if modes == [_REPAIR, _VERIFY]:
+        modes = [_REPAIR]
+    if len(modes) > 1:
+        what = f"{modes[0]} and {modes[1]} contradict each other"
+        raise InvalidError(
+            what, where=call.path, do=_DO_ONE.get((*modes,), "run one, then the other")
+        )
+    mode = modes[0] if modes else _ARCHIVING
+    for name, acts in _ACTS.items():
+        if mode not in acts and call.is_given(f"{call.section}.{name}"):
+            with_it = f"with {mode}" if mode else "without " + " or ".join(acts)
+            raise InvalidError(
+                f"--{name} does nothing {with_it}", where=call.path, do="leave it out"
+            )
+
+
+_DO_ONE: Final[Mapping[tuple[str, ...], str]] = {
+    (_MERGE, _CLEAN): "merge first, and clean when the grace is over"
+}
+
+
+def _require_topics(call: Call, options: ArchiveOptions, at: Workshop) -> None:
+    """See that --topics and --exclude name what the tier or the archive has."""
+    if not options.topics and not options.exclude:
+        return
+    from tiered.archive.audit import read_log
+    from tiered.archive.job import read_tier
+
+    topics = {lane.topic for lane in read_log(at).lanes}
+    topics |= {queue.topic for queue in read_tier(at).state.queues}
+    call.require_topics("topics", options.topics, topics, options.url)
+    call.require_topics("exclude", options.exclude, topics, options.url)
 
 
 def _require_dry(call: Call, options: ArchiveOptions) -> None:
@@ -271,12 +334,6 @@ def open_workshop(call: Call, options: ArchiveOptions, stack: contextlib.ExitSta
 
 def _files(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
     """What is done to files alone."""
-    if options.merge and options.clean:
-        raise InvalidError(
-            "--merge and --clean contradict each other",
-            where=call.path,
-            do="merge first, and clean when the grace is over",
-        )
     run_it = run_merge if options.merge else run_clean
     return run_it(call, options, at, engine)
 
@@ -691,20 +748,23 @@ def run_repair(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine
             lambda: plan_repair(at, log.state, engine, by_bytes=options.verify),
         )
         applied = None
-        if options.apply and (plan["repairs"] or plan["remains"]):
+        has_work = bool(plan["repairs"] or plan["remains"] or plan["derived"])
+        if options.apply and has_work:
             now = Progressed(f"making {counted(len(plan['repairs']), 'file')}")
             applied = apply_repair(at, log, plan, engine)
     document = {**plan, "applied": applied.document() if applied else None}
     show_result(call, document, rows="repairs", columns=_REPAIRS, lines=_repair_lines)
     if applied and applied.failed:
         return NEEDS_A_PERSON
-    return ending_code(options, document, has_work=bool(plan["repairs"] or plan["remains"]))
+    return ending_code(options, document, has_work=has_work)
 
 
 def _repair_lines(document: Document) -> Iterator[str]:
     yield f"plan      {counted(len(document['repairs']), 'file')} to be made again from the tier"
     if document["remains"]:
         yield f"remains   {counted(len(document['remains']), 'harmed file')} of a repair that was killed, to be deleted"
+    for key, what in document["derived"][:_SHOWN]:
+        yield f"derived   {key}: {what}; to be taken away, and made again by --key-index or `tiered compact --archive`"
     for refusal in document["refusals"][:_SHOWN]:
         yield f"lost      {refusal}"
     applied = document["applied"]
@@ -713,9 +773,11 @@ def _repair_lines(document: Document) -> Iterator[str]:
             f"made      {counted(applied['made'], 'file')}, {counted(applied['rows'], 'message')};"
             f" {counted(applied['deleted'], 'harmed file')} deleted"
         )
+        if document["derived"]:
+            yield f"taken     {counted(applied['taken_away'], 'derived object or table', 'derived objects and tables')}"
         for one in applied["failed"][:_SHOWN]:
             yield f"failed    {one['key']}: {one['why']}"
-    elif document["repairs"] or document["remains"]:
+    elif document["repairs"] or document["remains"] or document["derived"]:
         yield "nothing is changed; --apply - does it"
 
 

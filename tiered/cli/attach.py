@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +37,7 @@ from tiered.cli.values import (
     seconds_not_below_zero,
     start,
     topic_filter,
+    unmatched,
     whole,
 )
 from tiered.errors import InvalidError
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from tiered.cli.call import Call
     from tiered.dispatch.settings import Compression
     from tiered.local.face import StoreReport
-    from tiered.model import MessageQueue
     from tiered.upkeep.compact_thread import CompactionThread
 
 SYSTEM_TOPIC = "system topic"
@@ -298,8 +297,10 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
             f" {attachment.place.cluster}/{attachment.place.broker},"
             f" epoch {attachment.epoch}"
         )
-        for glob in unmatched(options.topics, attachment.local.queues()):
+        for glob in unmatched(options.topics, _topics(attachment)):
             call.say(f"tiered: no topic matches --topics {glob} yet")
+    for glob in unmatched(options.exclude, _topics(attachment)):
+        call.say(f"tiered: no topic matches --exclude {glob} yet: what it was to keep out may go")
     try:
         with contextlib.ExitStack() as stack:
             compaction = compacting(call, options, attachment, stack)
@@ -308,7 +309,7 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
             result = attachment.run(once=is_once, seal=options.seals, merge=options.merge)
             handover = hand_over(options, attachment)
         report = attachment.local.report()
-        missed = unmatched(options.topics, attachment.local.queues())
+        missed = unmatched(options.topics, _topics(attachment))
     except BaseException:
         attachment.close()
         raise
@@ -698,10 +699,8 @@ def lines(document: dict[str, Any]) -> list[str]:
     )
 
 
-def unmatched(globs: Sequence[str], queues: Iterable[MessageQueue]) -> list[str]:
-    """The globs that no topic of the store fits."""
-    topics = {queue.topic for queue in queues}
-    return [glob for glob in globs if not any(fnmatchcase(topic, glob) for topic in topics)]
+def _topics(attachment: Attachment) -> set[str]:
+    return {queue.topic for queue in attachment.local.queues()}
 
 
 def few(names: Sequence[str], count_max: int = 5) -> str:

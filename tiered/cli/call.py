@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from tiered.api.stores import open_for_reading
 from tiered.cli.options import OneOf, Setting, Shape, custom, flag, option, several
 from tiered.cli.signals import SignalWatch
-from tiered.cli.values import Moment, pair, seconds_above_zero
+from tiered.cli.values import Moment, is_glob, pair, seconds_above_zero, unmatched
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import BinaryIO
 
     from backends.base import ObjectStore
@@ -133,6 +133,24 @@ class Call:
     def is_given(self, key: str) -> bool:
         """Whether the command line itself says it, by the key of the setting."""
         return self.chosen[key].source == "command line"
+
+    def require_topics(
+        self, name: str, globs: Iterable[str], topics: Collection[str], where: str
+    ) -> None:
+        """Say which globs of topics no topic fits, so that what is misspelled does not do nothing without a word.
+
+        Args:
+            name: Of the option, without its dashes.
+
+        Raises:
+            InvalidError: The command line names a topic, without a wildcard, that is not there. A file that is written once
+                for many runs may.
+        """
+        for glob in unmatched(globs, topics):
+            if self.is_given(f"{self.section}.{name}") and not is_glob(glob):
+                do = f"check --{name}; `tiered ls URL` lists the topics"
+                raise InvalidError(f"there is no topic {glob}", where=where, do=do)
+            self.say(f"tiered: no topic matches --{name} {glob}")
 
     def ms(self, moment: Moment | None) -> int | None:
         """A time in UTC milliseconds, or None; ``now`` is now."""

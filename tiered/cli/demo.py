@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.local_files import is_vacant
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command
 from tiered.cli.options import option
@@ -107,7 +108,7 @@ def prepare(asked: str | None) -> Path:
         if folder.exists() and not folder.is_dir():
             raise InvalidError("not a directory", where=str(folder), do="name another with --dir")
         is_ours = (folder / MARK).exists()
-        if folder.exists() and not is_ours and any(folder.iterdir()):
+        if not is_ours and not is_vacant(folder):
             raise InvalidError(
                 "the directory is not empty, and no demo made it",
                 where=str(folder),

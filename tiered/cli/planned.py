@@ -499,7 +499,7 @@ class ExpireOptions(GiveUpOptions):
 
 def run_expire(call: Call, options: ExpireOptions) -> int:
     """Plan, and apply if told to."""
-    from tiered.upkeep.expire import plan_expire
+    from tiered.upkeep.expire import plan_expire, topics_of
 
     if options.timers:
         return _expire_timers(call, options)
@@ -508,13 +508,16 @@ def run_expire(call: Call, options: ExpireOptions) -> int:
     ttl_of = times_to_live(call, options)
     limit = options.max_deletions
     archive = _archive_url(call, options)
-    return _give_up(
-        call,
-        options,
-        "expire",
-        lambda at, proof: plan_expire(at, ttl_of, objects_max=limit, proof=proof),
-        archive=archive,
-    )
+
+    def plan(at: Workplace, proof: ArchiveProof | None) -> Plan:
+        globs = [rule.glob for rule in options.topic_ttl]
+        if options.topics or globs:
+            topics = topics_of(at)
+            call.require_topics("topics", options.topics, topics, options.url)
+            call.require_topics("topic-ttl", globs, topics, options.url)
+        return plan_expire(at, ttl_of, objects_max=limit, proof=proof)
+
+    return _give_up(call, options, "expire", plan, archive=archive)
 
 
 def _expire_timers(call: Call, options: ExpireOptions) -> int:

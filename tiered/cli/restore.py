@@ -113,6 +113,8 @@ def run(call: Call, options: RestoreOptions) -> int:
     output, stopping = Output(call), threading.Event()
     with contextlib.ExitStack() as stack:
         tier = open_tier(call, options.url, stack, memory_bytes=options.memory_bytes)
+        topics = {queue.topic for queue in tier.queues()}
+        call.require_topics("topics", options.topics, topics, options.url)
         plan = plan_restore(tier, read_selection(call, options))
         document = planned(options, tier, plan)
         sizes = StoreOptions(options.log_file_size_bytes, options.queue_items)

@@ -6,9 +6,9 @@ import contextlib
 import threading
 from base64 import b64encode
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.local_files import is_vacant
 from tiered.addresses import Address, address, addresses
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import make_command, make_program
@@ -641,9 +641,8 @@ def _require_other(call: Call, directory: str, state: TierState) -> None:
     from tiered.local.rocketmq import RocketMQStore
     from timer.progress import WheelState
 
-    folder, source = Path(directory), state.store
-    is_new = not folder.exists() or not any(folder.iterdir())
-    if is_new or not source.get("store_id"):
+    source = state.store
+    if is_vacant(directory) or not source.get("store_id"):
         return
     wheel = WheelState.read(directory)
     if wheel is not None and wheel.mark and wheel.mark == state.timers.run.target.get("id"):

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -296,6 +296,16 @@ def topic_filter(globs: Sequence[str], excluded: Sequence[str] = ()) -> Callable
         return wanted and not any(fnmatchcase(topic, glob) for glob in excluded)
 
     return takes
+
+
+def is_glob(text: str) -> bool:
+    """Whether a glob may fit more than the topic of its own name."""
+    return any(sign in text for sign in "*?[")
+
+
+def unmatched(globs: Iterable[str], topics: Collection[str]) -> list[str]:
+    """The globs that no topic fits."""
+    return [glob for glob in globs if not any(fnmatchcase(topic, glob) for topic in topics)]
 
 
 class _Safe(dict[int, str]):

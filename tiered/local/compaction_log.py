@@ -454,19 +454,22 @@ def folders_of(root: str, queue: MessageQueue) -> tuple[str, str]:
 def file_sizes(root: str) -> tuple[int, int] | None:
     """Lengths of files of records and of units, as those that are there have them; None: there are none.
 
+    The longest of all queues tell: a shorter one was cut.
+
     Raises:
         InvalidError: A file may not be looked at.
     """
+    found: list[tuple[int, int]] = []
     for records in sorted(Path(root, RECORDS_DIRECTORY).glob("*/[0-9]*/")):
         listed = Path(root, UNITS_DIRECTORY, records.parent.name, records.name)
         for base in list_bases(str(records)):
             name = f"{base:0{NAME_DIGITS}d}"
             try:
-                return (records / name).stat().st_size, (listed / name).stat().st_size
+                found.append(((records / name).stat().st_size, (listed / name).stat().st_size))
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise InvalidError(
                     f"it cannot be read: {error.strerror}", where=str(listed)
                 ) from error
-    return None
+    return (max(one[0] for one in found), max(one[1] for one in found)) if found else None

@@ -17,15 +17,17 @@ Memory: the state, and for each of ``in_flight_max`` steps one bundle (or a batc
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from backends.base import ObjectInfo, foreign_below
-from backends.errors import BackendError
+from backends.errors import BackendError, ObjectNotFoundError
 from tiered import keys
 from tiered.errors import (
     DataError,
@@ -35,16 +37,18 @@ from tiered.errors import (
     TieredStoreError,
 )
 from tiered.journal.checkpoint import CHECKPOINTS_KEPT, replay_starts
-from tiered.journal.entry import EPOCH, checksum
+from tiered.journal.entry import EPOCH, checksum, decode_entry
 from tiered.journal.lease import read_lease
 from tiered.journal.replay import JournalReader
-from tiered.keys import LEASE, checkpoint_key, entry_key
+from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key
 from tiered.local.face import HoleReason
+from tiered.log.broker_tables import HANDOVER, is_handed_over, read_handover
 from tiered.log.history import named_objects, parts_by_bundle
 from tiered.log.proposal import REBUILT_STRIDE
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.state import Gap, TierMachine
 from tiered.log.takeback import is_tail
+from tiered.log.timers import FACTS, kept_facts
 from tiered.log.verify_objects import (
     BundleCheck,
     IndexCheck,
@@ -161,6 +165,7 @@ class _VerifyRun:
         self._count(state, listing)
         if listing.has_lease:
             self.take(check_lease(self._store, self._prefix))
+        self.take(check_meta(self._store, self._prefix, state, has_facts=listing.has_facts))
         if not deep:
             return []
         self.take(check_journal(self._store, self._prefix, listing.entries, listing.checkpoints))
@@ -168,6 +173,7 @@ class _VerifyRun:
             *self._bundle_steps(state, listing.missing),
             *self._index_steps(state, listing.missing),
             *self._quarantine_steps(listing),
+            *self._mount_steps(listing),
         ]
 
     def comparisons(self, local: LocalStore) -> list[_Step]:
@@ -256,6 +262,10 @@ class _VerifyRun:
                 check = IndexCheck(self._store, self._prefix, index)
                 yield _Step(check.run, index.place.object_bytes)
 
+    def _mount_steps(self, listing: ObjectListing) -> Iterator[_Step]:
+        for key in listing.mounts:
+            yield _Step(partial(check_mount_entry, self._store, self._prefix, key), 0)
+
     def _quarantine_steps(self, listing: ObjectListing) -> Iterator[_Step]:
         for key, size_bytes in listing.quarantine.items():
             yield _Step(_Quarantined(self._store, self._prefix, key).run, size_bytes)
@@ -308,6 +318,9 @@ class ObjectListing:
     entries: list[int] = field(default_factory=list)  # numbers of journal entries
     checkpoints: list[int] = field(default_factory=list)  # numbers of checkpoints
     has_lease: bool = False  # there is a lease
+    has_facts: bool = False  # there is a copy of what is known of timers
+    mounts: list[str] = field(default_factory=list)
+    """Entries in which mounts keep the offsets of groups."""
     unknown: list[str] = field(default_factory=list)
     """Keys that this program does not know, and names that are no keys."""
 
@@ -352,6 +365,10 @@ def _sort(found: ObjectListing, prefix: str, key: str, info: ObjectInfo) -> None
         found.unnamed[key] = info.size_bytes
     elif key == keys.LEASE:
         found.has_lease = True
+    elif key == FACTS:
+        found.has_facts = True
+    elif key.startswith(keys.MOUNT) and _MOUNT_ENTRY.search(key):
+        found.mounts.append(key)
     elif not key.startswith(_OTHERS):
         found.unknown.append(key)
 
@@ -549,6 +566,56 @@ def check_lease(store: ObjectStore, prefix: str) -> Finding:
     if present is None and version is not None:
         found.problem("lease", prefix + LEASE, "it cannot be read; a writer will take it")
     return found
+
+
+def check_meta(store: ObjectStore, prefix: str, state: TierState, *, has_facts: bool) -> Finding:
+    """Whether what lies beside the journal can be read: what a broker knew, and the copy of what is known of timers.
+
+    Nobody needs either until the broker is gone, or the journal; by then it is too late to hear that they are damaged.
+    """
+    found = Finding()
+    looks: list[tuple[str, Callable[[], object], str]] = []
+    if is_handed_over(state.store):
+        key = str(state.store[HANDOVER]["key"])
+        looks.append((key, lambda: read_handover(store, prefix, state.store), _LOST_HANDOVER))
+    if has_facts or any(hour.end for hour in state.timers.hours.values()):
+        looks.append((FACTS, lambda: _facts(store, prefix), _LOST_FACTS))
+    for key, look, lost in looks:
+        try:
+            look()
+        except OtherVersionError as error:
+            found.problem(OTHER_VERSION, prefix + key, str(error))
+        except ObjectNotFoundError:
+            found.problem("missing", prefix + key, f"it is gone; {lost}")
+        except DataError:
+            found.problem("meta", prefix + key, f"it cannot be read; {lost}")
+    return found
+
+
+def check_mount_entry(store: ObjectStore, prefix: str, key: str) -> Finding:
+    """Whether an entry can be read in which a mount keeps the offsets of groups; one that is gone meanwhile was trimmed."""
+    found = Finding()
+    try:
+        decode_entry(store.get(prefix + key), where=prefix + key)
+    except OtherVersionError as error:
+        found.problem(OTHER_VERSION, prefix + key, str(error))
+    except DataError as error:
+        found.problem("meta", prefix + key, f"offsets of consumer groups are damaged: {error.what}")
+    except ObjectNotFoundError:
+        pass
+    return found
+
+
+_MOUNT_ENTRY = re.compile(rf"/{JOURNAL}\d+$")
+_LOST_HANDOVER = "topics, groups and offsets of the broker that is gone are in it alone: bring it back from a copy"
+_LOST_FACTS = "a rebuilt journal forgets without it what was handed over; the next import, run or cancel writes it anew"
+
+
+def _facts(store: ObjectStore, prefix: str) -> None:
+    """Raises what keeps the copy from being used."""
+    if kept_facts(store, prefix) is None:
+        store.head(prefix + FACTS)
+        raise DataError("the copy of what is known of timers is damaged", where=prefix + FACTS)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -21,18 +21,19 @@ so, and the log. Limit: ``QUEUES_MAX`` of all groups together.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
-from tiered.errors import FencedError
+from tiered.errors import DataError, FencedError
 from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.journal.entry import EPOCH, json_text
 from tiered.journal.lease import Holder, Lease, LeaseState
-from tiered.journal.replay import UnknownActionError
+from tiered.journal.replay import JournalReader, UnknownActionError
 from tiered.keys import JOURNAL, MOUNT, unescape_name
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.mount.protocol import Code, RefusalError
@@ -245,6 +246,32 @@ def mounts_with_offsets(store: ObjectStore, prefix: str) -> list[str]:
     return sorted(found)
 
 
+@contextlib.contextmanager
+def damage_told(url: str, prefix: str) -> Iterator[None]:
+    """Say of damage in a mount's journal what it is, and what can be done; ``verify --deep`` names all of it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(
+            f"the offsets that a mount has kept of consumer groups are damaged: {error.what}",
+            where=f"{url}/{error.where}",
+            do=f"bring the object back from a copy; else delete all below {prefix}: groups begin where they were with the"
+            " broker, and get again what came since; until then `tiered mount --no-state` serves the tier",
+        ) from error
+
+
+def kept_state(store: ObjectStore, prefix: str) -> MountState | None:
+    """What a mount has kept; None: there is no such mount.
+
+    Raises:
+        DataError: It is damaged; the message says what to do.
+    """
+    reader = JournalReader(store, prefix, MountMachine())
+    with damage_told(store.url, prefix):
+        reader.catch_up()
+    return reader.state if reader.number else None
+
+
 class OffsetsKeeper:
     """Lease and journal of a mount. ``begin``, then ``save`` and ``renew`` (each of one thread at a time), then ``end``."""
 
@@ -312,9 +339,11 @@ class OffsetsKeeper:
             stop: Waits so many seconds; True when we were told to stop.
 
         Raises:
+            DataError: What was kept is damaged; the message says what to do.
             FencedError: Another mount serves under this name.
         """
-        self._journal.catch_up()
+        with damage_told(self._store.url, self._prefix):
+            self._journal.catch_up()
         # A journal shows that a mount has written here before, so only the first of a name has to try the store.
         if not self._journal.number:
             prove()

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import shutil
@@ -58,7 +59,6 @@ from tiered.format.fastjson import loads
 from tiered.format.items import ITEM_BYTES
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.journal.replay import JournalReader
 from tiered.keys import mount_prefix
 from tiered.local.catalog import reason_left_out
 from tiered.local.layout import (
@@ -74,7 +74,7 @@ from tiered.local.layout import (
 )
 from tiered.log.broker_tables import Handover, read_handover
 from tiered.model import Boundary, MessageQueue, QueueOffset
-from tiered.mount.offsets import MountMachine, mounts_with_offsets
+from tiered.mount.offsets import kept_state, mounts_with_offsets
 from tiered.store.disk import (
     CHECKPOINT_FILE,
     NEW_SUFFIX,
@@ -97,11 +97,13 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Parts
+    from tiered.mount.offsets import MountState
     from tiered.store.store_options import StoreOptions
 
 Longs = npt.NDArray[np.int64]
 STATE_FILE: Final = "restore.json"
 STATE_FORMAT: Final = 3
+_LOGGER = logging.getLogger("tiered.mount")
 _LOG, _LISTS, _WHOLE = "log", "lists", "whole"
 """How far it is: the log is made; it is whole, and its lists and tables are; all is."""
 SUFFIX: Final = ".restoring"
@@ -421,8 +423,11 @@ class Restore:
 
         Raises:
             InvalidError: The directory has something in it, or what was cut short is not as this restore left it.
+            DataError: The offsets that a mount has kept are damaged, and that is not accepted: said before hours of work.
         """
         self._require_free()
+        with backend_errors():
+            self._kept_by_a_mount()
         return self._load() is not None
 
     def run(self) -> Restored:
@@ -776,18 +781,25 @@ class Restore:
 
     def _offsets(self, handover: Handover | None) -> Mapping[tuple[str, str], Mapping[int, int]]:
         """Where groups are: with a mount, where one has served the tier, else as the broker had it."""
-        tier = self._tier
         offsets = dict(handover.offsets) if handover is not None else {}
-        mount, _, member = self._plan.offsets_of.partition("/")
-        prefix = mount_prefix(tier.place.prefix, mount, member)
-        reader = JournalReader(tier.store, prefix, MountMachine())
-        reader.catch_up()
-        if reader.number and reader.state.handover == (
-            handover.key if handover is not None else ""
-        ):
-            for name, row in reader.state.offsets.items():
+        kept = self._kept_by_a_mount()
+        if kept and kept.handover == (handover.key if handover is not None else ""):
+            for name, row in kept.offsets.items():
                 offsets[name] = {**offsets.get(name, {}), **row}
         return offsets
+
+    def _kept_by_a_mount(self) -> MountState | None:
+        """What the mount has kept whose offsets are wanted; None also where that is damaged and damage is accepted."""
+        mount, _, member = self._plan.offsets_of.partition("/")
+        try:
+            return kept_state(
+                self._tier.store, mount_prefix(self._tier.place.prefix, mount, member)
+            )
+        except DataError as error:
+            if not self._accepts_damage:
+                raise
+            _LOGGER.warning("groups are where they were with the broker: %s", error)
+            return None
 
     def _write_tables(
         self,

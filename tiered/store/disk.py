@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from backends.local_files import advice_for
+from backends.local_files import LOST_AND_FOUND, advice_for
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.broker_checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.layout import ABORT_FILE, LOCK_FILE, LOG_DIRECTORY, QUEUE_DIRECTORY
@@ -172,13 +172,13 @@ class StoreHold:
 
     @classmethod
     def of_new(cls, directory: str | os.PathLike[str]) -> StoreHold:
-        """Hold a directory that is empty or missing.
+        """Hold a directory that is missing, or empty but perhaps for what a mounted file system has in it.
 
         Raises:
             InvalidError: It has something in it.
         """
         root = Path(directory).absolute()
-        make_new(root)
+        make_new(root, beside=LOST_AND_FOUND)
         return cls(str(root))
 
     def begin(self, now_ms: int) -> None:

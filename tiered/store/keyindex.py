@@ -70,7 +70,7 @@ class KeyFile:
         self.path = path  # where it is
         self._slots = slots
         self._items = items
-        size = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ITEM_BYTES * items
+        size = file_bytes_of(slots, items)
         self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             self.is_new = os.fstat(self._descriptor).st_size == 0
@@ -391,26 +391,44 @@ def index_paths(root: str) -> list[str]:
     ]
 
 
-def sizes_on_disk(root: str, slots: int, items: int) -> tuple[int, int]:
+def sizes_on_disk(root: str, slots: int, items: int, *, is_made: bool) -> tuple[int, int]:
     """Slots and items of the files of a store; those given when they fit, or there are no files.
+
+    The longest file tells: a shorter one was cut.
+
+    Args:
+        slots: As asked for, or as the store was made.
+        is_made: The latter: no shorter file says anything.
 
     Raises:
         InvalidError: The files have a length that says nothing: the broker's settings are needed.
     """
-    for path in index_paths(root):
-        size = Path(path).stat().st_size
-        if size in (0, INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ITEM_BYTES * items):
-            continue  # 0: a process ended between making the file and giving it its length; opening gives it
-        per_slot = INDEX_SLOT_BYTES + INDEX_ITEM_BYTES * _USUAL_ITEMS_A_SLOT
-        slots, rest = divmod(size - INDEX_HEADER_BYTES, per_slot)
-        items = slots * _USUAL_ITEMS_A_SLOT
-        if rest or slots <= 0:
-            raise InvalidError(
-                f"an index file of {size} bytes",
-                where=path,
-                do="give index_slots and index_items as the broker's maxHashSlotNum and maxIndexNum",
-            )
-    return slots, items
+    lengths = {path: Path(path).stat().st_size for path in index_paths(root)}
+    path, size = max(lengths.items(), key=lambda one: one[1], default=("", 0))
+    usual = file_bytes_of(slots, items)
+    # 0: a process ended between making the file and giving it its length; opening gives it.
+    if size in (0, usual) or (is_made and size < usual):
+        return slots, items
+    per_slot = INDEX_SLOT_BYTES + INDEX_ITEM_BYTES * _USUAL_ITEMS_A_SLOT
+    slots, rest = divmod(size - INDEX_HEADER_BYTES, per_slot)
+    if rest or slots <= 0 or is_made:
+        raise InvalidError(
+            f"an index file of {size} bytes",
+            where=path,
+            do="give index_slots and index_items as the broker's maxHashSlotNum and maxIndexNum",
+        )
+    return slots, slots * _USUAL_ITEMS_A_SLOT
+
+
+def has_cut_file(root: str, slots: int, items: int) -> bool:
+    """Whether an index file lost some of its bytes. One of no bytes had none yet; see ``sizes_on_disk``."""
+    usual = file_bytes_of(slots, items)
+    return any(0 < Path(path).stat().st_size < usual for path in index_paths(root))
+
+
+def file_bytes_of(slots: int, items: int) -> int:
+    """Length of an index file."""
+    return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ITEM_BYTES * items
 
 
 def _name(now_ms: int) -> str:

@@ -48,7 +48,7 @@ from tiered.store.disk import (
 )
 from tiered.store.encoding import check_host
 from tiered.store.facts import of_block
-from tiered.store.keyindex import KeyIndex
+from tiered.store.keyindex import KeyIndex, has_cut_file
 from tiered.store.listing import Listing, QueueEnd, QueueKinds
 from tiered.store.new_message import parse_levels
 from tiered.store.sizes import as_on_disk, give_length, has_cut_queue, note_sizes, sized
@@ -150,7 +150,10 @@ def open_existing(
         options = as_on_disk(options, layout)
         layout = sized(layout, options)
         with Disk(layout.root):
-            if anew or has_cut_queue(layout):
+            is_cut = has_cut_queue(layout) or has_cut_file(
+                layout.root, options.index_slots, options.index_items
+            )
+            if anew or is_cut:
                 parts = _recover(
                     hold, topics, options, layout, clock, anew=True, synced_end=synced_end
                 )

@@ -95,7 +95,9 @@ def as_on_disk(options: StoreOptions, layout: Layout) -> StoreOptions:
             options.compacting, log_file_bytes=records, unit_file_items=units // BATCH_ITEM_BYTES
         )
         options = replace(options, compacting=compacting)
-    slots, items = sizes_on_disk(layout.root, options.index_slots, options.index_items)
+    slots, items = sizes_on_disk(
+        layout.root, options.index_slots, options.index_items, is_made=bool(made)
+    )
     return replace(options, index_slots=slots, index_items=items)
 
 

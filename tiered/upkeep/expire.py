@@ -81,6 +81,11 @@ class ArchiveProof(Protocol):
         ...
 
 
+def topics_of(at: Workplace) -> set[str]:
+    """The topics that the tier has."""
+    return {queue.topic for queue in _reader(at).state.queues}
+
+
 def plan_expire(
     at: Workplace, ttl_ms: Ttl, *, objects_max: int, proof: ArchiveProof | None = None
 ) -> Plan:

@@ -293,6 +293,11 @@ def _with_timers(
     kept = kept_facts(store, prefix) if files else None
     if not files:
         return state
+    if kept is None and state.timers.hours:
+        notes.append(
+            f"the copy of what is known of timers is damaged or gone: what was taken, handed over or cancelled behind entry"
+            f" {reader.number} is forgotten, so timers may come twice"
+        )
     is_newer = kept is not None and kept[1] > reader.number
     facts, told = mended_facts(kept[0] if kept and is_newer else state.timers, files)
     notes += told

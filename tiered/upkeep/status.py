@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.errors import BackendError
 from backends.wrapping import Prices
 from tiered.api.broker_place import Place, choose_place, find_places, no_tier
+from tiered.api.stores import what_to_do
 from tiered.attach.observe import QueueLag, measure_lag
-from tiered.errors import DataError, OtherVersionError
+from tiered.errors import DataError, OtherVersionError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES
 from tiered.journal.lease import LeaseState, read_lease
 from tiered.journal.replay import JournalReader
@@ -65,11 +67,14 @@ class UnreadBroker:
     """A broker of which nothing can be told, and why."""
 
     place: Place
-    error: DataError | OtherVersionError  # its journal is damaged, lost, or of another version
+    error: DataError | OtherVersionError | StoreUnavailableError
+    """Its journal is damaged, lost, of another version, or what the store refuses until somebody mends that."""
 
     def document(self) -> Document:
         """As it stands in the document of ``tiered status``."""
-        state = "damaged" if isinstance(self.error, DataError) else "another version"
+        states = {DataError: "damaged", OtherVersionError: "another version"}
+        known = (state for kind, state in states.items() if isinstance(self.error, kind))
+        state = next(known, "refused")
         return {
             "cluster": self.place.cluster,
             "broker": self.place.broker,
@@ -120,6 +125,11 @@ def read_status(
             if len(places) == 1:
                 raise
             unread.append(UnreadBroker(place, error))
+        except BackendError as error:  # of this broker's objects alone, as in an archive class
+            if len(places) == 1 or error.retriable or not error.needs_a_person:
+                raise
+            refused = StoreUnavailableError(str(error), do=what_to_do(error))
+            unread.append(UnreadBroker(place, refused))
     return found, unread
 
 
