@@ -48,7 +48,7 @@ before finalizers run, which may still read it or give it to somebody.
 
 
 class Memory:
-    """Memory that ranges are read into, lent and taken back."""
+    """Memory that ranges are read into, lent and truncated."""
 
     def __init__(self, size_bytes: int, free_bytes_max: int) -> None:
         """Have nothing yet.

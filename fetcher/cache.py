@@ -935,7 +935,7 @@ class Stock:
                 if self._loads.get(key) is load:
                     del self._loads[key]
             if error is not None:
-                # What was taken back, or is told to somebody who waits, is no sign that the store is in trouble.
+                # What was truncated, or is told to somebody who waits, is no sign that the store is in trouble.
                 may_pause = not isinstance(error, CancelledError) and not load.is_urgent
                 for stream, log_offset in bid.places():
                     stream.fall_back(log_offset)

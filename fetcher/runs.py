@@ -248,7 +248,7 @@ Key = tuple[str, int, int, int, int]
 """A part's bundle, where its section begins, the first of its items there, how many they are, and number of the block;
 ``INDEX`` for the index itself.
 
-What the broker took back cuts a part in two, which name the same section; only together do these tell all three apart.
+What the broker truncated cuts a part in two, which name the same section; only together do these tell all three apart.
 """
 
 INDEX = -1

@@ -57,7 +57,7 @@ class TransferStats:
     asked: int  # wishes taken up
     joined: int  # those that found the same range waiting or under way
     refused: int  # those that met a full queue
-    cancelled: int  # those taken back before their end
+    cancelled: int  # those truncated before their end
     expired: int  # those whose deadline passed
     requests: int  # calls to the store, hedges not among them
     coalesced: int  # ranges that came with another's request, so requests saved

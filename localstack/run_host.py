@@ -50,7 +50,7 @@ class State:
 
 
 def install(state: State) -> None:
-    """Make the virtual environment; done once, taken back when it fails."""
+    """Make the virtual environment; done once, truncated when it fails."""
     if state.python.exists():
         return
     if sys.version_info[:2] != (3, 11):

@@ -105,7 +105,7 @@ def guest_sequences(named: Iterable[ObjectId], epoch: int) -> Iterator[int]:
     """Sequence numbers for who rewrites objects of a tier without being its writer.
 
     What it makes is later than all that it takes the place of, by whomever; and earlier than whatever the present writer
-    begins from now on, since a writer that takes messages back writes others in their place.
+    begins from now on, since a writer that truncates messages writes others in their place.
 
     Args:
         named: What the journal names of the queues.

@@ -205,7 +205,7 @@ METRICS: tuple[Metric, ...] = (
         "Gaps recorded because local retention was faster. Above 0 messages are lost to the tier.",
     ),
     Metric(
-        "tiered_taken_back_total",
+        "tiered_truncated_total",
         _C,
         "Times that a queue was ended at an earlier offset, because the broker has other messages from there on"
         " (power failure, another master, a backup). Above 0 a person should know why.",
@@ -385,7 +385,7 @@ TIMER_METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_timer_dropped_messages_total",
         _C,
-        "Delete marks, and messages that were taken back.",
+        "Delete marks, and messages that were cancelled.",
     ),
     Metric("tiered_timer_retries_total", _C, "Batches that had to be given again."),
     Metric(

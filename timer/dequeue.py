@@ -1,4 +1,4 @@
-"""An hour's messages in the order in which they are due, without those that were taken back.
+"""An hour's messages in the order in which they are due, without those that were cancelled.
 
 ``load`` reads a stretch of an hourly file once, in file order, puts its records aside (in memory, beyond ``SPOOL_BYTES``
 in a temporary file) and sorts what the index says of them by due time and offset. So an hour of a million messages takes

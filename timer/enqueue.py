@@ -1,9 +1,9 @@
 """What is taken from a local store's timers into the hourly files, and what stays with the broker. Pure, but for reading.
 
 Each queue of the two timer topics is read from its first record on, however far it was taken before: twice, since a later
-record may say of an earlier one that it was rolled or taken back. (Where none does, which is seen without looking at records
+record may say of an earlier one that it was rolled or cancelled. (Where none does, which is seen without looking at records
 one by one, all is decided by columns.) A message is taken when it is pending (not delivered by
-the broker), due at or after ``due_from``, not taken back, and not taken before. Of a rolled message the first record that
+the broker), due at or after ``due_from``, not cancelled, and not taken before. Of a rolled message the first record that
 there is stands for all.
 
 Memory: what is kept of a source are the names of rolled messages and of delete marks, and one batch.
@@ -43,7 +43,7 @@ class Counts:
     """Pending, due before the near window ends: they stay with the broker. (But for a delete mark of a message that
     may have been far once, and so may have been taken.)"""
     rolled: int = 0  # another record of the same message stands for them
-    cancelled: int = 0  # taken back, with their delete marks
+    cancelled: int = 0  # cancelled, with their delete marks
     known: int = 0  # taken before
     taken: int = 0  # taken now, delete marks of messages that were taken before not among them
     marks: int = 0  # such delete marks, taken now
@@ -111,7 +111,7 @@ class _Names:
     """What the first reading finds."""
 
     lowest: dict[Name, int] = field(default_factory=dict)  # of rolled messages, their lowest number
-    marks: dict[Name, list[int]] = field(default_factory=dict)  # offsets, by what they take back
+    marks: dict[Name, list[int]] = field(default_factory=dict)  # offsets, by what they cancel
     hits: set[int] = field(default_factory=set)  # marks whose message comes with this reading
     wanted: set[int] = field(default_factory=set)  # marks whose message was taken before
 

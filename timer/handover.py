@@ -122,7 +122,7 @@ class HandCounters:
     """What was done."""
 
     handed: int = 0  # messages given
-    dropped: int = 0  # delete marks, and messages that were taken back
+    dropped: int = 0  # delete marks, and messages that were cancelled
     found: int = 0  # messages that the target had already, from a batch with an unknown outcome
     refused: int = 0  # messages that the target refuses for good
     missing: int = 0  # messages that their file has lost

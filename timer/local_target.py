@@ -334,7 +334,7 @@ class LocalTarget:
         return count
 
     def _deliver(self, fired: Fired, now_ms: int) -> None:
-        """Put messages into their real topics, but those that a delete mark among them takes back."""
+        """Put messages into their real topics, but those that a delete mark among them cancels."""
         due = self._read(fired)
         raws = raw_properties(_parsed(due))
         dues = due.dues.tolist()

@@ -4,7 +4,7 @@ A broker keeps a message that is due later under another topic; the real one is 
 property ``TIMER_OUT_MS`` is the due time; of the schedule topic the consume queue's tag code is, and the property ``DELAY``
 names the level. A message that is due in days is *rolled*: after a while the broker stores it again, with
 ``TIMER_ROLL_TIMES`` one higher; both records are one timer. A record with ``TIMER_DEL_UNIQKEY`` is a *delete mark*: it
-takes back the message with that unique id (or real topic, ``+`` and unique id) that is due at the same time.
+cancels the message with that unique id (or real topic, ``+`` and unique id) that is due at the same time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TimerRows:
         return len(self.dues)
 
     def name(self, at: int) -> Name:
-        """Due time and unique id; of a delete mark those of the message that it takes back."""
+        """Due time and unique id; of a delete mark those of the message that it cancels."""
         raw = self.properties(at)
         return int(self.dues[at]), value_of(raw, MARK) or value_of(raw, _KEY)
 

@@ -53,9 +53,9 @@ class Made:
         """As when a topic was deleted and made again."""
         self.builder.begin_anew(queue=queue)
 
-    def take_back(self, end: int, queue: MessageQueue = ORDERS) -> None:
-        """As when a broker comes back with less: what is behind ``end`` is taken back."""
-        self.builder.take_back(end, queue=queue)
+    def truncate(self, end: int, queue: MessageQueue = ORDERS) -> None:
+        """As when a broker comes back with less: what is behind ``end`` is truncated."""
+        self.builder.truncate(end, queue=queue)
 
     def expire(self, start: int, end: int, queue: MessageQueue = ORDERS, *, life: int = 0) -> None:
         """Messages ``[start, end)`` of a life expire, and bundles that nothing names any more are deleted."""

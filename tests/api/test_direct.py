@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def made_in(folder: Path) -> Made:
-    """Parts small and large, one behind another, an end that was taken back, and a part of which blocks can be hit."""
+    """Parts small and large, one behind another, an end that was truncated, and a part of which blocks can be hit."""
     made = Made(folder.as_uri())
     made.add(b"0", b"1", b"2")
-    made.take_back(2)
+    made.truncate(2)
     made.add(*(bytes([65 + number]) * 30_000 for number in range(40)))
     made.add(b"last")
     return made

@@ -1,4 +1,4 @@
-"""Iterators stay on the history of a queue on which they began, whatever is taken back or made anew meanwhile."""
+"""Iterators stay on the history of a queue on which they began, whatever is truncated or made anew meanwhile."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def made(*, roll: bool = False) -> Made:
 
 
 def part_ways(tier: Made) -> None:
-    """The broker takes back what it had from offset 2 on, and other messages come."""
-    tier.take_back(2)
+    """The broker truncates what it had from offset 2 on, and other messages come."""
+    tier.truncate(2)
     for body in NEW[2:]:
         tier.add(body)
 
@@ -82,7 +82,7 @@ def by_any_door(test: Any) -> Any:
 
 
 @by_any_door
-def test_what_is_taken_back_while_it_is_read_is_given_to_the_end(
+def test_what_is_truncated_while_it_is_read_is_given_to_the_end(
     door: Callable[[Tier], Iterator[bytes]],
 ):
     tier = made()
@@ -117,9 +117,9 @@ def test_a_queue_that_is_cut_twice_is_given_as_it_was(door: Callable[[Tier], Ite
     with tier.open() as opened:
         reading = door(opened)
         found = [next(reading)]
-        tier.take_back(4)
+        tier.truncate(4)
         tier.add(NEW[4])
-        tier.take_back(1)
+        tier.truncate(1)
         tier.add(b"newer 1")
         tier.add(b"newer 2")
         tier.merge()
@@ -146,7 +146,7 @@ def test_a_new_incarnation_does_not_come_in_the_middle_of_the_old_one(
 
 
 @by_any_door
-def test_what_was_taken_back_and_has_expired_says_where_to_go_on(
+def test_what_was_truncated_and_has_expired_says_where_to_go_on(
     door: Callable[[Tier], Iterator[bytes]],
 ):
     tier = made(roll=True)
@@ -164,7 +164,7 @@ def test_what_was_taken_back_and_has_expired_says_where_to_go_on(
         assert rest == NEW[2:], "nothing of the new history is missed"
 
 
-def test_a_part_of_what_was_taken_back_that_has_expired_is_not_passed_over():
+def test_a_part_of_what_was_truncated_that_has_expired_is_not_passed_over():
     tier = made(roll=True)
     with tier.open() as opened:
         reading = opened.read("orders", 0)
@@ -185,7 +185,7 @@ def test_queues_whose_turn_comes_later_are_those_of_the_beginning():
     with tier.open() as opened:
         reading = opened.read_topic("orders", queues_at_once=1)
         found = [next(reading).body]
-        tier.take_back(2, queue=OTHER)
+        tier.truncate(2, queue=OTHER)
         for body in NEW[2:]:
             tier.add(body, queue=OTHER)
         tier.add(b"later", queue=MessageQueue("orders", 2))

@@ -237,13 +237,13 @@ def test_follow_begins_at_the_end_and_goes_into_a_new_life():
     assert found == [(0, b"first again")]
 
 
-def test_follow_gives_what_came_in_place_of_what_was_taken_back():
+def test_follow_gives_what_came_in_place_of_what_was_truncated():
     tier, stop, found = made(1, 1, 1), threading.Event(), []
     with tier.open() as opened:
         for message in opened.follow("orders", 0, 0, stop=stop, pause_s_max=0.01):
             found.append((message.queue_offset, message.body))
             if len(found) == 3:
-                tier.take_back(1)
+                tier.truncate(1)
                 tier.add(b"other 1", b"other 2", b"other 3")
             if len(found) == 6:
                 stop.set()

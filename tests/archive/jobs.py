@@ -108,13 +108,13 @@ def bodies(at: Workshop) -> dict[int, bytes]:
 
 
 def with_other_messages_behind(tier: TierBuilder, *bodies: bytes) -> TierBuilder:
-    """The broker takes back all but the first two messages; a new writer tiers others, each in a segment.
+    """The broker truncates all but the first two messages; a new writer tiers others, each in a segment.
 
     Args:
         tier: Has more than two, of one queue.
-        bodies: What comes in place of what was taken back.
+        bodies: What comes in place of what was truncated.
     """
-    tier.take_back(2)
+    tier.truncate(2)
     again = TierBuilder(tier.store, writer="0badbeef")
     for body in bodies:
         again.add([body], roll=True)

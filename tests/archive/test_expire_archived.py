@@ -194,7 +194,7 @@ def test_a_tier_of_the_same_name_with_other_times_is_another() -> None:
     assert not evidence(at).holds(state, QUEUE, 0, replace(one, parts=Parts.of(empty)))
 
 
-def test_what_the_broker_took_back_proves_nothing_for_its_successor() -> None:
+def test_what_the_broker_truncated_proves_nothing_for_its_successor() -> None:
     tier = TierBuilder()
     tier.add([b"a"])
     tier.add([b"b", b"old c", b"old d"], roll=True)

@@ -1,4 +1,4 @@
-"""Jobs on tiers of every shape: holes, batches, bad records, midnight, gaps, damage, what brokers take back, other jobs."""
+"""Jobs on tiers of every shape: holes, batches, bad records, midnight, gaps, damage, what brokers truncate, other jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tiered.archive.job import first_error, log_writer, run_job
 from tiered.archive.lookup import build
 from tiered.archive.machine import ArchiveState, archive_action
 from tiered.archive.merging import Together, merge
-from tiered.archive.model import ArchiveLane, TakenBack
+from tiered.archive.model import ArchiveLane, Truncation
 from tiered.archive.moves import pieces_of
 from tiered.archive.plan import Limits, Work, overtaken_by
 from tiered.archive.tables import read_archive
@@ -150,7 +150,7 @@ def test_a_file_that_does_not_reconcile_is_not_published(monkeypatch: pytest.Mon
     assert (result.segments, keys(at)) == (0, [])
 
 
-def test_what_the_broker_takes_back_is_forgotten_and_its_successor_archived() -> None:
+def test_what_the_broker_truncates_is_forgotten_and_its_successor_archived() -> None:
     tier = TierBuilder()
     tier.add([b"a"])
     tier.add([b"b", b"old c", b"old d"], roll=True)
@@ -171,7 +171,7 @@ def test_what_the_broker_takes_back_is_forgotten_and_its_successor_archived() ->
     assert len(state.tails[lane]) == 1
 
 
-def test_what_was_taken_back_and_expired_before_the_archive_met_it_is_forgotten_too() -> None:
+def test_what_was_truncated_and_expired_before_the_archive_met_it_is_forgotten_too() -> None:
     tier = TierBuilder()
     tier.add([b"a"])
     tier.add([b"b", b"old c", b"old d"], roll=True)
@@ -198,7 +198,7 @@ def numbered(first: int, *after_ms: int | None) -> list[Mail | None]:
 
 
 @pytest.mark.parametrize("last", [(500, 501), (None, None)], ids=["clock set back", "holes"])
-def test_what_was_taken_back_is_known_again_when_its_parts_are_merged(
+def test_what_was_truncated_is_known_again_when_its_parts_are_merged(
     last: tuple[int | None, ...],
 ) -> None:
     """Its last part is not the newest, and what came in its place has been given up by the tier."""
@@ -207,7 +207,7 @@ def test_what_was_taken_back_is_known_again_when_its_parts_are_merged(
     tier.post(queue, numbered(2, 1000, 1001), roll=True)
     tier.post(queue, numbered(4, *last))
     at = workshop(tier.store)
-    tier.take_back(2, queue=queue)
+    tier.truncate(2, queue=queue)
     for first, times in ((6, (2000, 2001)), (8, (2002,)), (9, (2003,))):
         tier.post(queue, numbered(first, *times), roll=True)
     archive(at)
@@ -221,23 +221,23 @@ def test_what_was_taken_back_is_known_again_when_its_parts_are_merged(
     assert bodies(at) == {0: b"0", 1: b"1", 2: b"6", 3: b"7", 4: b"8"}
 
 
-def ends_of(state: TierState) -> list[TakenBack]:
-    """Of all that was taken back of the one queue."""
+def ends_of(state: TierState) -> list[Truncation]:
+    """Of all that was truncated of the one queue."""
     lives, lane = state.queues[KEYED], ArchiveLane("c", "b", "t", 0, 0)
     found = [overtaken_by(ArchiveState(), lane, life) for life in lives[:-1]]
     return [one.mark for some in found for one in some]
 
 
-def test_ends_taken_back_are_told_apart_whatever_becomes_of_them() -> None:
+def test_ends_truncated_are_told_apart_whatever_becomes_of_them() -> None:
     """Three of the same offsets, two of these with the same messages, and one that reaches further."""
     tier = KeyedTier()
     tier.post(KEYED, numbered(0, 0, 1, 2, 3))
     for times in ((5, 6), (5, 6), (9, None)):
         tier.post(KEYED, numbered(4, *times), roll=True)
         tier.post(KEYED, numbered(6, 1))
-        tier.take_back(4, queue=KEYED)
+        tier.truncate(4, queue=KEYED)
     tier.post(KEYED, numbered(4, 10, 11, 12, 13), roll=True)
-    tier.take_back(2, queue=KEYED)
+    tier.truncate(2, queue=KEYED)
     tier.post(KEYED, numbered(2, *range(20, 28)), roll=True)
     tier.post(KEYED, numbered(10, 30), roll=True)
     wanted = ends_of(tier.journal.state)
@@ -264,12 +264,12 @@ def test_ends_taken_back_are_told_apart_whatever_becomes_of_them() -> None:
 
 def test_an_end_of_which_bundles_alone_tell_is_known_by_its_offsets() -> None:
     """A rebuilt journal does not say which entry it was; nor, where bundles are gone, where it began."""
-    known = TakenBack(17, 4, 9)
-    assert [known.knows(TakenBack(0, *span)) for span in ((4, 9), (5, 7), (3, 9), (9, 12))] == [
+    known = Truncation(17, 4, 9)
+    assert [known.knows(Truncation(0, *span)) for span in ((4, 9), (5, 7), (3, 9), (9, 12))] == [
         *(True, True),
         *(False, False),
     ]
-    assert not known.knows(TakenBack(18, 4, 9))
+    assert not known.knows(Truncation(18, 4, 9))
 
 
 def test_another_job_between_work_and_commit() -> None:

@@ -27,7 +27,7 @@ from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.machine import ArchiveMachine, forget_action
 from tiered.archive.merging import merge, merge_each, plan_merge
-from tiered.archive.model import TakenBack
+from tiered.archive.model import Truncation
 from tiered.archive.moves import merge_action
 from tiered.archive.plan import NO_LIMITS, Limits
 from tiered.archive.tables import files_by_topic
@@ -275,7 +275,7 @@ def test_replay_refuses_merges_that_would_lose_or_double_rows() -> None:
     assert log.state.refused == len(actions) + 1, "the other half would lie in no file"
 
 
-def test_what_the_broker_takes_back_is_divided_from_what_it_shares_a_file_with() -> None:
+def test_what_the_broker_truncates_is_divided_from_what_it_shares_a_file_with() -> None:
     tier = TierBuilder()
     tier.add([b"x"], queue=SECOND, roll=True)
     tier.add([b"open"], queue=SECOND, roll=True)
@@ -301,7 +301,7 @@ def test_a_bare_forget_of_a_shared_file_is_refused() -> None:
     log = log_writer(at)
     lane = min(lane for lane in log.state.lanes if lane.topic == QUEUE.topic)
     before = log.state.lanes
-    log.append([forget_action(lane, [0], TakenBack(9, 0, 9))])
+    log.append([forget_action(lane, [0], Truncation(9, 0, 9))])
     assert (log.state.refused, log.state.lanes, log.state.tails) == (1, before, {})
 
 

@@ -18,7 +18,7 @@ from tiered.archive.model import (
     ArchiveLane,
     ParquetFile,
     SideFile,
-    TakenBack,
+    Truncation,
     date_text,
     partition_value,
 )
@@ -101,7 +101,7 @@ def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> Non
     second = replace(archived(1), holes=1, bad=1, files=(replace(archived(1).files[0], rows=98),))
     second = replace(second, side=side)
     actions = [archive_action(lane, archived(2), 0), archive_action(lane, second, 0)]
-    end = TakenBack(9, 200, 300)
+    end = Truncation(9, 200, 300)
     actions += [forget_action(lane, [200], end), archive_action(lane, archived(2), 1)]
     entry = Entry(1, 0, "0badcafe", 5, json.loads(json.dumps(actions)))
     found = machine.apply(machine.initial(), entry)

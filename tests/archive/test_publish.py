@@ -167,7 +167,7 @@ def test_merged_files_take_the_place_of_the_old_in_one_snapshot(at: Workshop, ca
     assert published(at, catalog)[0].added == 0
 
 
-def test_what_the_broker_takes_back_goes_from_the_table(tmp_path: Path, catalog: str) -> None:
+def test_what_the_broker_truncates_goes_from_the_table(tmp_path: Path, catalog: str) -> None:
     with closing(open_store(f"file://{tmp_path}/parquet", S3Options())) as store:
         tier = TierBuilder()
         tier.add([b"a"])
@@ -182,7 +182,7 @@ def test_what_the_broker_takes_back_goes_from_the_table(tmp_path: Path, catalog:
     assert bodies(catalog) == [b"a", b"b", b"new c"]
 
 
-def test_a_topic_of_which_all_was_taken_back_leaves_an_empty_table(
+def test_a_topic_of_which_all_was_truncated_leaves_an_empty_table(
     tmp_path: Path, catalog: str
 ) -> None:
     """The log forgets such a topic; its table kept the rows, and named deleted files after ``--clean``."""
@@ -198,7 +198,7 @@ def test_a_topic_of_which_all_was_taken_back_leaves_an_empty_table(
         run_job(at, local_engine(at.bench, 1), limits=late)
         published(at, catalog)
         assert bodies(catalog) == [b"old b", b"old c"]
-        tier.take_back(1)
+        tier.truncate(1)
         TierBuilder(tier.store, writer="0badbeef").add([b"new"], roll=True)
         run_job(at, local_engine(at.bench, 1), limits=late)
         assert not log_writer(at).state.lanes

@@ -153,7 +153,7 @@ def test_what_others_merge_between_plan_and_work_is_planned_again(
 
 @pytest.mark.parametrize("how", ["gone", "flipped"])
 @pytest.mark.parametrize("is_merged", [False, True], ids=["as written", "merged"])
-def test_what_was_taken_back_in_a_harmed_file_holds_up_no_other_queue_and_is_repaired(
+def test_what_was_truncated_in_a_harmed_file_holds_up_no_other_queue_and_is_repaired(
     how: str, *, is_merged: bool
 ) -> None:
     """Of both queues, one twice; a cut is within a stretch, and its part of the tier is merged with what came behind it."""
@@ -165,7 +165,7 @@ def test_what_was_taken_back_in_a_harmed_file_holds_up_no_other_queue_and_is_rep
     shared = next(key for key in keys(at) if OTHER.topic not in key)
     side = keys(at, "_bad/")[1]
     for end, queue in ((8, QUEUE), (4, QUEUE), (5, SECOND)):
-        tier.take_back(end, queue=queue)
+        tier.truncate(end, queue=queue)
         tier.add([b"new", b"newer"], queue=queue, roll=True)
         tier.add([b"open"], queue=queue, roll=True)
     tier.add([b"more"], queue=OTHER, roll=True)
@@ -203,13 +203,13 @@ def test_what_was_taken_back_in_a_harmed_file_holds_up_no_other_queue_and_is_rep
     assert found[QUEUE.topic, QUEUE.queue_id, 4] == b"new"
 
 
-def test_what_was_taken_back_and_is_nowhere_any_more_is_refused_and_holds_up_its_queue_alone() -> (
+def test_what_was_truncated_and_is_nowhere_any_more_is_refused_and_holds_up_its_queue_alone() -> (
     None
 ):
     tier = built()
     at = workshop(tier.store)
     run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
-    tier.take_back(5)
+    tier.truncate(5)
     tier.add([b"new", b"newer"], roll=True)
     tier.add([b"open"], roll=True)
     tier.add([b"more"], queue=SECOND, roll=True)

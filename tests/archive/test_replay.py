@@ -18,7 +18,7 @@ from tiered.archive.machine import (
     clean_action,
     forget_action,
 )
-from tiered.archive.model import ArchiveLane, TakenBack
+from tiered.archive.model import ArchiveLane, Truncation
 from tiered.archive.moves import (
     MovedPiece,
     NewFile,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action
 
 LANE = ArchiveLane("c", "b", "t", 0, 0)
-END = TakenBack(9, 0, 1 << 40)
+END = Truncation(9, 0, 1 << 40)
 MACHINE = ArchiveMachine()
 SEGMENTS, REPLACED = 20_000, 100_000
 ENTRY_BYTES_MAX = 64 << 10

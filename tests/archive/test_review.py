@@ -104,7 +104,7 @@ def test_holes_of_an_archive_prove_nothing_of_messages() -> None:
     assert not holds(at, tier, replace(segment, parts=filled))
 
 
-def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too(
+def test_what_another_job_archives_while_it_is_being_truncated_is_forgotten_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tier = TierBuilder()

@@ -308,12 +308,12 @@ class World:
         self.tier.say(queue_action("seal", queue, life.incarnation, segment=base))
         self.sealed[queue] = len(self.sent[queue])
 
-    def take_back(self) -> None:
+    def truncate(self) -> None:
         queue = self.rng.choice(QUEUES)
         count = len(self.sent[queue])
         if count > 1:
             end = self.rng.randrange(max(1, count - 4), count)
-            self.tier.take_back(end, queue=queue)
+            self.tier.truncate(end, queue=queue)
             del self.sent[queue][end:]
             writer = f"{self.rng.getrandbits(32):08x}"
             self.tier = KeyedTier(self.tier.store, writer=writer)
@@ -519,9 +519,9 @@ class World:
         self.require(sorted(files) == sorted(key for key, *_ in counts.files), f"files: {files}")
 
 
-BROKERS = ("grow", "take_back")
+BROKERS = ("grow", "truncate")
 RUNS = ("archive", "archive", "merge", "clean", "clean", "table", "index", "repair")
-STEPS = (*("grow",) * 6, "take_back", *RUNS, "archive", "merge")
+STEPS = (*("grow",) * 6, "truncate", *RUNS, "archive", "merge")
 FOLDERS = ("_log/", "data/", "_latest/", "_probe/")
 DEEP = 2
 """Runs that come between the requests of a run that came between those of another go in peace."""

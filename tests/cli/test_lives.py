@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One queue: ``old``, then anew ``a`` to ``d``, of which ``c`` and ``d`` were taken back and ``C`` came."""
+    """One queue: ``old``, then anew ``a`` to ``d``, of which ``c`` and ``d`` were truncated and ``C`` came."""
     monkeypatch.setattr(tiers, "PREFIX", Place("c", "b").prefix)
     store = LocalFolderStore(tmp_path / "tier")
     builder = TierBuilder(store)
@@ -29,7 +29,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     builder = TierBuilder(store, writer="00000002")
     builder.add([b"a"])
     builder.add([b"b", b"c", b"d"])
-    builder.take_back(2, reason="power failure")
+    builder.truncate(2, reason="power failure")
     TierBuilder(store, writer="00000003").add([b"C"])
     store.close()
     return f"file://{tmp_path}/tier"
@@ -39,7 +39,7 @@ def bodies(ran: Ran) -> list[tuple[object, ...]]:
     return [
         (
             line.get("incarnation"),
-            line.get("is_taken_back"),
+            line.get("is_truncated"),
             line["queue_offset"],
             base64.b64decode(line["body_base64"]).decode(),
         )
@@ -80,7 +80,7 @@ def test_other_formats(tiered: CommandLine, url: str):
     cat = ("cat", url, QUEUE.topic, "--incarnation")
     assert tiered.good(*cat, "all", "--format", "body").out == b"oldoldercdabC"
     lines = tiered.good(*cat, "1", "--format", "text").text.splitlines()
-    assert "incarnation=1 (taken back) c" in lines[0]
+    assert "incarnation=1 (truncated) c" in lines[0]
     assert "incarnation=1 a" in lines[2]
 
 
@@ -106,7 +106,7 @@ def test_ls_shows_them(tiered: CommandLine, url: str):
     rows = tiered.good("ls", url, "--lives", "--json").document["lives"]
     assert [(r["incarnation"], r["state"], r["reason"]) for r in rows] == [
         (0, "ended", "created again"),
-        (1, "taken_back", "power failure"),
+        (1, "truncated", "power failure"),
         (1, "present", ""),
     ]
     assert [(r["min_offset"], r["commit_offset"], r["messages"]) for r in rows] == [

@@ -38,7 +38,7 @@ COMMANDS = {
     "gc": ("gc", "{url}", "--grace", "1ms", "--apply", "-"),
     "expire": ("expire", "{url}", "--ttl", "1s", "--apply", "-"),
     "delete-topic": ("delete-topic", "{url}", "orders", "--apply", "-"),
-    "take-back": ("take-back", "{url}", "orders", "--queue", "0", "--to", "1", "--apply", "-"),
+    "truncate": ("truncate", "{url}", "orders", "--queue", "0", "--to", "1", "--apply", "-"),
     "lease": ("lease", "{url}"),
     "rebuild index": ("rebuild", "{url}", "--index", "--apply", "-"),
     "archive": ("archive", "{url}", "--to", "{archive}", "--engine", "local"),

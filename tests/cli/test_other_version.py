@@ -26,7 +26,7 @@ CHANGING = (
     ("gc", "URL", "--grace", "1ms", "--erase", "--apply", "-"),
     ("expire", "URL", "--ttl", "1ms", "--apply", "-"),
     ("delete-topic", "URL", "orders", "--apply", "-"),
-    ("take-back", "URL", "orders", "--queue", "0", "--to", "1", "--apply", "-"),
+    ("truncate", "URL", "orders", "--queue", "0", "--to", "1", "--apply", "-"),
     ("verify", "URL", "--deep", "--repair"),
     ("attach", "STORE", "--to", "URL", "--once"),
 )

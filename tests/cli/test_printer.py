@@ -1,4 +1,4 @@
-"""What ``tiered cat --follow`` prints of a queue of which the broker takes something back."""
+"""What ``tiered cat --follow`` prints of a queue of which the broker truncates something."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def look(tier: Tier, printer: Printer) -> None:
     printer.print_queue(printer.meet(ORDERS, tier.reader))
 
 
-def test_what_came_in_place_of_what_was_taken_back_is_printed_from_its_beginning():
+def test_what_came_in_place_of_what_was_truncated_is_printed_from_its_beginning():
     made, out = Made(), BytesIO()
     made.add(b"0")
     made.add(b"1")
@@ -29,14 +29,14 @@ def test_what_came_in_place_of_what_was_taken_back_is_printed_from_its_beginning
     with made.open() as tier:
         printer = Printer(ALL, out, None, tier)
         look(tier, printer)
-        made.take_back(1)
+        made.truncate(1)
         made.add(b"A", b"B", b"C")
         look(tier, printer)
         look(tier, printer)
     assert out.getvalue() == b"012ABC"
 
 
-def test_what_is_taken_back_beyond_what_was_printed_changes_nothing():
+def test_what_is_truncated_beyond_what_was_printed_changes_nothing():
     made, out = Made(), BytesIO()
     made.add(b"0")
     made.add(b"1")
@@ -44,7 +44,7 @@ def test_what_is_taken_back_beyond_what_was_printed_changes_nothing():
         printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.add(b"2")
-        made.take_back(2)
+        made.truncate(2)
         made.add(b"A")
         look(tier, printer)
     assert out.getvalue() == b"01A"
@@ -120,20 +120,20 @@ def test_what_expired_before_it_could_be_printed_is_said_while_following():
     assert "offsets 1 to 2 of orders/0 have expired" in one
 
 
-def test_what_was_taken_back_is_said_while_following():
+def test_what_was_truncated_is_said_while_following():
     made, out, said = Made(), BytesIO(), []
     made.add(b"0")
     made.add(b"1")
     with made.open() as tier:
         printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
-        made.take_back(1)
+        made.truncate(1)
         made.add(b"A")
         look(tier, printer)
         look(tier, printer)
     assert out.getvalue() == b"01A"
     (one,) = said
-    assert "took back" in one
+    assert "truncated" in one
     assert "from offset 1 on" in one
 
 

@@ -229,7 +229,7 @@ def test_a_lost_end_that_the_store_still_has_is_tiered_again_on_a_person_s_word(
     shop.lose(1)
     tiered.good("rebuild", shop.url, "--apply", "-", "--accept-gaps")
     assert shop.attach() == 0
-    back = ("take-back", shop.url, "orders", "--queue", "0", "--to", "30", "--apply", "-")
+    back = ("truncate", shop.url, "orders", "--queue", "0", "--to", "30", "--apply", "-")
     tiered.good(*back)
     assert shop.attach() == 20
     assert shop.queues()["orders"] == (0, 50)

@@ -334,7 +334,7 @@ def test_of_passes_of_one_moment_a_rebuild_takes_the_last(collected: bool):
 
 @pytest.mark.parametrize("collected", [False, True])
 @pytest.mark.parametrize("end", [6, 10, 13, 20, 24])
-def test_what_was_taken_back_of_a_compacted_queue_does_not_come_back_with_a_rebuild(
+def test_what_was_truncated_of_a_compacted_queue_does_not_come_back_with_a_rebuild(
     end: int, collected: bool
 ):
     """Under one epoch: the writer begins what it writes instead after the pass, and its count is below that of the pass."""
@@ -344,7 +344,7 @@ def test_what_was_taken_back_of_a_compacted_queue_does_not_come_back_with_a_rebu
     compact(tier)
     seal(tier)
     tier.post(QUEUE, [mail("y")] * 6, roll=True)
-    tier.take_back(end, queue=QUEUE)
+    tier.truncate(end, queue=QUEUE)
     for number in range(3):
         tier.post(
             QUEUE, [mail(f"k{n % 3}", b"other %d" % number) for n in range(8)], roll=number > 0

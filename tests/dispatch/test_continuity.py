@@ -1,4 +1,4 @@
-"""What the broker takes back: nothing of it is silent, and the present history is the local one again."""
+"""What the broker truncates: nothing of it is silent, and the present history is the local one again."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(store: MemoryStore, local: SyntheticStore) -> None:
 
 
 def counted(dispatcher: TieredDispatcher) -> tuple[int, int]:
-    return dispatcher.counters.taken_back, dispatcher.counters.begun_anew
+    return dispatcher.counters.truncated, dispatcher.counters.begun_anew
 
 
 # -- between two runs ---------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_a_topic_made_anew_between_two_runs_begins_anew(again: int):
 
 @pytest.mark.parametrize("end", [1, 13, 37, 59])
 @pytest.mark.parametrize("more", [1, 40])
-def test_a_tail_lost_and_written_anew_is_taken_back(end: int, more: int):
+def test_a_tail_lost_and_written_anew_is_truncated(end: int, more: int):
     store, local = MemoryStore(), stored(40)
     run_once(store, local)
     append(local, 20, b"tail")
@@ -115,7 +115,7 @@ def test_a_cut_part_is_merged_like_others():
     with dispatching(store, local, MERGING, seed=9) as dispatcher:
         follow(dispatcher)
         dispatcher.merge_all()
-    assert dispatcher.counters.taken_back == 1
+    assert dispatcher.counters.truncated == 1
     first = lives(store)[-1].parts()[0]
     assert (first.queue_offset, first.queue_end) == (0, 17)
     # Twice, where the merging that goes on by itself was sooner than this test.
@@ -127,7 +127,7 @@ def test_a_cut_part_is_merged_like_others():
     check(store, local)
 
 
-def test_what_was_taken_back_is_still_readable():
+def test_what_was_truncated_is_still_readable():
     store, local = MemoryStore(), stored(60)
     run_once(store, local)
     old = local.raw(QUEUE)
@@ -247,7 +247,7 @@ def test_a_lagging_copy_is_held_against_the_tier_before_anything_more_is_taken()
 
 
 @pytest.mark.parametrize("more", [1, 10, 28])
-def test_a_lagging_copy_that_grows_by_other_messages_is_taken_back_though_it_stays_shorter(
+def test_a_lagging_copy_that_grows_by_other_messages_is_truncated_though_it_stays_shorter(
     more: int,
 ):
     """Its last common message is as it was: only that it has grown tells that it may be another now."""
@@ -326,7 +326,7 @@ def test_a_topic_made_anew_while_it_is_followed(again: int):
     check(store, local)
 
 
-def test_a_tail_taken_back_while_it_is_followed():
+def test_a_tail_truncated_while_it_is_followed():
     store, local, done = MemoryStore(), stored(60), threading.Event()
     with dispatching(store, local, FAST) as dispatcher:
         thread = threading.Thread(target=dispatcher.follow, args=(done.is_set,))
@@ -336,7 +336,7 @@ def test_a_tail_taken_back_while_it_is_followed():
             with local._lock:
                 local.cut("t", 0, 40)
                 append(local, 20, b"new")  # as many as were lost: nothing fell, nothing rose
-            wait(lambda: dispatcher.counters.taken_back == 1, dispatcher)
+            wait(lambda: dispatcher.counters.truncated == 1, dispatcher)
             wait(lambda: dispatcher.lag().get(QUEUE) == 60, dispatcher)
         finally:
             done.set()
@@ -630,7 +630,7 @@ def test_a_copy_that_lags_and_can_read_what_was_damaged_waits():
 # -- beside merging -----------------------------------------------------------------------------
 
 
-def test_what_was_merged_while_it_was_open_is_not_taken_back_by_the_next_writer():
+def test_what_was_merged_while_it_was_open_is_not_truncated_by_the_next_writer():
     """A merged part bears the mark of its last record."""
     store, local = MemoryStore(), stored(12)
     for seed in range(3):
@@ -644,7 +644,7 @@ def test_what_was_merged_while_it_was_open_is_not_taken_back_by_the_next_writer(
     check(store, local)
 
 
-def test_a_take_back_that_comes_behind_a_merge_is_planned_anew_and_counted_once():
+def test_a_truncate_that_comes_behind_a_merge_is_planned_anew_and_counted_once():
     store, local = MemoryStore(), stored(12)
     for seed in range(3):
         run_once(store, local, seed=seed)
@@ -664,7 +664,7 @@ def test_a_take_back_that_comes_behind_a_merge_is_planned_anew_and_counted_once(
 
         dispatcher.continuity._say = merge_first
         follow(dispatcher)
-    assert said == ["take_back", "take_back"]
+    assert said == ["truncate", "truncate"]
     assert counted(dispatcher) == (1, 0)
     assert [life.ended != "" for life in lives(store)] == [True, False]
     check(store, local)

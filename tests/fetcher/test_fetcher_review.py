@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 KIB = 1024
 
 
-def test_what_was_taken_back_is_not_given_out_of_the_cache():
+def test_what_was_truncated_is_not_given_out_of_the_cache():
     builder = TierBuilder()
     items = [bytes([65 + n]) * 100 for n in range(10)]
     builder.add(items)
     fetcher = fetcher_of(builder.store)
     assert read_all(fetcher)[0] == expected(0, items)
-    builder.take_back(4)
+    builder.truncate(4)
     fetcher.refresh()
     assert read_all(fetcher)[0] == expected(0, items[:4])
     assert read_all(fetcher, group="other")[0] == expected(0, items[:4])
@@ -48,7 +48,7 @@ def test_holes_that_were_cut_in_two_are_told_apart():
     builder.add([None, None, None, b"x"])
     fetcher = fetcher_of(builder.store)
     read_all(fetcher)
-    builder.take_back(2)
+    builder.truncate(2)
     fetcher.refresh()
     assert read_all(fetcher)[0] == {0: b"", 1: b""}
 

@@ -1,6 +1,6 @@
-"""Readers in threads over a failing store while the queue grows, is merged, expires and is taken back: only the truth.
+"""Readers in threads over a failing store while the queue grows, is merged, expires and is truncated: only the truth.
 
-Every record's body says its queue offset and, since what was taken back is written anew, the version of it. A reader may
+Every record's body says its queue offset and, since what was truncated is written anew, the version of it. A reader may
 see a version as long as the journal that it has seen says so; which it is at an offset is known for each state.
 """
 
@@ -122,7 +122,7 @@ class World:
         self.builder.say(queue_action("expire", QUEUE, 0, **fields))
         delete_unnamed(self.builder, before)
 
-    def take_back(self) -> None:
+    def truncate(self) -> None:
         """Cut the last part in two, and go on with other messages."""
         life = self.life
         part = life.parts()[-1]
@@ -131,7 +131,7 @@ class World:
         keep = self.rng.randrange(1, part.count)
         if part.queue_offset + keep <= life.min_offset:
             return
-        self.builder.take_back(part.queue_offset + keep)
+        self.builder.truncate(part.queue_offset + keep)
         self.version += 1
 
 
@@ -220,7 +220,7 @@ def stress(seed: int, seconds: float) -> None:
                         world.merge,
                         world.merge,
                         world.expire,
-                        world.take_back,
+                        world.truncate,
                     ]
                 )
                 work()

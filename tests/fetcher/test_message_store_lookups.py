@@ -230,7 +230,7 @@ TIERED = pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.NOT_IN_ME
 
 
 @TIERED
-def test_a_key_of_what_the_broker_has_taken_back_and_outgrown_is_not_found(
+def test_a_key_of_what_the_broker_has_truncated_and_outgrown_is_not_found(
     outgrown: BothSides, policy: Policy
 ):
     for key, offsets in {"k19": [19], "k25": [25], "k35": [], "n35": [35], "n49": [49]}.items():
@@ -240,7 +240,7 @@ def test_a_key_of_what_the_broker_has_taken_back_and_outgrown_is_not_found(
 
 @TIERED
 @pytest.mark.parametrize("count", [1, 7, 32])
-def test_no_read_mixes_in_what_the_broker_has_taken_back_and_outgrown(
+def test_no_read_mixes_in_what_the_broker_has_truncated_and_outgrown(
     outgrown: BothSides, policy: Policy, count: int
 ):
     outgrown.memory_from = 100
@@ -253,7 +253,7 @@ def test_no_read_mixes_in_what_the_broker_has_taken_back_and_outgrown(
 
 
 @TIERED
-def test_a_damaged_message_is_not_read_as_that_which_the_broker_has_taken_back(
+def test_a_damaged_message_is_not_read_as_that_which_the_broker_has_truncated(
     outgrown: BothSides, policy: Policy
 ):
     outgrown.local.cut(QUEUE.topic, QUEUE.queue_id, 35)
@@ -266,7 +266,7 @@ def test_a_damaged_message_is_not_read_as_that_which_the_broker_has_taken_back(
 
 @TIERED
 @pytest.mark.parametrize("boundary", list(Boundary))
-def test_a_time_is_not_found_in_what_the_broker_has_taken_back_and_outgrown(
+def test_a_time_is_not_found_in_what_the_broker_has_truncated_and_outgrown(
     outgrown: BothSides, policy: Policy, boundary: Boundary
 ):
     found = outgrown.store.offset_by_time("t", 0, FIRST_MS + 35, boundary, policy=policy)

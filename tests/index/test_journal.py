@@ -92,13 +92,13 @@ def test_an_action_that_does_not_fit_changes_nothing(tier: KeyedTier, cover: Cov
 
 
 @pytest.mark.parametrize("is_made", [False, True])
-def test_what_was_read_before_an_end_was_taken_back_covers_nothing_that_came_since(
+def test_what_was_read_before_an_end_was_truncated_covers_nothing_that_came_since(
     tier: KeyedTier, is_made: bool
 ):
     """As many messages stand there as before, and others: found by the simulation, in seed 131 of that day."""
     tier.collect()
     made = tier.builder.finish() if is_made else None
-    tier.take_back(6, queue=A)
+    tier.truncate(6, queue=A)
     tier.post(A, mails(8, "new"))
     if made:
         tier.say(index_action([made]))

@@ -36,7 +36,7 @@ ITEMS = st.lists(st.one_of(MAIL, MAIL, BATCH, st.none()), min_size=1, max_size=4
 QUEUES = st.sampled_from([A0, A0, A0, A1, B0])
 PUT = st.tuples(QUEUES, ITEMS, st.booleans())
 CHANGE = st.one_of(
-    st.tuples(st.just("take_back"), QUEUES, st.integers(1, 2)),
+    st.tuples(st.just("truncate"), QUEUES, st.integers(1, 2)),
     st.tuples(st.sampled_from(["begin_anew", "expire", "gap"]), QUEUES),
 )
 OWN = st.sampled_from(["index", "collect", "crash", "drop"])
@@ -55,8 +55,8 @@ def play(tier: KeyedTier, steps: list[Any]) -> None:
             case "drop":
                 for index in tier.journal.state.indexes[:1]:
                     tier.say(index_action([], [index.place.key]))
-            case ("take_back", queue, parts):
-                tier.take_back_parts(queue, parts)
+            case ("truncate", queue, parts):
+                tier.truncate_parts(queue, parts)
             case ("begin_anew", queue):
                 tier.begin_anew(queue)
             case ("expire", queue):
@@ -97,12 +97,12 @@ def one(*keys: str) -> list[Mail | None]:
     return [Mail(keys=(key,)) for key in keys]
 
 
-def test_messages_written_where_others_were_taken_back_are_found():
+def test_messages_written_where_others_were_truncated_are_found():
     tier = KeyedTier()
     tier.post(A0, one("a", "b"))
     tier.post(A0, one("a", "c"))
     tier.index()
-    tier.take_back_parts(A0, 1)
+    tier.truncate_parts(A0, 1)
     tier.post(A0, one("c", "a", "d"))
     for is_indexed in (False, True):
         assert [hit[2] for hit in places(tier.ask("orders", "a"))] == [3, 0]

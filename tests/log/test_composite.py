@@ -399,7 +399,7 @@ def test_a_segment_with_something_under_way_does_not_end():
 
 
 def test_a_segment_does_not_end_while_an_entry_about_its_queue_is_on_its_way():
-    """After a take-back the queue has another write side, which would go on in what is sealed. (Seed 326945.)"""
+    """After a truncation the queue has another write side, which would go on in what is sealed. (Seed 326945.)"""
     queue = Queue.new()
     queue.tier(batch_of(0, [b"a"]))
     queue.file.hold()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.tiers import TIME_MS
 
 from tests.log.test_state import EPOCH, MACHINE, QUEUE, add, life, part, replay
-from tests.log.test_takeback import head, take_back, then
+from tests.log.test_truncation import head, then, truncate
 from tiered.log.cursor import History, history_of, life_at
 from tiered.log.expiry import segment_end
 from tiered.log.parts import queue_action
@@ -48,7 +48,7 @@ def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tup
         elif what == "cut":
             over = next((p for p in now.parts() if p.queue_offset < value < p.queue_end), None)
             cut = head(over, value - over.queue_offset) if over else None
-            state = then(state, take_back(value, now.commit_offset, cut))
+            state = then(state, truncate(value, now.commit_offset, cut))
         else:
             which = value % len(lives)
             one = lives[which]
@@ -67,10 +67,10 @@ def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tup
             assert offset >= low
 
 
-def test_an_end_that_was_taken_back_is_a_history_by_itself():
+def test_an_end_that_was_truncated_is_a_history_by_itself():
     state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
-    state = then(state, take_back(10, 20), add(part(10, 1000, count=5, size=500), 1000))
-    state = then(state, take_back(5, 15, head(part(0, 0), 5)))
+    state = then(state, truncate(10, 20), add(part(10, 1000, count=5, size=500), 1000))
+    state = then(state, truncate(5, 15, head(part(0, 0), 5)))
     lives = state.queues[QUEUE]
     assert [history_of(lives, number) for number in range(3)] == [(0, 0), (0, 1), (0, 2)]
     assert [one.cut_at for one in lives] == [10, 5, -1]
@@ -81,7 +81,7 @@ def test_an_end_that_was_taken_back_is_a_history_by_itself():
 @pytest.mark.parametrize("cut_at", [-1, 11, 25])
 def test_verify_sees_where_an_end_was_cut_off(cut_at: int):
     state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
-    state = then(state, take_back(10, 20))
+    state = then(state, truncate(10, 20))
     tail, now = state.queues[QUEUE]
     wrong = replace(state, queues={QUEUE: (replace(tail, cut_at=cut_at), now)})
     assert any("cut off" in problem.detail for problem in check_state(wrong))
@@ -89,13 +89,13 @@ def test_verify_sees_where_an_end_was_cut_off(cut_at: int):
 
 
 def test_offsets_by_time_are_those_of_the_history_of_the_cursor():
-    """Also when it lies in what is left, merged with what came later, and in what was taken back."""
+    """Also when it lies in what is left, merged with what came later, and in what was truncated."""
     made = Made()
     for number in range(6):
         made.add(b"old %d" % number)
     with made.open() as tier:
         reader = tier.reader.queue(ORDERS)
-        made.take_back(3)
+        made.truncate(3)
         made.builder.add([b"new"], queue=ORDERS)
         made.merge()
         for offset in range(6):

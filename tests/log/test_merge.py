@@ -446,12 +446,12 @@ def test_every_life_is_gathered_and_none_with_another():
     life = tier.state.life(A0)
     assert life
     fields = {"end": 2, "was": 3, "head": None, "reason": "r"}
-    tier.say(queue_action("take_back", A0, 0, **fields))
+    tier.say(queue_action("truncate", A0, 0, **fields))
     tier.round({A0: 100})
     plan = plan_merge(tier.state, tier.policy)
     assert plan is not None
     assert [
-        (run.life, run.taken_back, [p.queue_offset for p in run.parts]) for run in runs_of(plan)
+        (run.life, run.truncated, [p.queue_offset for p in run.parts]) for run in runs_of(plan)
     ] == [
         (0, True, [2]),
         (1, False, [0, 1, 2]),

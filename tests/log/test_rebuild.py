@@ -297,18 +297,18 @@ def test_a_merge_that_made_one_segment_of_two():
 
 
 @pytest.mark.parametrize("has_old", [True, False])
-def test_a_merge_that_came_too_late_for_what_was_taken_back_is_no_history(has_old: bool):
-    """It was gathered before the broker took back the tail, and uploaded behind what was written in its place."""
+def test_a_merge_that_came_too_late_for_what_was_truncated_is_no_history(has_old: bool):
+    """It was gathered before the broker truncated the tail, and uploaded behind what was written in its place."""
     builder = TierBuilder()
     for bodies in ([b"a", b"b"], [b"c", b"d"]):
         builder.add(bodies)
     life = builder.journal.state.life(QUEUE)
     assert life
     output = MergeOutput(1, (MergeRun(QUEUE, 0, 0, 0, life.parts()),))
-    builder.take_back(2)
+    builder.truncate(2)
     builder.add([b"C"], roll=True)
-    if not has_old:  # the tail has been merged since: only so it is known what was taken back
-        tails = [run for run in runs_of(builder.journal.state) if run.taken_back]
+    if not has_old:  # the tail has been merged since: only so it is known what was truncated
+        tails = [run for run in runs_of(builder.journal.state) if run.truncated]
         make(builder, MergeOutput(1, tuple(tails)))
         builder.store.delete(PREFIX + life.parts()[1].bundle.key)
         output_store = TierBuilder(MemoryStore())
@@ -330,11 +330,11 @@ def test_a_merge_that_came_too_late_for_what_was_taken_back_is_no_history(has_ol
     assert_whole(builder.store)
 
 
-def test_what_a_merge_found_taken_back_stays_readable():
+def test_what_a_merge_found_truncated_stays_readable():
     builder = TierBuilder()
     builder.add([b"a", b"b"])
     builder.add([b"c", b"d"])
-    builder.take_back(3)
+    builder.truncate(3)
     builder.add([b"D", b"E"], roll=True)
     gather(builder)
     before = builder.journal.state
@@ -583,18 +583,18 @@ def test_readers_jump_to_the_rebuilt_state():
     assert QueueOffset(13) == reader.state.queues[QUEUE][0].commit_offset
 
 
-# -- what brokers took back ---------------------------------------------------------------------
+# -- what brokers truncated ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", [3, 4])
 @pytest.mark.parametrize("more", [0, 1, 2, 5])
 @pytest.mark.parametrize("all_lost", [False, True])
-def test_a_tail_that_was_taken_back_stays_so(end: int, more: int, all_lost: bool):
+def test_a_tail_that_was_truncated_stays_so(end: int, more: int, all_lost: bool):
     builder = TierBuilder()
     builder.add([b"a", b"b", b"c"])
     builder.add([b"d", b"e", b"f"])
     builder = TierBuilder(builder.store, writer="11111111")
-    builder.take_back(end, reason="power failure")
+    builder.truncate(end, reason="power failure")
     builder.journal.write_checkpoint(force=True)
     for number in range(more):
         builder.add([b"other%d" % number], roll=number == 0)
@@ -624,7 +624,7 @@ def test_what_was_kept_of_a_section_is_found_before_a_gap(end: int, left_out: in
     builder = TierBuilder()
     builder.add([b"a", b"b", b"c", None, b"e", b"f"])
     builder = TierBuilder(builder.store, writer="11111111")
-    builder.take_back(end, reason="power failure")
+    builder.truncate(end, reason="power failure")
     builder.gap(left_out)
     builder.add([b"other"])
     before = builder.journal.state.queues[QUEUE][-1]

@@ -1,6 +1,6 @@
 """What a rebuilt journal makes of objects that are gone: nothing that the readable one knows is silently forgotten (I12).
 
-And nothing that was given up (expired, taken back, on record as a gap) is called lost.
+And nothing that was given up (expired, truncated, on record as a gap) is called lost.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def test_a_life_that_had_nothing_left_is_as_it_was():
     assert (made.life, made.losses, made.notes) == (known, [], [])
 
 
-def test_an_end_that_is_there_and_was_not_chosen_was_taken_back():
+def test_an_end_that_is_there_and_was_not_chosen_was_truncated():
     known = life_of(three())
     made = built(known, list(known.parts())[:1], there_end=9)
     assert made.losses == []
@@ -219,7 +219,7 @@ def test_an_end_that_is_there_and_was_not_chosen_was_taken_back():
     [((2, 1, 0, False), []), ((1, 9, 0, False), []), ((1, 1, 0, False), [(4, 9)])],
     ids=["a later epoch", "the same, later", "a first try in vain"],
 )
-def test_an_end_was_taken_back_where_something_newer_begins_before_it(
+def test_an_end_was_truncated_where_something_newer_begins_before_it(
     rank: tuple[int, int, int, bool], lost: list[tuple[int, int]]
 ):
     known = life_of(three())
@@ -336,7 +336,7 @@ def test_whether_it_expired_by_the_damaged_entry_nobody_can_tell():
 
 
 def test_an_expiry_behind_the_damage_is_believed_only_of_the_life_that_is_known():
-    """What is at its place may be a tail that was taken back meanwhile; and what is garbage is passed over."""
+    """What is at its place may be a tail that was truncated meanwhile; and what is garbage is passed over."""
     builder = three(roll=True)
     parts = list(life_of(builder).parts())
     lose_end(builder)
@@ -360,7 +360,7 @@ def test_an_expiry_behind_the_damage_is_believed_only_of_the_life_that_is_known(
     ],
 )
 @pytest.mark.parametrize("end", [3, 4])
-def test_what_was_taken_back_is_no_loss(end: int, is_behind: bool, is_later: bool, is_gone: bool):
+def test_what_was_truncated_is_no_loss(end: int, is_behind: bool, is_later: bool, is_gone: bool):
     """By a later epoch or the same; that the readable journal knows, or behind it; whether its objects are gone or not."""
     builder = three()
     parts = list(life_of(builder).parts())
@@ -370,7 +370,7 @@ def test_what_was_taken_back_is_no_loss(end: int, is_behind: bool, is_later: boo
         number = builder.journal.number
         later = TierBuilder(builder.store, writer="11111111") if is_later else builder
         damage(builder.store, number)
-    later.take_back(end)
+    later.truncate(end)
     later.add([b"other"], roll=True)
     before = life_of(later)
     if not is_behind:

@@ -175,11 +175,11 @@ def test_a_damaged_merged_section_comes_back_from_what_it_was_made_of(packs: boo
     assert replace(after, bundle=part.bundle, section=part.section) == part
 
 
-def test_what_the_broker_took_back_is_repaired_from_the_tier_alone():
+def test_what_the_broker_truncated_is_repaired_from_the_tier_alone():
     builder = TierBuilder()
     builder.add([b"a", b"b"])
     builder.add([b"c", b"d"])
-    builder.take_back(3)
+    builder.truncate(3)
     builder.add([b"D"], roll=True)
     gather(builder)
     (bundle,) = named_bundles(builder.journal.state).values()

@@ -127,11 +127,11 @@ def test_a_footer_that_is_damaged_proves_nothing_so_the_bundle_is_suspect():
     assert looked(builder) == {}  # that it is gone is said by others
 
 
-def test_what_was_taken_back_whole_is_named_and_nothing_is_read_for_it():
+def test_what_was_truncated_whole_is_named_and_nothing_is_read_for_it():
     builder = TierBuilder()
     builder.add([b"abc"], queue=A)
     builder.add([b"wrong"], queue=A)
-    builder.take_back(1, queue=A)
+    builder.truncate(1, queue=A)
     assert list(given_up(builder.journal.state)) == []
     gather(builder, 1)
     assert list(given_up(builder.journal.state)) == []
@@ -139,10 +139,10 @@ def test_what_was_taken_back_whole_is_named_and_nothing_is_read_for_it():
     assert looked(builder).keys() == truth(builder).keys() != set()
 
 
-def test_what_is_left_of_a_section_that_was_taken_back_in_part():
+def test_what_is_left_of_a_section_that_was_truncated_in_part():
     builder = TierBuilder()
     builder.add([b"abc", b"defg", b"hij"], queue=A)
-    builder.take_back(1, queue=A)
+    builder.truncate(1, queue=A)
     assert looked(builder) == {}  # both lives name it
     give_up(builder, A, life=0)
     found = looked(builder)
@@ -191,7 +191,7 @@ def test_whatever_happens_it_is_what_the_tables_of_the_bundles_say(
         elif life is None:
             continue
         elif step == "back" and life.min_offset < life.commit_offset:
-            builder.take_back(max(life.min_offset + 1, life.commit_offset - count), queue=queue)
+            builder.truncate(max(life.min_offset + 1, life.commit_offset - count), queue=queue)
         elif step == "anew":
             builder.begin_anew(queue)
         elif step == "expire":

@@ -456,7 +456,7 @@ def test_a_journal_that_says_something_else_than_the_records(kind: str, said: di
     ("name", "value"),
     [
         ("queue_id", 99), ("incarnation", 3), ("segment", 900), ("log_offset", 9), ("queue_offset", 9),
-        ("count", 1), ("holes", 1), ("store_min_ms", 9), ("store_max_ms", 9), ("last", 9), ("taken_back", 1), ("crc", 9),
+        ("count", 1), ("holes", 1), ("store_min_ms", 9), ("store_max_ms", 9), ("last", 9), ("truncated", 1), ("crc", 9),
     ],
 )  # fmt: skip
 def test_a_bundle_that_says_something_else_of_a_section_than_the_journal(name: str, value: int):

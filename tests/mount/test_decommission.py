@@ -122,7 +122,7 @@ def test_a_table_that_is_missing_though_a_group_has_used_the_broker_is_asked_for
     ("name", "pending"),
     [
         ("s01-basic", {}),
-        # 174 timed messages are pending, of which 8 were taken back
+        # 174 timed messages are pending, of which 8 were truncated
         ("s02-delay-timer", {"delayed messages": 60, "timed messages": 166}),
         ("s03-transactions", {"half messages": 15}),
         ("s10-consumers", {}),

@@ -719,11 +719,11 @@ def test_a_history_that_another_has_taken_the_place_of_is_not_gone_on_with(tmp_p
     tier_of.put("t", *map(str, range(50)))
     assert not piecewise(tier_of.url, to, lambda: True)
     known = json.loads((half(to) / "restore.json").read_text())
-    for place in (-2, -1):  # its incarnation, and how often an end of it was taken back
+    for place in (-2, -1):  # its incarnation, and how often an end of it was truncated
         noted = json.loads(json.dumps(known))
         noted["next"][0][place] += 1
         (half(to) / "restore.json").write_text(json.dumps(noted))
-        with pytest.raises(InvalidError, match="began anew, or messages of it were taken back"):
+        with pytest.raises(InvalidError, match="began anew, or messages of it were truncated"):
             piecewise(tier_of.url, to)
     (half(to) / "restore.json").write_text(json.dumps(known))
     assert piecewise(tier_of.url, to)

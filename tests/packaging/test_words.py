@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PLACES = ("tiered", "backends", "fetcher", "timer", "docs", "README.md", "CONTRIBUTING.md")
 INSTEAD = {
     r"reign(s|ed|ing)?": "epoch",
+    r"(tak(e|es|en|ing)|took) back": "truncate (of timers: cancel)",
     r"thrice": "three times",
     r"on wish": "only with (the option)",
     r"litter": "orphans",

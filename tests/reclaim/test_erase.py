@@ -187,12 +187,12 @@ def test_out_of_compressed_bundles_too_and_they_stay_compressed():
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
-def test_what_has_expired_of_a_queue_that_goes_on_and_what_was_taken_back_in_part():
+def test_what_has_expired_of_a_queue_that_goes_on_and_what_was_truncated_in_part():
     tier = Tier()
     tier.builder.add([SECRET + b" old", b"x"])
     tier.builder.add([b"new", SECRET + b" wrong"], roll=True)
     gather(tier.builder)
-    tier.builder.take_back(3)
+    tier.builder.truncate(3)
     tier.restart()
     tier.clock.advance(60)
     apply_steps(tier.at, plan_expire(tier.at, lambda _: 0, objects_max=99))
@@ -429,7 +429,7 @@ def test_whatever_was_before_afterwards_only_what_is_named_is_there(steps: list[
         elif step == "back":
             life = builder.journal.state.life(QUEUE)
             if life and life.commit_offset - count > life.min_offset:
-                builder.take_back(life.commit_offset - count)
+                builder.truncate(life.commit_offset - count)
         elif step == "delete":
             delete_people(tier)
     before = content(tier)

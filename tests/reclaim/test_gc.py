@@ -236,11 +236,11 @@ def test_expiry_is_refused_by_a_clock_that_is_wrong_and_after_the_tier_moved_on(
         apply_steps(tier.at, plan)
 
 
-def test_a_tail_that_was_taken_back_expires_and_what_it_shares_stays():
+def test_a_tail_that_was_truncated_expires_and_what_it_shares_stays():
     tier = Tier()
     tier.builder.add([b"a"])
     part = tier.builder.add([b"b", b"c"])
-    tier.builder.take_back(2)
+    tier.builder.truncate(2)
     tier.restart().add([b"other"])
     lives = tier.builder.journal.state.queues[QUEUE]
     assert [(life.min_offset, life.commit_offset) for life in lives] == [(2, 3), (0, 3)]
@@ -348,8 +348,8 @@ def test_records_of_the_ledger_expire_and_what_else_lies_there_stays():
     assert len(left) == 3  # the note, and the two of this run
 
 
-def test_a_plan_to_expire_of_which_the_broker_has_taken_back_what_follows_is_not_called_done():
-    """Then what was taken back stands where the queue stood, with a minimum that is higher."""
+def test_a_plan_to_expire_of_which_the_broker_has_truncated_what_follows_is_not_called_done():
+    """Then what was truncated stands where the queue stood, with a minimum that is higher."""
     tier = Tier()
     tier.builder.add([b"a"] * 3)
     tier.builder.add([b"b"] * 3, roll=True)
@@ -357,14 +357,14 @@ def test_a_plan_to_expire_of_which_the_broker_has_taken_back_what_follows_is_not
     tier.clock.advance(60)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=1)
     assert [(step["min_from"], step["min_to"]) for step in plan["steps"]] == [(0, 3)]
-    tier.builder.take_back(7)
+    tier.builder.truncate(7)
     with pytest.raises(InvalidError, match="moved on"):
         apply_steps(tier.at, plan)
     again = plan_expire(tier.at, lambda _: 0, objects_max=2)
     again["steps"] = [step for step in again["steps"] if step["life"] == 1]
     assert apply_steps(tier.at, again)["steps"] == 1
     tier.builder.journal.catch_up()
-    tier.builder.take_back(5)
+    tier.builder.truncate(5)
     assert apply_steps(tier.at, again)["was_applied"]
 
 

@@ -34,10 +34,10 @@ from tiered.upkeep import expire as upkeep_expire
 from tiered.upkeep.erase import apply_erasure
 from tiered.upkeep.expire import (
     apply_steps,
-    apply_take_back,
+    apply_truncate,
     plan_delete_topic,
     plan_expire,
-    plan_take_back,
+    plan_truncate,
 )
 from tiered.upkeep.gc import apply_gc, plan_gc
 from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
@@ -69,7 +69,7 @@ class World:
 
     def run(self) -> None:
         deeds = (
-            *(self.write, self.write, self.write, self.delete, self.expire, self.take_back),
+            *(self.write, self.write, self.write, self.delete, self.expire, self.truncate),
             *(self.collect, self.erase, self.break_lease, self.rebuild),
         )
         for _ in range(STEPS):
@@ -135,12 +135,12 @@ class World:
         at = self.at(place)
         apply_steps(at, plan_expire(at, {topic: 0}.get, objects_max=99))
 
-    def take_back(self, place: Place, topic: str) -> None:
+    def truncate(self, place: Place, topic: str) -> None:
         at, queue = self.at(place), MessageQueue(topic, self.rng.randrange(2))
-        plan = plan_take_back(at, queue, self.rng.randrange(1, 6))
-        self.met["taken back"] += len(plan["steps"])
+        plan = plan_truncate(at, queue, self.rng.randrange(1, 6))
+        self.met["truncated"] += len(plan["steps"])
         if plan["steps"]:
-            apply_take_back(at, plan)
+            apply_truncate(at, plan)
 
     def collect(self, place: Place, _topic: str) -> None:
         self.met["deleted"] += apply_gc(self.at(place), self.to_collect(place))["deleted"]
@@ -196,9 +196,9 @@ def test_what_is_done_to_one_leaves_the_other_byte_for_byte(kind: str, tmp_path:
             world = World(seed, store)
             world.run()
         met += world.met
-    assert (
-        min(met[what] for what in ("delete", "expire", "taken back", "deleted", "rebuild")) > 0
-    ), met
+    assert min(met[what] for what in ("delete", "expire", "truncated", "deleted", "rebuild")) > 0, (
+        met
+    )
 
 
 def by_beginning(state: Any, topic: str, *, objects_max: int) -> Any:

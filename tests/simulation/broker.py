@@ -1,4 +1,4 @@
-"""The model: what the broker has ever stored, what its retention has left, and what it has taken back.
+"""The model: what the broker has ever stored, what its retention has left, and what it has truncated.
 
 A queue's *branch* is one course of its events: all records that it had, from its first. Two branches of a queue share a
 beginning (a tail was lost), or nothing (its topic was deleted and created again). The last branch is the present one.

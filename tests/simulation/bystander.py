@@ -1,4 +1,4 @@
-"""Somebody who reads the tier while it is written, merged, taken back and cleaned: plainly, or ahead, by the fetcher.
+"""Somebody who reads the tier while it is written, merged, truncated and cleaned: plainly, or ahead, by the fetcher.
 
 What is read is held against history there and then. It may be what was once (a reader's state is as old as its last
 refresh), but it is of one course of the queue's events, in order, without a hole of its own, and never anything else.

@@ -190,7 +190,7 @@ def _check_life(what: str, life: QueueLife, known: Life) -> None:
     passes = [(one.end, one.time_ms) for one in life.passes]
     require(passes == known.passes, f"I5: {what} has passes {passes}, not {known.passes}")
     cut = (life.cut_at, life.cut_by)
-    require(cut == known.cut, f"I12: {what} was taken back at {cut}, not {known.cut}")
+    require(cut == known.cut, f"I12: {what} was truncated at {cut}, not {known.cut}")
 
 
 def _segment(one: product.Segment) -> tuple[Any, ...]:
@@ -242,7 +242,7 @@ def raws_of(records: RecordBatch) -> Iterator[bytes]:
 
 
 def check_level(world: World, key: QueueKey) -> None:
-    """The present life is what the broker has now: nothing missing, nothing that it took back.
+    """The present life is what the broker has now: nothing missing, nothing that it truncated.
 
     It may be ahead of a broker that has nothing else, and of one that is empty: a copy that lags looks the same.
     """
@@ -279,7 +279,7 @@ def check_level(world: World, key: QueueKey) -> None:
 def _check_newest(world: World, key: QueueKey, life: Life) -> None:
     """K5: who reads from the start gets the newest of each key, of all that was ever committed.
 
-    Where a newer one was taken back afterwards nobody has the older any more: docs/compaction.md.
+    Where a newer one was truncated afterwards nobody has the older any more: docs/compaction.md.
     """
     courses = world.history.courses.get((*key, life.incarnation), [])
     if len(courses) > 1:

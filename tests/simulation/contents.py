@@ -133,7 +133,7 @@ _COLUMNS = (
     *(("topic", "I"), ("queue_id", "I"), ("incarnation", "I"), ("segment", "Q")),
     *(("log_offset", "Q"), ("queue_offset", "Q"), ("count", "I"), ("holes", "I")),
     *(("low", "q"), ("high", "q"), ("mark", "I"), ("start", "Q"), ("records_bytes", "I")),
-    *(("stored_bytes", "I"), ("size_bytes", "I"), ("crc", "I"), ("taken_back", "B")),
+    *(("stored_bytes", "I"), ("size_bytes", "I"), ("crc", "I"), ("truncated", "B")),
 )
 """Of a bundle's table (``docs/formats``)."""
 _SPARSE_COLUMNS = (("gone", "I"), ("log_gone", "Q"))
@@ -164,7 +164,7 @@ class Section:
     stored_bytes: int
     size_bytes: int
     crc: int
-    taken_back: int
+    truncated: int
     gone: int = 0
     log_gone: int = 0
 

@@ -92,12 +92,12 @@ class History:
         writer: The id that the present writer signs with.
         updated_ms: Time of the last entry.
         queues: Lives by topic and queue id, oldest first.
-        courses: All that was ever committed of an incarnation (topic, queue id, number), by offset; each take-back begins
+        courses: All that was ever committed of an incarnation (topic, queue id, number), by offset; each truncation begins
             another course, with what it has left.
         texts: Each entry's bytes.
         strays: Numbers of entries under a number that was used and deleted long ago.
         refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
-        taken_back: How often each epoch has cut a life.
+        truncated: How often each epoch has cut a life.
         met_first: What retention had taken of each queue when the broker was attached for the first time: up to there.
         folds: The store takes names for one that differ only in case.
         flips: Some reads give a wrong bit, so that a writer may not know the mark of what stays of a part.
@@ -125,7 +125,7 @@ class History:
         self.met_first: dict[QueueKey, int] = {}
         self.folds = folds
         self.flips = False
-        self.taken_back: Counter[int] = Counter()
+        self.truncated: Counter[int] = Counter()
         self._now_s = 0.0
         self._deleted: set[str] = set()
         self._unnamed_s: dict[str, float] = {}
@@ -176,10 +176,10 @@ class History:
                 self._gap(action)
             elif what == "incarnation":
                 self._incarnation(action)
-            elif what == "take_back":
-                before = self.met["taken back"]
-                self._take_back(action)
-                self.taken_back[epoch] += self.met["taken back"] - before
+            elif what == "truncate":
+                before = self.met["truncated"]
+                self._truncate(action)
+                self.truncated[epoch] += self.met["truncated"] - before
             elif what == "merge":
                 self._merge(entry, action)
             elif what == "compacted":
@@ -343,7 +343,7 @@ class History:
         life.commit = end
         self.queues.setdefault(queue, [life])
 
-    def _take_back(self, action: dict[str, Any]) -> None:
+    def _truncate(self, action: dict[str, Any]) -> None:
         """The life ends earlier, and its tail is a life that is over; what does not fit changes nothing."""
         life, end = self._spoken_of(action), action["end"]
         if life is None:
@@ -353,7 +353,7 @@ class History:
         if action["was"] == life.commit and life.min < end < life.commit:
             divided = life.divide(end, action["head"])
         if divided is None:
-            self.met["take-back refused"] += 1
+            self.met["truncation refused"] += 1
             return
         queue = (action["topic"], action["queue_id"])
         self._is_cut_rightly(queue, life, end, action["head"])
@@ -365,7 +365,7 @@ class History:
         self.queues[queue][-1:] = [tail, rest]
         courses = self.courses[*queue, life.incarnation]
         courses.append({offset: raw for offset, raw in courses[-1].items() if offset < end})
-        self.met["taken back"] += 1
+        self.met["truncated"] += 1
         # Where the index of the part that is to be cut has a wrong bit, all of the part goes: it differs somewhere.
         whole = [row for row in tail.rows if self.flips and row.start == end and not action["head"]]
         differs = any(
@@ -375,7 +375,7 @@ class History:
         )
         if self._is_asked(queue, action, end):
             return
-        what = f"{queue} is taken back from {end} on, where the broker has never had another record"
+        what = f"{queue} is truncated from {end} on, where the broker has never had another record"
         require(tail.record(end) is None or differs, what)
 
     def _is_asked(self, queue: QueueKey, action: dict[str, Any], end: int) -> bool:
@@ -443,7 +443,7 @@ class History:
             self.met["indexed"] += 1
 
     def _commit_max(self, topic: str, queue_id: int) -> int:
-        """How far any life of a queue ever reached: an index of what was taken back comes too late, and changes nothing."""
+        """How far any life of a queue ever reached: an index of what was truncated comes too late, and changes nothing."""
         return max(life.commit for life in self.queues[topic, queue_id])
 
     def leased(self, data: bytes, *, is_new: bool) -> None:
@@ -477,7 +477,7 @@ class History:
             row = self._row(place, section)
             self._is_same(row, run)
             self.met["open segment merged"] += not life.segments[-1].sealed
-            self.met["tail merged"] += section.taken_back
+            self.met["tail merged"] += section.truncated
             spans = len(life.segments)
             life.merge(row, run)
             self.met["segments joined"] += spans - len(life.segments)
@@ -565,7 +565,7 @@ class History:
         life = lives[at] if at < len(lives) else None
         behind = lives[at + 1] if at + 1 < len(lives) else None
         is_tail = bool(life and behind and behind.incarnation == life.incarnation)
-        if life is None or life.incarnation != section.incarnation or is_tail != section.taken_back:
+        if life is None or life.incarnation != section.incarnation or is_tail != section.truncated:
             return life, None
         row = Row.of(place, section, [b""] * section.count)
         is_present = entry["epoch"] == self.epoch

@@ -183,7 +183,7 @@ class Life:
         ended: It is over.
         quarantined: Damaged records that were put aside.
         passes: Of compaction: how far each went, and when.
-        cut: Of what was taken back: from which offset on, and by which entry.
+        cut: Of what was truncated: from which offset on, and by which entry.
     """
 
     incarnation: int

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tiered.local.face import RecordBatch
     from tiered.log.bundles import SectionRow
     from tiered.log.merge import MergeRun
-    from tiered.log.takeback import Head
+    from tiered.log.truncation import Head
 
 Patches = list[Any]
 
@@ -457,7 +457,7 @@ def _tail_not_held() -> Patches:
     return [mock.patch.object(Continuity, "look", return_value=Look.SAME)]
 
 
-def _take_back_at_the_wrong_offset() -> Patches:
+def _truncate_at_the_wrong_offset() -> Patches:
     """One message too many."""
     first = parting.first_difference
 
@@ -482,19 +482,19 @@ def _incarnation_not_begun() -> Patches:
 
 
 def _tail_forgotten() -> Patches:
-    """What was taken back is not kept."""
-    take_back = state._take_back
+    """What was truncated is not kept."""
+    truncate = state._truncate
 
     def forgets(work: Any, action: Any) -> None:
-        take_back(work, action)
+        truncate(work, action)
         queue = state._queue(action)
         work.queues[queue] = work.queues[queue][-1:]
 
-    return [mock.patch.dict(state._HANDLERS, {"take_back": forgets})]
+    return [mock.patch.dict(state._HANDLERS, {"truncate": forgets})]
 
 
 def _tail_known_by_its_parts() -> Patches:
-    """What was taken back is told from others by what merging changes."""
+    """What was truncated is told from others by what merging changes."""
     replace_run = state.replace_run
 
     def forgets(*arguments: Any, **more: Any) -> Any:
@@ -625,8 +625,8 @@ def _lag_not_looked_at() -> Patches:
     return [mock.patch.object(Continuity, "_is_lag_known", known)]
 
 
-def _refused_take_back_counts() -> Patches:
-    """A take-back that replay refused is taken for done."""
+def _refused_truncate_counts() -> Patches:
+    """A truncation that replay refused is taken for done."""
     from tiered.dispatch.continuity import Continuity
 
     done = Continuity._done
@@ -765,10 +765,10 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "gc without grace": _gc_without_grace,
     "gc of the running epoch's objects": _gc_of_the_present_epoch,
     "tail not held against the local store": _tail_not_held,
-    "a take_back at the wrong offset": _take_back_at_the_wrong_offset,
+    "a truncate at the wrong offset": _truncate_at_the_wrong_offset,
     "incarnation not begun": _incarnation_not_begun,
-    "what was taken back is forgotten": _tail_forgotten,
-    "what was taken back is another once it is merged": _tail_known_by_its_parts,
+    "what was truncated is forgotten": _tail_forgotten,
+    "what was truncated is another once it is merged": _tail_known_by_its_parts,
     "a merged part with its first part's mark": _first_mark_kept,
     "a merged part with its last part's holes": _holes_of_the_last,
     "a merged part with times that are taken to rise": _times_of_ends,
@@ -778,7 +778,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "tag codes of a batch's first record": _tags_of_the_first,
     "the gap of an emptied queue goes to its end": _gap_to_the_end,
     "a lagging copy is not looked at when it grows": _lag_not_looked_at,
-    "a take-back that replay refused counts": _refused_take_back_counts,
+    "a truncation that replay refused counts": _refused_truncate_counts,
     "what cannot be compared is the same": _damaged_is_the_same,
     "expired too early": _expired_too_early,
     "a segment is as old as its oldest message": _expired_by_the_oldest,

@@ -12,7 +12,7 @@ from tiered.errors import FencedError
 from tiered.format import bundle
 from tiered.index import indexer
 from tiered.journal.lease import NOTHING_KNOWN, Lease, LeaseState
-from tiered.log import expiry, takeback
+from tiered.log import expiry, truncation
 from tiered.upkeep import erase, expire, gc, rebuild, repair, workplace
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def _keys_left_out() -> Patches:
 
 
 def _index_of_what_is_gone() -> Patches:
-    """What was taken back counts as indexed, also when other messages stand there."""
-    cut = takeback.cut
+    """What was truncated counts as indexed, also when other messages stand there."""
+    cut = truncation.cut
 
     def keeps(life: Any, **more: Any) -> Any:
         found = cut(life, **more)
@@ -191,7 +191,7 @@ WIDE: dict[str, Callable[[], Patches]] = {
     "a broken lease forgets the journal's end": _broken_lease_forgets,
     "called erased, and named": _called_erased,
     "keys left out of the index": _keys_left_out,
-    "an index of what was taken back": _index_of_what_is_gone,
+    "an index of what was truncated": _index_of_what_is_gone,
     "put aside in name only": _aside_in_name_only,
     "the own lease taken for another's": _own_lease_taken_for_anothers,
     "a listing believed": _listing_believed,

@@ -11,12 +11,12 @@ from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 
 from tiered.model import MessageQueue
 from tiered.upkeep.erase import apply_erasure
-from tiered.upkeep.expire import apply_steps, apply_take_back, plan_expire, plan_take_back
+from tiered.upkeep.expire import apply_steps, apply_truncate, plan_expire, plan_truncate
 from tiered.upkeep.gc import apply_gc, plan_gc
 from tiered.upkeep.rebuild import apply_rebuild_index, has_work, plan_rebuild_index
 from tiered.upkeep.workplace import break_lease
 
-DEEDS = ("take-back", "break", "erase", "index")
+DEEDS = ("truncate", "break", "erase", "index")
 """What a person can do."""
 
 
@@ -25,7 +25,7 @@ class Person(Reclaimer):
 
     def _live(self) -> None:
         deeds = {
-            "take-back": self._take_back,
+            "truncate": self._truncate,
             "break": self._break,
             "erase": self._erase,
             "index": self._index,
@@ -37,7 +37,7 @@ class Person(Reclaimer):
         if self._rng.random() < 0.4:
             self.world.scheduler.park(self._rng.random() * 6)
 
-    def _take_back(self) -> None:
+    def _truncate(self) -> None:
         """From some offset on; the queue goes on there."""
         history = self.world.history
         if not history.queues:
@@ -47,12 +47,12 @@ class Person(Reclaimer):
         if life.min >= life.commit:
             return
         end = self._rng.randrange(life.min, life.commit)
-        plan = plan_take_back(self._at, MessageQueue(*queue), end)
+        plan = plan_truncate(self._at, MessageQueue(*queue), end)
         self._hesitate()
         if plan["steps"]:
             history.asked.setdefault(queue, set()).add(end)
-            done = apply_take_back(self._at, plan)
-            self.world.count("taken back by a person", int(done["steps"]))
+            done = apply_truncate(self._at, plan)
+            self.world.count("truncated by a person", int(done["steps"]))
 
     def _break(self) -> None:
         if break_lease(self._at.store, self._at.prefix, self._at.clock, breaker=self._at.new_id()):

@@ -281,9 +281,9 @@ class Process(Owner):
             known = max(known, self._starts.get(queue, 0))
             what = f"{self.name} counts {queue} up to {offset}, history to {known}"
             require(offset <= known, what)
-        counted = dispatcher.counters.taken_back
-        known = self.world.history.taken_back[self.epoch]
-        require(counted <= known, f"{self.name} counts {counted} take-backs, history {known}")
+        counted = dispatcher.counters.truncated
+        known = self.world.history.truncated[self.epoch]
+        require(counted <= known, f"{self.name} counts {counted} truncations, history {known}")
         fault = dispatcher.fault
         just = (FencedError, StoreUnavailableError, ClosedError, BackendError)
         just = (*just, DataError) if self.world.flips else just

@@ -32,8 +32,8 @@ BRANCHES = {
     "record at an edge": 50, "repaired": 30, "rebuilt": 20,
     "clock set back": 50, "ruled by an earlier part": 5, "damaged end lost": 10, "lag grown": 5,
     # what became of it
-    "gap": 50, "gap in the middle": 30, "gap at the beginning": 10, "taken back": 20, "part divided": 10,
-    "take-back refused": 1, "begun anew": 40,
+    "gap": 50, "gap in the middle": 30, "gap at the beginning": 10, "truncated": 20, "part divided": 10,
+    "truncation refused": 1, "begun anew": 40,
     "sealed": 100, "merged": 500, "to level 1": 200, "to level 2": 50, "to level 3": 100, "open segment merged": 300,
     "tail merged": 10, "cut parts merged": 10, "segments joined": 1, "merge too late": 10, "equal parts merged": 5,
     "parts with holes merged": 50, "packed": 50,

@@ -96,7 +96,7 @@ def test_the_last_patrol_waits_for_a_queue_whose_lock_is_held():
         dispatcher.file(queue).lock = AlwaysHeld()  # type: ignore[assignment]
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
-    assert dispatcher.counters.taken_back == 1
+    assert dispatcher.counters.truncated == 1
 
 
 @pytest.mark.parametrize("again", [1, 4, 5, 9])
@@ -171,7 +171,7 @@ class Racing(SyntheticStore):
 
 def test_what_is_read_in_bulk_is_not_taken_behind_what_has_come_meanwhile():
     """A tail was lost between a poll and its dispatch, and compensation read what came instead: a record that the
-    broker had taken back stayed in the tier, in front of what it has now."""
+    broker had truncated stayed in the tier, in front of what it has now."""
     store, local, queue = MemoryStore(), Racing(), MessageQueue("t", 0)
     for number in range(12):
         local.append("t", 0, b"old %d" % number)
@@ -205,7 +205,7 @@ def test_what_was_read_in_bulk_is_looked_at_behind_the_taking():
     with dispatching(store, local, seed=2) as dispatcher:
         local.meanwhile = lambda: local.cut("t", 0, 10) or local.append("t", 0, b"new")  # type: ignore[func-returns-value]
         dispatcher._leave(queue)
-        wait_until(lambda: dispatcher.counters.taken_back == 1)
+        wait_until(lambda: dispatcher.counters.truncated == 1)
         assert dispatcher.drain(20), dispatcher.fault
     assert read_back(store, queue) == (local.raw(queue), [])
 

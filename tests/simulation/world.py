@@ -64,7 +64,7 @@ PACKS_EVERY = 6
 COMPACTS_EVERY = 4
 """Of so many seeds one has messages with keys, and somebody who compacts."""
 PERSONS_EVERY = 3
-"""Of so many seeds one has a key index, and a person who takes back, breaks leases, erases and makes the index again."""
+"""Of so many seeds one has a key index, and a person who truncates, breaks leases, erases and makes the index again."""
 _COMPACTS = 0.3
 """How often, at each step."""
 _BAD_END = 0.3

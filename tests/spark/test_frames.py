@@ -68,8 +68,8 @@ class Shop:
         """Archive what is sealed; queues share files."""
         run_job(self.at, local_engine(self.at.bench, 1), small_bytes=1 << 20)
 
-    def take_back(self, queue_id: int, end: int) -> None:
-        self.tier.take_back(end, queue=ORDERS[queue_id])
+    def truncate(self, queue_id: int, end: int) -> None:
+        self.tier.truncate(end, queue=ORDERS[queue_id])
         self.truth = {m: b for m, b in self.truth.items() if m[0] != queue_id or m[1] < end}
 
     def wanted(self) -> list[Row]:
@@ -217,7 +217,7 @@ def test_both_as_one_frame(shop: Shop, session: Any) -> None:
 def test_rows_that_do_not_count_of_a_file_that_queues_share(shop: Shop, session: Any) -> None:
     """The broker took an end of one queue back; its rows lie between those of the other."""
     (file,) = files_of(shop.archive)
-    shop.take_back(1, 30)
+    shop.truncate(1, 30)
     shop.add(b"new", b"newer")
     every = messages(session, shop.url, "orders", archive=shop.archive)
     assert rows_of(every) == shop.wanted()
@@ -231,7 +231,7 @@ def test_rows_that_do_not_count_of_a_file_that_queues_share(shop: Shop, session:
 def test_brokers_of_one_name_in_two_clusters(
     tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one has taken back of its archived messages costs the other none."""
+    """What one has truncated of its archived messages costs the other none."""
     shops = []
     for cluster, end in (("c", 30), ("d", 45)):
         monkeypatch.setattr(tiers, "PREFIX", broker_prefix(cluster, "b"))
@@ -239,7 +239,7 @@ def test_brokers_of_one_name_in_two_clusters(
         for number in range(4):
             one.add(*(b"%s%d" % (cluster.encode(), number * 20 + n) for n in range(20)))
         one.run()
-        one.take_back(1, end)
+        one.truncate(1, end)
     every = messages(session, shops[0].url, archive=shops[0].archive)
     assert rows_of(every) == sorted(row for one in shops for row in one.wanted())
     for store in (store for one in shops for store in one.stores):

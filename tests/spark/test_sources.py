@@ -349,13 +349,13 @@ def test_what_happens_to_a_tier_while_it_is_read() -> None:
     assert [some.num_rows for some in read_stretch(tier.store, last, ALL)] == [1]
 
 
-def test_what_was_taken_back_since_is_read_as_it_was_planned() -> None:
+def test_what_was_truncated_since_is_read_as_it_was_planned() -> None:
     tier = Broker()
     tier.add([b"a", b"b"])
     tier.add([b"old"], roll=True)
     (one, two) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
     keys = [part.log.key for part in two.task.parts]
-    tier.take_back(2)
+    tier.truncate(2)
     tier.add([b"new"], roll=True)
     bodies = [
         body
@@ -366,7 +366,7 @@ def test_what_was_taken_back_since_is_read_as_it_was_planned() -> None:
     assert bodies == [b"a", b"b", b"old"]
     tier.expire(3, life=0)
     tier.store.delete(PLACE.prefix + keys[0])
-    with pytest.raises(ExpiredError, match="taken back"):
+    with pytest.raises(ExpiredError, match="truncated"):
         list(read_stretch(tier.store, two, ALL))
 
 

@@ -75,10 +75,10 @@ class Both:
         self.tier.add(bodies, queue=queue, roll=roll and life is not None)
         self.truth |= {(queue.topic, number, at + n): body for n, body in enumerate(bodies)}
 
-    def take_back(self, end: int) -> None:
+    def truncate(self, end: int) -> None:
         life = self.tier.journal.state.life(QUEUE)
         assert life
-        self.tier.take_back(end)
+        self.tier.truncate(end)
         mine = (QUEUE.topic, life.incarnation)
         self.truth = {m: b for m, b in self.truth.items() if m[:2] != mine or m[2] < end}
 
@@ -134,13 +134,13 @@ def test_what_lies_in_both_comes_once(both: Both) -> None:
         both.rows(topic="nope")
 
 
-def test_what_was_taken_back_of_an_archive_does_not_count(both: Both) -> None:
+def test_what_was_truncated_of_an_archive_does_not_count(both: Both) -> None:
     """The archive has rows that its log has not given up yet; before the cut they count."""
     both.add(4)
     both.add(4)
     both.add(1)
     archive(both.job)
-    both.take_back(6)
+    both.truncate(6)
     assert sorted(both.rows()) == both.wanted()
     both.add(3)
     assert sorted(both.rows()) == both.wanted()
@@ -157,12 +157,12 @@ def test_what_was_taken_back_of_an_archive_does_not_count(both: Both) -> None:
     assert plan.cuts == {}
 
 
-def test_what_the_archive_has_counts_on_when_what_was_taken_back_is_merged(both: Both) -> None:
+def test_what_the_archive_has_counts_on_when_what_was_truncated_is_merged(both: Both) -> None:
     """The archive has dealt with the end, the tier has given up what came in its place."""
     both.add(2)
     both.add(2)
     both.tier.add([None, None])
-    both.take_back(2)
+    both.truncate(2)
     for _ in range(3):
         both.add(2)
     archive(both.job)
@@ -179,7 +179,7 @@ def test_a_tier_that_was_read_before_its_archive_had_dealt_with_a_cut(both: Both
     old = {PLACE: both.tier.journal.state}
     archive(both.job)
     assert not is_ahead(read_archive(both.place.archive), old)
-    both.take_back(2)
+    both.truncate(2)
     both.add(3)
     both.add(1)
     archive(both.job)
@@ -237,9 +237,9 @@ def test_a_frame_reads_what_was_pinned_wherever_it_lies(both: Both) -> None:
     both.expire()
     merged(both.job)
     assert sorted(both.rows(pinned=pins)) == wanted
-    both.take_back(17)
+    both.truncate(17)
     both.add(3)
-    assert sorted(both.rows(pinned=pins)) == wanted, "the tier keeps what was taken back"
+    assert sorted(both.rows(pinned=pins)) == wanted, "the tier keeps what was truncated"
     with pytest.raises(InvalidError, match="pinned"):
         both.rows(pinned="x")
 
@@ -272,11 +272,11 @@ def test_each_message_once_as_a_batch_whatever_has_moved(
     both.add(2)
     archive(both.job)
     for _ in range(12):
-        event(both, rng, take_back=True)
+        event(both, rng, truncate=True)
         assert sorted(both.rows()) == both.wanted()
 
 
-def event(both: Both, rng: random.Random, *, take_back: bool) -> None:
+def event(both: Both, rng: random.Random, *, truncate: bool) -> None:
     """Anything that can happen to a tier and its archive."""
     what = rng.random()
     life = both.tier.journal.state.life(QUEUE)
@@ -296,8 +296,8 @@ def event(both: Both, rng: random.Random, *, take_back: bool) -> None:
         before = named_bundles(both.tier)
         gather(both.tier)
         delete_unnamed(both.tier, before)
-    elif what < 0.92 and take_back and ends and ends[-1] > life.min_offset:
-        both.take_back(rng.choice([end for end in ends if end > life.min_offset]))
+    elif what < 0.92 and truncate and ends and ends[-1] > life.min_offset:
+        both.truncate(rng.choice([end for end in ends if end > life.min_offset]))
     elif what > 0.96:
         both.tier.begin_anew()
         both.add(1, roll=False)
@@ -319,7 +319,7 @@ def test_a_stream_has_each_message_once_whatever_dies(
 
     def happens() -> None:
         if rng.random() < 0.5:
-            event(both, rng, take_back=False)
+            event(both, rng, truncate=False)
 
     spark = Spark(place, rng, happens, rule="fail")
     for _ in range(10):
@@ -381,7 +381,7 @@ def test_a_stream_beside_compaction_has_each_message_once_that_is_left(
         if what < 0.2:
             both.compact()
         elif what < 0.6:
-            event(both, rng, take_back=False)
+            event(both, rng, truncate=False)
 
     spark = Spark(place, rng, happens, rule="fail")
     spark.is_compacted = True

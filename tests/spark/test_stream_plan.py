@@ -215,34 +215,34 @@ def test_a_gap_of_the_tier_is_one_of_the_stream() -> None:
     assert lax.again() == [(QUEUE.topic, 0, 0, b"a"), (QUEUE.topic, 0, 6, b"b")]
 
 
-def test_what_the_broker_takes_back() -> None:
+def test_what_the_broker_truncates() -> None:
     tier = Broker()
     tier.add([b"a", b"b"])
     tier.add([b"old"])
-    rules = Rules(), Rules(on_take_back=AGAIN), Rules(on_take_back=SKIP)
+    rules = Rules(), Rules(on_truncate=AGAIN), Rules(on_truncate=SKIP)
     strict, again, skip = (Query(tier, each) for each in rules)
     behind = Query(tier)
     assert behind.bodies(rows_max=2) == [b"a", b"b"]
     for query in (strict, again, skip):
         assert query.bodies() == [b"a", b"b", b"old"]
-    tier.take_back(2)
+    tier.truncate(2)
     assert again.again()[-1] == (QUEUE.topic, 0, 2, b"old"), "the same batch, the same rows"
     tier.add([b"new", b"c"])
-    with pytest.raises(DataError, match=r"took back .* from offset 2 on"):
+    with pytest.raises(DataError, match=r"truncated .* from offset 2 on"):
         strict.batch()
     assert again.batch() == [(QUEUE.topic, 0, 2, b"new"), (QUEUE.topic, 0, 3, b"c")]
     assert [skip.bodies(), skip.lost] == [[b"c"], 1]
-    assert behind.bodies() == [b"new", b"c"], "it had not read what was taken back"
+    assert behind.bodies() == [b"new", b"c"], "it had not read what was truncated"
     for query in (again, skip, behind):
         assert query.batch() == []
 
 
-def test_a_tier_that_knows_of_fewer_ends_taken_back_than_the_stream_is_another() -> None:
-    """As after a rebuild without the old journal: of an end that is taken back next nothing would be noticed."""
+def test_a_tier_that_knows_of_fewer_ends_truncated_than_the_stream_is_another() -> None:
+    """As after a rebuild without the old journal: of an end that is truncated next nothing would be noticed."""
     tier = Broker()
     tier.add([b"a"])
     tier.add([b"old"])
-    tier.take_back(1)
+    tier.truncate(1)
     tier.add([b"b"])
     query = Query(tier)
     assert query.bodies() == [b"a", b"b"]
@@ -283,12 +283,12 @@ def test_a_checkpoint_of_something_else_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_whatever_happens(seed: int) -> None:
-    """In the end the stream has told of every offset what it holds now, each once since it was taken back last."""
+    """In the end the stream has told of every offset what it holds now, each once since it was truncated last."""
     rng = random.Random(seed)
     tier, written = Broker(), 0
-    query = Query(tier, Rules(on_gap=SKIP, on_take_back=AGAIN))
+    query = Query(tier, Rules(on_gap=SKIP, on_truncate=AGAIN))
     told: dict[tuple[str, int, int], bytes] = {}
-    taken_back = 0
+    truncated = 0
 
     def read(limit: int | None) -> bool:
         before = len(query.log)
@@ -297,7 +297,7 @@ def test_whatever_happens(seed: int) -> None:
             assert query.again() == rows
         for topic, number, offset, body in rows:
             is_again = (topic, number, offset) in told
-            assert not is_again or (taken_back and told[topic, number, offset] != body)
+            assert not is_again or (truncated and told[topic, number, offset] != body)
             told[topic, number, offset] = body
         return len(query.log) > before
 
@@ -316,8 +316,8 @@ def test_whatever_happens(seed: int) -> None:
             case "back" if len(ends) > 1:
                 end = rng.choice(ends[:-1])
                 if life.min_offset < end < life.commit_offset:
-                    tier.take_back(end)
-                    taken_back += 1
+                    tier.truncate(end)
+                    truncated += 1
             case "anew":
                 tier.begin_anew()
             case "expire" if len(life.segments) > 1:

@@ -168,7 +168,7 @@ def test_a_queue_that_does_not_begin_at_0(tmp_path: Path, offset: int):
 def test_a_full_disk_refuses_and_the_next_append_goes_on(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Half a batch that reached the file before the disk was full is taken back."""
+    """Half a batch that reached the file before the disk was full is truncated."""
     body = b"x" * size
     real, calls = disk.os.pwrite, []
 

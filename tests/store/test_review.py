@@ -157,7 +157,7 @@ def test_a_group_that_waits_when_the_store_closes(tmp_path: Path):
     assert bodies(tmp_path / "s") == []
 
 
-def test_garbage_that_cannot_be_taken_back_ends_the_appends(
+def test_garbage_that_cannot_be_truncated_ends_the_appends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Whoever waited for the lock may not write over the beginning of it, nor may it look like a clean stop."""
@@ -186,7 +186,7 @@ class _Half:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_interrupted_append_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_append_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = create(tmp_path / "s")
     real = os.pwrite
 

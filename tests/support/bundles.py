@@ -86,19 +86,19 @@ Placed = tuple[MessageQueue, int, int, Part]
 """A part, and whose it is: queue, incarnation, base log offset of the segment."""
 
 
-def rows_of(named: Sequence[Placed], *, taken_back: bool = False) -> list[list[object]]:
+def rows_of(named: Sequence[Placed], *, truncated: bool = False) -> list[list[object]]:
     """Rows of an entry that name these parts, each a whole section; those of one bundle must be neighbours."""
     rows: list[list[object]] = []
     some: list[Placed] = []
     for one in named:
         if some and some[-1][3].bundle != one[3].bundle:
-            rows.append(_row_of(some, taken_back))
+            rows.append(_row_of(some, truncated))
             some = []
         some.append(one)
-    return [*rows, _row_of(some, taken_back)] if some else rows
+    return [*rows, _row_of(some, truncated)] if some else rows
 
 
-def _row_of(some: Sequence[Placed], taken_back: bool) -> list[object]:
+def _row_of(some: Sequence[Placed], truncated: bool) -> list[object]:
     pairs = [
         (
             SectionRow(
@@ -111,7 +111,7 @@ def _row_of(some: Sequence[Placed], taken_back: bool) -> list[object]:
                 part.store_min_ms,
                 part.store_max_ms,
                 part.last,
-                taken_back,
+                truncated,
             ),
             part.section,
         )
@@ -129,12 +129,12 @@ def named_action(*named: Placed) -> Action:
 
 
 def merge_action(
-    *merged: tuple[MessageQueue, int, int, Part, Parts], life: int = 0, taken_back: bool = False
+    *merged: tuple[MessageQueue, int, int, Part, Parts], life: int = 0, truncated: bool = False
 ) -> Action:
     """A ``merge``: queue, incarnation, segment, the part that was made, and what it takes the place of."""
     return {
         "do": "merge",
-        "bundles": rows_of([one[:4] for one in merged], taken_back=taken_back),
+        "bundles": rows_of([one[:4] for one in merged], truncated=truncated),
         "lives": encode_numbers([life] * len(merged)),
         "runs": encode_numbers([fingerprint(run) for *_, run in merged]),
     }

@@ -145,16 +145,16 @@ class KeyedTier(TierBuilder):
             self.say(index_action([self.builder.finish()]))
             self.builder.reset()
 
-    def take_back_parts(self, queue: MessageQueue, parts: int) -> None:
-        """Have the broker take back the last parts of a queue, as far as the first stays."""
+    def truncate_parts(self, queue: MessageQueue, parts: int) -> None:
+        """Have the broker truncate the last parts of a queue, as far as the first stays."""
         life = self.journal.state.life(queue)
         ends = [part.queue_end for part in life.parts()] if life else []
         if life is None or len(ends) <= parts:
             return
         end = ends[-1 - parts]
-        self.take_back(end, queue=queue)
+        self.truncate(end, queue=queue)
         if self.journal.state.life(queue) is life:
-            return  # nothing of it was left to be taken back
+            return  # nothing of it was left to be truncated
         number = len(self.journal.state.queues[queue]) - 2  # the tail, and what goes on behind it
         self.mails = [
             ((q, n + 1, at, ms), keys)

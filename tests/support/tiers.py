@@ -22,7 +22,7 @@ from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.parting import measure
 from tiered.log.parts import QueueLife, queue_action
 from tiered.log.state import TierMachine
-from tiered.log.takeback import Head
+from tiered.log.truncation import Head
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ class TierBuilder:
                 parts.append(part)
         return parts
 
-    def take_back(self, end: int, *, queue: MessageQueue = QUEUE, reason: str = "made so") -> None:
-        """Have the broker take back what is behind ``end``, be it between two parts or inside of one."""
+    def truncate(self, end: int, *, queue: MessageQueue = QUEUE, reason: str = "made so") -> None:
+        """Have the broker truncate what is behind ``end``, be it between two parts or inside of one."""
         life = self.journal.state.life(queue)
         assert life is not None
         head = None
@@ -197,7 +197,7 @@ class TierBuilder:
                 size, holes = measure(self.store, self.prefix, part, end - part.queue_offset)
                 head = Head(part.queue_offset, part.log_offset, size, holes, 0, part.holes).row()
         fields = {"end": end, "was": life.commit_offset, "head": head, "reason": reason}
-        self.say(queue_action("take_back", queue, life.incarnation, **fields))
+        self.say(queue_action("truncate", queue, life.incarnation, **fields))
         self.forget(queue)
 
     def begin_anew(self, queue: MessageQueue = QUEUE, reason: str = "made so") -> None:

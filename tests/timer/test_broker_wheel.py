@@ -55,7 +55,7 @@ def opened(folder: Path) -> LocalTarget:
 def test_a_broker_that_starts_on_our_directory_delivers_what_waits_and_nothing_again(
     tmp_path: Path,
 ):
-    """Some are delivered, some due soon, one is taken back, one is due in days."""
+    """Some are delivered, some due soon, one is cancelled, one is due in days."""
     folder, now = tmp_path / "store", CLOCK.now_ms()
     soon = now // 1000 * 1000 + 60_000
     dues = [now - 90_000 + n * 100 for n in range(40)] + [soon + n * 100 for n in range(30)]

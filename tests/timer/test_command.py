@@ -81,7 +81,7 @@ def test_cancel(tiered: CommandLine, store: Path):
 def test_a_damaged_hour_holds_up_no_other(
     tiered: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What lies in sound hours is listed and taken back; what cannot be read is named."""
+    """What lies in sound hours is listed and cancelled; what cannot be read is named."""
     url, tiered.clock = f"file://{tmp_path}/tier", ManualClock(CAPTURED_MS)
     with Made(tmp_path) as made:
         for hour, key in ((2, "A"), (6, "B"), (6, "C")):

@@ -99,7 +99,7 @@ def test_each_look_takes_what_came_since_the_last(followed: Followed):
     ]
 
 
-def test_a_message_that_is_taken_back_at_the_broker_is_taken_back_here(followed: Followed):
+def test_a_message_that_is_cancelled_at_the_broker_is_cancelled_here(followed: Followed):
     """Its delete mark comes with a later look."""
     followed.put(50, 51)
     assert followed.look() == (2, 0, 0)
@@ -120,7 +120,7 @@ def left_in_tier(followed: Followed) -> list[str]:
     return [one.properties["UNIQ_KEY"] for one in left]
 
 
-def test_a_message_is_taken_back_though_its_mark_comes_when_it_is_near(followed: Followed):
+def test_a_message_is_cancelled_though_its_mark_comes_when_it_is_near(followed: Followed):
     followed.put(5, 6)
     assert followed.look() == (2, 0, 0)
     followed.clock.advance(2 * 3600)

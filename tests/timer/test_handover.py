@@ -172,7 +172,7 @@ def test_a_run_whose_lease_is_gone_gives_nothing(timers: Timers):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=40))
-def test_a_delete_mark_takes_back_what_is_due_with_it_whichever_came_first(
+def test_a_delete_mark_cancels_what_is_due_with_it_whichever_came_first(
     rows: list[tuple[int, int, bool]],
 ):
     """Named by unique id, or by real topic and unique id; as a broker's wheel does (``test_live_brokers``)."""

@@ -101,7 +101,7 @@ def send(broker: oracle.Broker, rows: Sequence[dict[str, str]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_mark_takes_back_what_is_due_with_it_whichever_came_first(broker: oracle.Broker):
+def test_a_mark_cancels_what_is_due_with_it_whichever_came_first(broker: oracle.Broker):
     broker.produce("orders", 1, queues=4)
     due = str(CLOCK.now_ms() // 1000 * 1000 + 8_500)
     names = [f"{n:032X}" for n in range(6)]
@@ -211,7 +211,7 @@ def test_from_one_broker_into_the_tier_and_to_another_while_runs_and_brokers_end
 def test_a_running_broker_keeps_what_is_taken_and_gets_none_of_it_twice(
     broker: oracle.Broker, tmp_path: Path
 ):
-    """It cannot be told to forget; what is recalled there is taken back in the tier, too."""
+    """It cannot be told to forget; what is recalled there is cancelled in the tier, too."""
     url = f"file://{tmp_path}/tier"
     broker.produce("far", 1, queues=4)
     follow = spawn("attach", broker.store, "--to", url, "--timers", "--near", "5s", "--freshness", "1")  # fmt: skip

@@ -198,7 +198,7 @@ def test_a_rolled_message_is_one(first: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("prefix", ["", "orders+"])
-def test_a_mark_that_a_broker_left_takes_back_what_is_handed_over(prefix: str, tmp_path: Path):
+def test_a_mark_that_a_broker_left_cancels_what_is_handed_over(prefix: str, tmp_path: Path):
     due = CAPTURED_MS + 5_000
     with Made(tmp_path) as made:
         made.timed(5_000, "M", TIMER_DEL_UNIQKEY=f"{prefix}{0:032X}")

@@ -22,7 +22,7 @@ NAME = "s01-basic"
 OF_RECLAIM = frozenset(
     {"plan-saved", "ledger-begun", "object-deleted", "steps-appended", "ledger-ended"}
 )
-"""Points that only `gc`, `expire`, `delete-topic` and `take-back` reach."""
+"""Points that only `gc`, `expire`, `delete-topic` and `truncate` reach."""
 LITTER = 30
 NO_GRACE = ("--grace", "1ms", "--max-deletions", "100000")
 

@@ -1,4 +1,4 @@
-"""`gc`, `expire`, `delete-topic` and `take-back` end at each named point; a plan goes on, and the tier is whole."""
+"""`gc`, `expire`, `delete-topic` and `truncate` end at each named point; a plan goes on, and the tier is whole."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(180)
 LOST = 3
-"""Messages that a take-back ends a queue before."""
+"""Messages that a truncation ends a queue before."""
 TTL = ("--ttl", "1s", "--max-deletions", "100000")
 
 
@@ -121,7 +121,7 @@ def test_i11_a_topic_given_up(
     check_end(url, store, set(topics))
 
 
-def test_i11_a_queue_taken_back(
+def test_i11_a_queue_truncated(
     stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
 ) -> None:
     """At each point another queue; the same plan is carried out again, and the broker's store gives what was taken."""
@@ -136,7 +136,7 @@ def test_i11_a_queue_taken_back(
     queues = [queue for queue, (low, end) in sorted(whole.items()) if end - low > LOST]
     for number, (point, queue) in enumerate(zip(points, queues, strict=False)):
         low, end = whole[queue]
-        where = ("take-back", url, queue.topic, "--queue", str(queue.queue_id))
+        where = ("truncate", url, queue.topic, "--queue", str(queue.queue_id))
         plan = tmp_path / f"plan{number}.json"
         planning = (*where, "--to", str(end - LOST), "--plan", plan)
         apply = (*where, "--apply", plan)

@@ -234,7 +234,7 @@ class Tier(OpenTier):
     ) -> Iterator[Message]:
         """Messages of one queue in order, waiting for more as they are tiered.
 
-        A queue that was deleted and made again is followed into its new life; of what the broker took back what came in
+        A queue that was deleted and made again is followed into its new life; of what the broker truncated what came in
         its place is given, so that queue offsets may come again.
 
         Args:

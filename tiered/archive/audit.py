@@ -5,7 +5,7 @@ Three looks: a listing, by which every run finds what is gone or cut; every byte
 still has it. Looking changes nothing. What is found is listed; the rest goes on.
 
 Repair (``plan_repair``, ``apply_repair``) makes harmed files again from the tier. Rows have to prove what the log says of
-them, so what comes of it is what was lost, or nothing. What the broker took back is made again with the rest of its file: a
+them, so what comes of it is what was lost, or nothing. What the broker truncated is made again with the rest of its file: a
 job divides the file first, and then forgets it.
 
 Ordering of a repair: the new file, under a key of its own; the entry that puts it in the place of the harmed one; then the
@@ -668,7 +668,7 @@ def _sources(
 ) -> Sources:
     """Where the tier has offsets of the history that the archive stands on; none when it has not all of them.
 
-    What the broker has taken back since is kept there, too. It does not count any more, but nothing forgets it as long as
+    What the broker has truncated since is kept there, too. It does not count any more, but nothing forgets it as long as
     the file in which it lies beside others is harmed.
     """
     lives, found, at = _lives(reader, lane), list[Task](), low

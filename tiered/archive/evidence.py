@@ -5,7 +5,7 @@ queue, no more holes among them than the tier knows of, and every file that thes
 that the log says: each is read, and its checksum computed. Stretches must lie within the segment, since times say nothing of
 one that reaches far beyond it. Objects that the segment still has, as when it was archived, must be the same version.
 
-What a broker took back is in no archive, and stays. Nothing is changed. One thread; what was read is not read again.
+What a broker truncated is in no archive, and stays. Nothing is changed. One thread; what was read is not read again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from backends.errors import ObjectNotFoundError
 from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import has_times, overtaken_by
 from tiered.log.ranges import Ranges, without
-from tiered.log.takeback import is_tail
+from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -81,12 +81,12 @@ class Evidence:
     def _missing(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> str:
         lives = state.queues[queue]
         if is_tail(lives, number):
-            return "the broker took it back, so it is in no archive"
+            return "the broker truncated it, so it is in no archive"
         lane = self._lane(queue, lives[number].incarnation)
         tails = (life for n, life in enumerate(lives) if is_tail(lives, n))
         same = (tail for tail in tails if tail.incarnation == lane.incarnation)
         if any(overtaken_by(self._state, lane, tail) for tail in same):
-            return "the archive does not know yet what the broker took back: archive first"
+            return "the archive does not know yet what the broker truncated: archive first"
         start, end = _bounds(state, queue, number, segment)
         left: Ranges = ((start, end),) if start < end else ()
         known = self._state.overlapping(lane, start, end)

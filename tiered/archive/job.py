@@ -112,9 +112,9 @@ class Result:
     size_bytes: int = 0  # bytes of the files
     entries: int = 0  # written to the log
     failed: list[tuple[Task | Overtaken, Exception]] = field(default_factory=list)
-    """Tasks that failed, and ends taken back that could not be forgotten; and why."""
+    """Tasks that failed, and ends truncated that could not be forgotten; and why."""
     not_begun: int = 0
-    """Segments left to another run, since the time was over or there was no room, or what was taken back before them
+    """Segments left to another run, since the time was over or there was no room, or what was truncated before them
     is not forgotten yet."""
     misfits: int = 0  # rows whose bodies did not fit their topic's columns
     unknown: list[str] = field(default_factory=list)
@@ -787,7 +787,7 @@ class _Run:
         return len(taken) < len(lost)
 
     def _forget(self, plan: Plan) -> bool:
-        """Take out of the archive what the broker took back, also what a job that had not seen it archived meanwhile.
+        """Take out of the archive what the broker truncated, also what a job that had not seen it archived meanwhile.
 
         Where a file that it shares is harmed it stays, and all of its lane waits, since ends are dealt with in their order.
         That is no reason for others to wait, least of all for those whose rows lie in the very file.
@@ -881,7 +881,7 @@ class _HarmedError(Exception):
 def _unforgotten(at: Workshop, harm: DataError | ObjectNotFoundError) -> DataError:
     known = harm.what if isinstance(harm, DataError) else f"it is gone: {harm}"
     return DataError(
-        f"what the broker took back shares a file of the archive that is harmed: {known}",
+        f"what the broker truncated shares a file of the archive that is harmed: {known}",
         where=(harm.where if isinstance(harm, DataError) else "") or at.archive.url,
         do="`tiered archive --repair` makes it again from the tier; what else there is to do is done",
     )

@@ -6,7 +6,7 @@ action        fields besides ``do`` and ``lane``
 archive       those of ``Archived``: queue offsets of a lane and the files that hold them from now on;
               ``tails``: how many marks of the lane the archiver knew of: with another number it is refused
 forget        ``starts``: the stretches that begin at these offsets are no longer part of the archive;
-              ``tail``: mark of what the broker took back, the reason; see ``TakenBack``
+              ``tail``: mark of what the broker truncated, the reason; see ``Truncation``
 again         no ``lane``: ``stretches``, each as an ``archive`` action of one that is archived, with more columns
               of bodies: they take the places of the old ones, all that share files together or not at all
 fence         no ``lane``: ``epoch``, the one that begins, and ``keys`` of files that are about to be deleted, so that no
@@ -39,7 +39,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.bodies import BodyColumns
-from tiered.archive.model import Archived, ArchiveLane, TakenBack
+from tiered.archive.model import Archived, ArchiveLane, Truncation
 from tiered.archive.moves import (
     MERGE,
     PACK,
@@ -146,8 +146,8 @@ class ArchiveState:
 
     lanes: Mapping[ArchiveLane, Sequence[Archived]] = field(default_factory=dict)
     """Stretches of each lane, in order of offset, apart from one another."""
-    tails: Mapping[ArchiveLane, tuple[TakenBack, ...]] = field(default_factory=dict)
-    """Marks of what brokers took back and the archive has dealt with, by lane."""
+    tails: Mapping[ArchiveLane, tuple[Truncation, ...]] = field(default_factory=dict)
+    """Marks of what brokers truncated and the archive has dealt with, by lane."""
     refused: int = 0  # entries' actions that came too late or did not fit
     updated_ms: int = 0  # time of the last entry
     jobs: tuple[JobRecord, ...] = ()  # records of the last runs, oldest first
@@ -271,7 +271,7 @@ class ArchiveMachine:
         return ArchiveState(
             saved.lanes,
             {
-                ArchiveLane.of(row): tuple(map(TakenBack.of, marks))
+                ArchiveLane.of(row): tuple(map(Truncation.of, marks))
                 for row, marks in document["tails"]
             },
             document["refused"],
@@ -300,7 +300,7 @@ def again_action(stretches: Iterable[tuple[ArchiveLane, int, Archived]], epoch: 
     return {**pack_action(stretches, epoch), "do": AGAIN}
 
 
-def forget_action(lane: ArchiveLane, starts: list[int], tail: TakenBack) -> Action:
+def forget_action(lane: ArchiveLane, starts: list[int], tail: Truncation) -> Action:
     """The action that takes stretches out, since the broker took their messages back."""
     return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail.row()}
 
@@ -327,7 +327,7 @@ class _ArchiveWork:
     """A state under construction, private to one ``apply``."""
 
     places: Places
-    tails: dict[ArchiveLane, tuple[TakenBack, ...]]
+    tails: dict[ArchiveLane, tuple[Truncation, ...]]
     bodies: dict[str, tuple[BodyColumns, ...]]
     refused: int = 0
     jobs: tuple[JobRecord, ...] = ()
@@ -442,7 +442,7 @@ def _job(work: _ArchiveWork, action: Action) -> None:
 def _forget(work: _ArchiveWork, action: Action) -> None:
     lane, starts = ArchiveLane.of(action["lane"]), set(action["starts"])
     check_ints(starts, "a stretch")
-    mark = TakenBack.of(action["tail"])
+    mark = Truncation.of(action["tail"])
     every = stretches_of(work.places.lanes, lane)
     some = [one for start in sorted(starts) for one in every.around(start, start + 1)]
     some = [one for one in some if one.start in starts]

@@ -68,8 +68,8 @@ class ArchiveLane:
         return f"{self.cluster}/{self.broker} {self.queue}"
 
 
-class TakenBack(NamedTuple):
-    """Which of the ends of a lane that its broker took back: queue offsets ``[low, high)``.
+class Truncation(NamedTuple):
+    """Which of the ends of a lane that its broker truncated: queue offsets ``[low, high)``.
 
     Nothing of it is of the tier's parts, which change: they are merged, compacted and given up. What a mark does not know
     again is forgotten a second time, and with it what has come in its place since.
@@ -80,7 +80,7 @@ class TakenBack(NamedTuple):
     low: int  # the first
     high: int  # one past the last
 
-    def knows(self, other: TakenBack) -> bool:
+    def knows(self, other: Truncation) -> bool:
         """Whether another mark is of this end.
 
         Where a journal was rebuilt from bundles alone the other does not say which entry it was; nor, where some of its
@@ -94,13 +94,13 @@ class TakenBack(NamedTuple):
         return list(self)
 
     @classmethod
-    def of(cls, row: list[Any]) -> TakenBack:
+    def of(cls, row: list[Any]) -> Truncation:
         """Undo ``row``.
 
         Raises:
             ValueError: It has another form; ``TypeError`` means the same.
         """
-        check_ints(row, "what was taken back")
+        check_ints(row, "what was truncated")
         return cls(*row)
 
 
@@ -307,7 +307,7 @@ def _counts_of(rows: list[list[Any]] | None) -> tuple[tuple[str, int], ...]:
 #
 # A key is a pure function of the sealed segments, or of the files, that the file is made of, so that whoever does the same
 # work again, after a crash or beside us, makes the same object. The digest tells brokers and incarnations apart, and a life
-# that the broker took back from the one that came in its place; and it changes with the schema and with the columns that are
+# that the broker truncated from the one that came in its place; and it changes with the schema and with the columns that are
 # added to it, since no object is ever replaced. A file of several pieces has their number in the place of queue and offsets.
 
 DAY_MS = 86_400_000

@@ -1,7 +1,7 @@
 """What is to be archived: sealed segments, minus what the archive's log has. Pure.
 
 Planning goes by queue offsets, not by the names of segments, since merging joins segments later: of a segment that is
-archived in part only the rest becomes a task. What the broker took back after it was archived is forgotten first (its files
+archived in part only the rest becomes a task. What the broker truncated after it was archived is forgotten first (its files
 are no longer part of the archive), and what stays of their offsets is archived anew.
 """
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiered.archive.bodies import PLAIN, BodyLayout
-from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, TakenBack, digest_of
+from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, Truncation, digest_of
 from tiered.archive.saved_runs import stretches_of
 from tiered.log.parts import Parts, QueueLife, Segment, Segments
 from tiered.log.ranges import Ranges, without
-from tiered.log.takeback import is_tail
+from tiered.log.truncation import is_tail
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Task:
     end: int  # one past the last
     parts: Parts  # those that hold them, in order, without a gap
     tails: int = 0
-    """How many ends that were taken back the archive has dealt with, once the plan's are."""
+    """How many ends that were truncated the archive has dealt with, once the plan's are."""
     layout: BodyLayout = PLAIN  # which columns the files get beside those that every file has
     epoch: int = 0  # of the archive; see ``tiered.archive.moves.Fence``
     is_divided: bool = False
@@ -122,15 +122,15 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """Stretches of the archive whose messages the broker took back."""
+    """Stretches of the archive whose messages the broker truncated."""
 
     lane: ArchiveLane
     starts: tuple[int, ...]  # of the stretches
-    mark: TakenBack  # what was taken back; the archive deals with each once
+    mark: Truncation  # what was truncated; the archive deals with each once
 
     @property
     def start(self) -> int:
-        """The first queue offset that was taken back."""
+        """The first queue offset that was truncated."""
         return self.mark.low
 
     @property
@@ -263,8 +263,8 @@ def _open(lane: ArchiveLane, life: QueueLife) -> list[Open]:
 
 
 def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: QueueLife) -> list[Overtaken]:
-    """What the archive has to forget for what the broker took back, also if that has expired; nothing once it has."""
-    mark = TakenBack(tail.cut_by, int(tail.cut_at), int(tail.commit_offset))
+    """What the archive has to forget for what the broker truncated, also if that has expired; nothing once it has."""
+    mark = Truncation(tail.cut_by, int(tail.cut_at), int(tail.commit_offset))
     if any(one.knows(mark) for one in archive.tails.get(lane, ())):
         return []
     found = archive.overlapping(lane, mark.low, mark.high)
@@ -272,7 +272,7 @@ def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: QueueLife) -> l
 
 
 def ends_dealt_with(archive: ArchiveState, lane: ArchiveLane, lives: Sequence[QueueLife]) -> int:
-    """On which history the archive stands: that of so many ends taken back as its log has dealt with.
+    """On which history the archive stands: that of so many ends truncated as its log has dealt with.
 
     Args:
         lives: Of that incarnation, as they are in the tier; the last is the one that counts.

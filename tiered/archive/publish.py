@@ -205,7 +205,7 @@ class _Publisher:
         self._catalog.close()
 
     def topics(self) -> dict[str, list[ParquetFile]]:
-        """Files of each topic that the log has, and of each that only a table has: the broker took back all of it."""
+        """Files of each topic that the log has, and of each that only a table has: the broker truncated all of it."""
         found = _by_topic(self._state)
         known = {table_name(topic) for topic in found}
         try:

@@ -95,7 +95,7 @@ def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
     yield Sample("tiered_merge_retries_total", counters.merges_failed)
     yield Sample("tiered_unmergeable_bundles_total", counters.unmergeable_bundles)
     yield Sample("tiered_gaps_total", counters.gaps)
-    yield Sample("tiered_taken_back_total", counters.taken_back)
+    yield Sample("tiered_truncated_total", counters.truncated)
     yield Sample("tiered_begun_anew_total", counters.begun_anew)
     yield Sample("tiered_ahead_queues", dispatcher.continuity.lagging)
     yield Sample("tiered_quarantined_records_total", counters.quarantined)

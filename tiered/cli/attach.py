@@ -552,7 +552,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "quarantined": result.quarantined,
         "missing": result.missing,
         "gaps": counters.gaps,
-        "taken_back": counters.taken_back,
+        "truncated": counters.truncated,
         "begun_anew": counters.begun_anew,
         "ahead_queues": attachment.dispatcher.continuity.lagging,
         "switches": counters.switches,
@@ -633,10 +633,10 @@ _SAID = (
     ),
     ("gaps", "gap was", "gaps were", "recorded: local retention was faster"),
     (
-        "taken_back",
+        "truncated",
         "queue goes",
         "queues go",
-        "on at an earlier offset: the broker took messages back",
+        "on at an earlier offset: the broker truncated messages",
     ),
     (
         "begun_anew",
@@ -726,7 +726,7 @@ def exit_code(
     needs = needs or (ending.handover is not None and not ending.handover.key)
     if options.strict:
         recorded = (
-            *("gaps", "taken_back", "begun_anew", "ahead_queues"),
+            *("gaps", "truncated", "begun_anew", "ahead_queues"),
             *("torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
         )
         left_out = any(left["reason"] != SYSTEM_TOPIC for left in document["left_out"])

@@ -58,7 +58,7 @@ class CatOptions:
         default_text="the last there is",
     )
     incarnation: str | None = option(
-        "print this incarnation of each queue, or all, oldest first, with what the broker took back;"
+        "print this incarnation of each queue, or all, oldest first, with what the broker truncated;"
         " messages then say which they are of",
         "N|all",
         incarnation,
@@ -229,8 +229,8 @@ def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> 
 
 
 def _print_lives(tier: Tier, printer: Printer, topic: str, number: int | None, which: str) -> None:
-    """Each life that is meant, the oldest of a queue first; the last of an incarnation is what was not taken back of it."""
-    from tiered.log.takeback import is_tail
+    """Each life that is meant, the oldest of a queue first; the last of an incarnation is what was not truncated of it."""
+    from tiered.log.truncation import is_tail
 
     found = False
     for queue in tier.queues(topic):
@@ -239,7 +239,7 @@ def _print_lives(tier: Tier, printer: Printer, topic: str, number: int | None, w
         for at, reader in enumerate(readers):
             if which in {"all", str(reader.life.incarnation)}:
                 found = True
-                printer.print_life(reader, is_taken_back=is_tail(lives, at))
+                printer.print_life(reader, is_truncated=is_tail(lives, at))
     if not found:
         raise InvalidError(
             f"topic {topic} has no incarnation {which}",
@@ -339,17 +339,17 @@ class Printer:
             f" which never came into the tier: {gap.reason}"
         )
 
-    def print_life(self, reader: QueueReader, *, is_taken_back: bool) -> None:
+    def print_life(self, reader: QueueReader, *, is_truncated: bool) -> None:
         """Write what one life of a queue has, from its beginning; each message says which life it is of.
 
         Args:
-            is_taken_back: It is an end that the broker took back, which has the number of the life it was cut from.
+            is_truncated: It is an end that the broker truncated, which has the number of the life it was cut from.
 
         Raises:
             DataError: See ``print_queue`` (likewise ``ExpiredError``).
         """
         self.places.pop(reader.queue, None)
-        self._life = (reader.life.incarnation, is_taken_back)
+        self._life = (reader.life.incarnation, is_truncated)
         self.print_queue(reader)
 
     @property
@@ -369,7 +369,7 @@ class Printer:
             self.out.write(b'{"format": 1, "messages": [')
 
     def meet(self, queue: MessageQueue, tier: TierReader) -> QueueReader:
-        """A reader of what the journal says now: from where we are, or from where the broker took back what was written.
+        """A reader of what the journal says now: from where we are, or from where the broker truncated what was written.
 
         What has expired before it could be written is passed over, and said.
         """
@@ -386,7 +386,7 @@ class Printer:
             cursor = tier.cursor(queue)
             going_on = cursor.low
         if going_on < at and cursor.history.tails:
-            self.say(f"tiered: {queue}: the broker took back what it had from offset {going_on} on")
+            self.say(f"tiered: {queue}: the broker truncated what it had from offset {going_on} on")
         self.places[queue] = (cursor, going_on)
         return QueueReader(tier.store, tier.prefix, cursor)
 
@@ -447,8 +447,8 @@ class Printer:
     def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         """JSON objects as lines, or as elements of the document's array."""
         if self._life is not None:
-            number, is_taken_back = self._life
-            more = f', "incarnation": {number}, "is_taken_back": {str(is_taken_back).lower()}}}'
+            number, is_truncated = self._life
+            more = f', "incarnation": {number}, "is_truncated": {str(is_truncated).lower()}}}'
             lines = [line[:-1] + more.encode() for line in lines]
         if self.wish.form != DOCUMENT:
             return [line + b"\n" for line in lines]
@@ -470,7 +470,7 @@ def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
     named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
     place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
     if life is not None:
-        named.append(f"incarnation={life[0]}" + " (taken back)" * life[1])
+        named.append(f"incarnation={life[0]}" + " (truncated)" * life[1])
     text = " ".join(map(printable, [format_time(stored_ms), place, *named, body]))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 

@@ -48,6 +48,8 @@ class CommandEntry:
     summary: str  # one sentence
 
 
+ALIASES: Mapping[str, str] = {"take-back": "truncate"}
+"""Other names of commands, which help and completion do not list."""
 COMMANDS: Mapping[str, CommandEntry] = {
     "demo": CommandEntry("demo", "Shows the whole story on a local folder, without a server."),
     "attach": CommandEntry("attach", "Follows a store directory, live or dead, and tiers it."),
@@ -67,8 +69,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "delete-topic": CommandEntry(
         "planned:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
     ),
-    "take-back": CommandEntry(
-        "planned:TAKE_BACK", "Ends a queue at an earlier offset: plan, then apply."
+    "truncate": CommandEntry(
+        "planned:TRUNCATE", "Ends a queue at an earlier offset: plan, then apply."
     ),
     "compact": CommandEntry("compact", "Keeps the newest message of each key: plan, then apply."),
     "lease": CommandEntry(
@@ -185,7 +187,7 @@ class Program(_Sections, click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
         """Loads the command's module."""
-        entry = self.entries.get(cmd_name)
+        entry = self.entries.get(ALIASES.get(cmd_name, cmd_name))
         if entry is None:
             return None
         module, _, name = entry.place.partition(":")
@@ -197,7 +199,7 @@ class Program(_Sections, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """A name that nobody has is answered with the nearest one."""
         name = args[0]
-        if name not in self.entries and not name.startswith("-"):
+        if ALIASES.get(name, name) not in self.entries and not name.startswith("-"):
             near = nearest(name, self.entries)
             ctx.fail(f"no such command {name!r}" + (f"; did you mean {near!r}?" if near else ""))
         return super().resolve_command(ctx, args)

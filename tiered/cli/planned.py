@@ -1,4 +1,4 @@
-"""Plan, then apply: ``gc``, ``expire``, ``delete-topic`` and ``take-back``, and what others share with them.
+"""Plan, then apply: ``gc``, ``expire``, ``delete-topic`` and ``truncate``, and what others share with them.
 
 Without an option the plan is shown. ``--plan FILE`` saves it as well, ``--apply FILE`` carries out exactly that one, and
 ``--apply -`` plans and carries out in one go.
@@ -711,8 +711,8 @@ _TAKEN_COLUMNS = ["topic", "queue_id", "incarnation", "to", "was", "messages", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakeBackOptions(PlanOptions):
-    """What ``tiered take-back`` can be told."""
+class TruncateOptions(PlanOptions):
+    """What ``tiered truncate`` can be told."""
 
     topic: str = argument()
     queue: int | None = option(
@@ -726,29 +726,29 @@ class TakeBackOptions(PlanOptions):
     )
 
 
-def run_take_back(call: Call, options: TakeBackOptions) -> int:
+def run_truncate(call: Call, options: TruncateOptions) -> int:
     """Plan, and apply if told to."""
     from tiered.api.stores import backend_errors
-    from tiered.upkeep.expire import apply_take_back, plan_take_back
+    from tiered.upkeep.expire import apply_truncate, plan_truncate
 
     asked, applied = _asked(call, options), None
 
     def make() -> Plan:
         assert asked is not None
-        return plan_take_back(at, *asked)
+        return plan_truncate(at, *asked)
 
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
-        plan = get_plan(options, "take-back", at, make)
+        plan = get_plan(options, "truncate", at, make)
         _require_same(options, plan)
         if options.apply and plan["steps"]:
-            applied = apply_take_back(at, plan)
+            applied = apply_truncate(at, plan)
     document = {**plan, "applied": applied}
-    show_result(call, document, rows="steps", columns=_TAKEN_COLUMNS, lines=_take_back_lines)
+    show_result(call, document, rows="steps", columns=_TAKEN_COLUMNS, lines=_truncate_lines)
     return ending_code(options, document, has_work=bool(plan["steps"]))
 
 
-def _asked(call: Call, options: TakeBackOptions) -> tuple[MessageQueue, int] | None:
+def _asked(call: Call, options: TruncateOptions) -> tuple[MessageQueue, int] | None:
     """Which queue is to end, and where; None: as the plan of a file says.
 
     Raises:
@@ -767,7 +767,7 @@ def _asked(call: Call, options: TakeBackOptions) -> tuple[MessageQueue, int] | N
     return None
 
 
-def _require_same(options: TakeBackOptions, plan: Plan) -> None:
+def _require_same(options: TruncateOptions, plan: Plan) -> None:
     """Raise when a plan that was loaded is of something else than what the command line says."""
     said = {"topic": options.topic, "queue_id": options.queue, "to": options.to}
     for name, value in said.items():
@@ -777,9 +777,9 @@ def _require_same(options: TakeBackOptions, plan: Plan) -> None:
             )
 
 
-def _take_back_lines(document: Document) -> Iterator[str]:
+def _truncate_lines(document: Document) -> Iterator[str]:
     if not document["steps"]:
-        yield f"nothing is to be taken back: {document['topic']}/{document['queue_id']} ends at {document['to']}"
+        yield f"nothing is to be truncated: {document['topic']}/{document['queue_id']} ends at {document['to']}"
         return
     (step,) = document["steps"]
     name = f"{step['topic']}/{step['queue_id']}"
@@ -801,13 +801,13 @@ def _take_back_lines(document: Document) -> Iterator[str]:
     elif applied["was_applied"]:
         yield "result    this plan was applied before"
     else:
-        yield f"done      `tiered attach` goes on at {step['to']}; `cat --incarnation all` still prints what was taken back"
+        yield f"done      `tiered attach` goes on at {step['to']}; `cat --incarnation all` still prints what was truncated"
 
 
-TAKE_BACK = make_command(
-    "take-back",
-    TakeBackOptions,
-    run_take_back,
+TRUNCATE = make_command(
+    "truncate",
+    TruncateOptions,
+    run_truncate,
     details=(
         "For a tier that has more of a queue than the broker ever had, as holes up to the offset that a damaged record"
         " named: `attach` then takes the store for a copy that lags, and waits for ever (`ahead` in `status --store`)."
@@ -815,7 +815,7 @@ TAKE_BACK = make_command(
         " by itself. It refuses while a writer is at work."
     ),
     examples=[
-        "tiered take-back s3://bucket/prefix orders --queue 0 --to 1500",
-        "tiered take-back s3://bucket/prefix orders --queue 0 --to 1500 --apply -",
+        "tiered truncate s3://bucket/prefix orders --queue 0 --to 1500",
+        "tiered truncate s3://bucket/prefix orders --queue 0 --to 1500 --apply -",
     ],
 )

@@ -45,7 +45,7 @@ class QueryOptions:
     )
     count: int = option("messages at most, the newest", "N", whole(1), default=64)
     lives: bool = flag(
-        "also in incarnations that are over, and in what the broker took back; an archive has the first at any rate"
+        "also in incarnations that are over, and in what the broker truncated; an archive has the first at any rate"
     )
     scan_bytes: int | None = option(
         "read so much, at most, of what no index covers yet",

@@ -152,8 +152,8 @@ def _show(output: Output, broker: dict[str, Any], now_ms: int, *, is_billed: boo
     hidden = set() if with_lag else {"local_max_offset", "lag_messages", "lag_bytes", "lag_seconds"}
     if rows:
         output.line()
-        older = ["incarnation", "ended_lives", "taken_back_messages"]
-        columns = [*COLUMNS, *(older if broker["ended_lives"] or broker["taken_back"] else [])]
+        older = ["incarnation", "ended_lives", "truncated_messages"]
+        columns = [*COLUMNS, *(older if broker["ended_lives"] or broker["truncated"] else [])]
         output.table(rows, [column for column in columns if column not in hidden])
     output.line()
 
@@ -190,10 +190,10 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
         if found:
             remarks.append(f"local     {', '.join(found)}")
     remarks += [f"left out  {left['name']}: {left['reason']}" for left in broker["left_out"] or ()]
-    if broker["ended_lives"] or broker["taken_back"]:
+    if broker["ended_lives"] or broker["truncated"]:
         remarks.append(
             f"older     {counted(broker['ended_lives'], 'incarnation that is', 'incarnations that are')} over,"
-            f" {counted(broker['taken_back_messages'], 'message')} that the broker took back"
+            f" {counted(broker['truncated_messages'], 'message')} that the broker truncated"
             " (`tiered ls URL --lives`)"
         )
     ahead = [
@@ -256,7 +256,7 @@ class LsOptions:
     topic: str | None = maybe()
     objects: bool = flag("list the objects (bundles) and what lies in them")
     lives: bool = flag(
-        "list each life of a queue: incarnations that are over, ends that the broker took back, the present one"
+        "list each life of a queue: incarnations that are over, ends that the broker truncated, the present one"
     )
 
 
@@ -281,8 +281,8 @@ def run_ls(call: Call, options: LsOptions) -> int:
     else:
         rows = queue_listing(tier, queues)
         columns = QUEUE_COLUMNS
-        if output.form == "table" and any(row["ended_lives"] + row["taken_back"] for row in rows):
-            columns = [*QUEUE_COLUMNS, "incarnation", "ended_lives", "taken_back_messages"]
+        if output.form == "table" and any(row["ended_lives"] + row["truncated"] for row in rows):
+            columns = [*QUEUE_COLUMNS, "incarnation", "ended_lives", "truncated_messages"]
         output.emit({**head, "queues": rows}, rows, columns)
     return 0
 
@@ -322,18 +322,18 @@ def queue_listing(tier: Tier, queues: list[MessageQueue]) -> list[Row]:
 
 def life_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
     """A row for each life of a queue, oldest first."""
-    from tiered.log.takeback import is_tail
+    from tiered.log.truncation import is_tail
 
     lives = tier.state.queues[queue]
     for number, life in enumerate(lives):
         parts = life.parts()
         times = parts.store_times or (None, None)
-        taken_back = is_tail(lives, number)
+        truncated = is_tail(lives, number)
         yield {
             "topic": queue.topic,
             "queue_id": queue.queue_id,
             "incarnation": life.incarnation,
-            "state": "taken_back" if taken_back else "ended" if life.ended else "present",
+            "state": "truncated" if truncated else "ended" if life.ended else "present",
             "reason": life.ended,
             "min_offset": life.min_offset,
             "commit_offset": life.commit_offset,

@@ -136,7 +136,7 @@ def _tell_import(call: Call, document: dict[str, Any]) -> None:
         "before": (document["known"], "message", "in the tier already"),
         "stays": (document["near"], "message", "due within the near window, with the broker"),
         "delivered": (document["delivered"], "message", "by the broker"),
-        "withdrawn": (document["cancelled"], "record", "taken back, with their delete marks"),
+        "withdrawn": (document["cancelled"], "record", "cancelled, with their delete marks"),
         "rolled": (document["rolled"], "record", "of messages for which another record stands"),
         "odd": (document["odd"], "record", "whose due time cannot be understood: left there"),
         "waits": (
@@ -413,7 +413,7 @@ def run_cancel(call: Call, options: TimerCancelOptions) -> int:
         "cancelled": found,
     }
     if output.form == "table":
-        output.line(f"{counted(len(found), 'message')} taken back: {msg_id}")
+        output.line(f"{counted(len(found), 'message')} cancelled: {msg_id}")
         for row in found:
             output.line(f"  due {format_time(row['due_timestamp_ms'])}")
     else:

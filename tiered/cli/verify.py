@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 THREADS = 4
 _NEUTRAL = frozenset(
     {
-        *("notes", "ended_lives", "taken_back", "taken_back_messages"),
+        *("notes", "ended_lives", "truncated", "truncated_messages"),
         *("unreferenced_bytes", "unindexed_messages"),
     }
 )

@@ -1,4 +1,4 @@
-"""Continuity: what was taken last is held against the local store, so that nothing the broker took back is silent.
+"""Continuity: what was taken last is held against the local store, so that nothing the broker truncated is silent.
 
 Overview: a queue is *open* until its last record taken was met again in the local store at its queue offset (queue offset,
 store time, unique key, body CRC: ``tiered.log.marks``). It is looked at: when dispatch starts; when the follower says that
@@ -7,7 +7,7 @@ its offsets fell or that the store was looked at anew; behind each bulk read of 
 does not fit is *suspect*: nothing of it is taken until a compensate thread has decided (``resolve``):
 
 - the local store has the same messages, but fewer: a lagging copy. Nothing is done; it is looked at again when it grows.
-- it has other messages from some offset on: ``take_back`` ends the queue there (power loss, truncation, a backup).
+- it has other messages from some offset on: ``truncate`` ends the queue there (power loss, truncation, a backup).
 - nothing is in common: ``incarnation`` begins the queue anew (its topic was deleted and created again).
 
 Queues of which there is no record to compare: ``tiered.dispatch.continuity``.
@@ -78,9 +78,9 @@ def tell(queue: MessageQueue, change: Change, counters: DispatchCounters) -> Non
             change.end,
         )
     else:
-        counters.taken_back += 1
+        counters.truncated += 1
         _LOG.warning(
-            "%s: the broker has taken back [%d, %d), which was in the tier. It is kept; the queue goes on at %d",
+            "%s: the broker has truncated [%d, %d), which was in the tier. It is kept; the queue goes on at %d",
             queue,
             change.start,
             change.end,
@@ -200,7 +200,7 @@ class _Short:
 
 
 class Continuity:
-    """Holds each queue's last record taken against the local store, and has the journal say what the broker took back."""
+    """Holds each queue's last record taken against the local store, and has the journal say what the broker truncated."""
 
     def __init__(
         self,
@@ -437,7 +437,7 @@ class Continuity:
     ) -> bool:
         """Whether a batch has another record where the last one was taken: then the queue is suspect.
 
-        Compensation may have taken what the follower, which was behind it, never met, and what the broker then took back:
+        Compensation may have taken what the follower, which was behind it, never met, and what the broker then truncated:
         no offset falls for the follower. Nor does one where nothing was taken, and the batch begins before the place where
         the queue was to begin. A few small local reads where records cannot be compared.
 

@@ -277,7 +277,7 @@ def row_of(run: MergeRun) -> SectionRow:
         low,
         int(rows["store_max_ms"].max()),
         int(last["last"]),
-        run.taken_back,
+        run.truncated,
         run.parts.log_gone,
     )
 

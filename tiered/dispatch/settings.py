@@ -276,7 +276,7 @@ class DispatchCounters:
     lock_misses: int = 0  # batches that dispatch left to compensation because a queue was busy
     compensated: int = 0  # batches taken by compensation
     gaps: int = 0  # gaps recorded
-    taken_back: int = 0
+    truncated: int = 0
     """Times that a queue was ended at an earlier offset, because the broker has other messages from there on."""
     begun_anew: int = 0
     """Times that a queue began anew, because the broker has nothing of its history any more."""

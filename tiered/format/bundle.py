@@ -130,7 +130,7 @@ SECTION: Final = np.dtype(
         ("stored_bytes", ">u4"),  # W; less than R: packed
         ("size_bytes", ">u4"),  # of the whole section
         ("crc", ">u4"),  # of everything before its block table
-        ("taken_back", ">u1"),  # 1: a merge found it in what the broker had taken back by then
+        ("truncated", ">u1"),  # 1: a merge found it in what the broker had truncated by then
     ]
 )
 """One row a section: what the bundle's own table says, and what the journal names."""

@@ -1,7 +1,7 @@
 """Makes the key index: finds what is not covered yet, reads it and gives it to a builder, a bounded step at a time.
 
 What to do next is read from the journal's state in each step, never remembered: so a crash, another writer, a topic that
-began anew or a tail that was taken back needs no care here. When what was collected does not fit the state any more it is
+began anew or a tail that was truncated needs no care here. When what was collected does not fit the state any more it is
 thrown away, and begun again.
 
 Keys come from a ``KeyFeed``, if a writer has filled it, else from the records in the tier; which one makes no difference to
@@ -651,6 +651,6 @@ def _part_at(life: QueueLife, offset: int) -> Part | None:
 
 
 def _last(state: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:
-    """The last life of an incarnation: those before it were taken back."""
+    """The last life of an incarnation: those before it were truncated."""
     lives = state.queues.get(queue, ())
     return next((life for life in reversed(lives) if life.incarnation == incarnation), None)

@@ -8,7 +8,7 @@ Complete: what no index covers is read from the tier itself, up to ``scan_bytes_
 so (``Lookup.unscanned``). Damage costs what is damaged: the rest is found, and ``Lookup.damaged`` names it.
 
 Exact: items are hints. Each message is held against topic, queue, queue offset, key and time itself; what has expired or
-was taken back since does not come; none comes twice. Lives of a queue that are over are asked only on request.
+was truncated since does not come; none comes twice. Lives of a queue that are over are asked only on request.
 
 An object that is gone (404): the journal is replayed, and all is asked again.
 
@@ -112,7 +112,7 @@ class Wish:
     until_ms: int = TIME_MAX  # stored before this time
     count: int = COUNT  # so many, the newest (> 0, else ``InvalidError``)
     every_life: bool = False
-    """Also in lives of queues that are over (deleted topics, what brokers took back)."""
+    """Also in lives of queues that are over (deleted topics, what brokers truncated)."""
     scan_bytes_max: int = SCAN_BYTES_MAX  # limit of what is read because no index covers it yet
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class IndexedLife:
     def fetch(self, candidate: Candidate, key: str) -> Hit | None:
         """The message, if it is there and has the key.
 
-        The item may be older than the truth: the queue may have been taken back, and other messages may stand there
+        The item may be older than the truth: the queue may have been truncated, and other messages may stand there
         now. So the record has to be of this queue and queue offset, or it is looked up in the consume queue.
 
         Raises:
@@ -197,7 +197,7 @@ class IndexedLife:
         """
         part = self.part_of(candidate.queue_offset)
         if part is None:
-            return None  # expired, or taken back, or never there
+            return None  # expired, or truncated, or never there
         found = self._at_log_offset(part, candidate)
         if found is None:
             found = self._by_queue_offset(candidate.queue_offset)

@@ -532,7 +532,7 @@ class LiveView:
                 " or the clock was set back, which the broker's next message shows"
             )
         if is_old and self._may_truncate:
-            return "stored before the broker's start, and replicas may still take it back"
+            return "stored before the broker's start, and replicas may still truncate it"
         return "not listed by the broker's consume queues yet"
 
 

@@ -64,7 +64,7 @@ class SectionRow(NamedTuple):
     store_min_ms: int  # smallest store time; -1 when there is none
     store_max_ms: int  # greatest store time; -1 likewise
     last: int = 0  # mark of its last record, or 0
-    taken_back: bool = False  # it was merged from what the broker had taken back
+    truncated: bool = False  # it was merged from what the broker had truncated
     log_gone: int = 0  # bytes of records that compaction took away
 
 
@@ -90,7 +90,7 @@ class NamedSections:
     queues: Sequence[MessageQueue]  # whose each is
     incarnations: Sequence[int]  # int of each
     segments: Sequence[int]  # base log offset of the segment of each
-    taken_back: Sequence[bool]  # which were merged of what the broker had taken back
+    truncated: Sequence[bool]  # which were merged of what the broker had truncated
     parts: Parts  # they
 
     def places(self) -> list[SectionStretch]:
@@ -186,7 +186,7 @@ def sections_of(bundle: Bundle, table: SectionTable) -> NamedSections:
         queues,
         table.rows["incarnation"].tolist(),
         segments,
-        (table.rows["taken_back"] != 0).tolist(),
+        (table.rows["truncated"] != 0).tolist(),
         Parts(rows, (bundle,) * len(rows)),
     )
 

@@ -1,16 +1,16 @@
 """A cursor over a queue's lives: whoever reads a queue piece by piece stays on one history of it.
 
 Overview
-    Queue offsets alone do not say which messages are meant. The broker may take back an end of a queue and write others at
+    Queue offsets alone do not say which messages are meant. The broker may truncate an end of a queue and write others at
     the same offsets, and a topic may be deleted and made again. The journal keeps all of it: the *lives* of a queue, and
-    of each incarnation the ends that were taken back. A *history* is an incarnation and the number of its ends that had
-    been taken back; a ``QueueCursor`` is on one of them, up to where it ended when the cursor was made, whatever anybody
+    of each incarnation the ends that were truncated. A *history* is an incarnation and the number of its ends that had
+    been truncated; a ``QueueCursor`` is on one of them, up to where it ended when the cursor was made, whatever anybody
     refreshes meanwhile. Iterators, followers, ``cat``, readers of single queues and of archives' stretches all have one.
 
 Where the history lies
     At first in one life, whose view the cursor keeps: nothing is looked up, and the journal may move on. When an object is
     gone (404), since its part was merged or has expired, the journal is replayed, and the history is looked for in what it
-    says now: still one life, or a beginning that goes on with others and the ends that were taken back since (``life_at``).
+    says now: still one life, or a beginning that goes on with others and the ends that were truncated since (``life_at``).
 
 Errors: what has expired is an ``ExpiredError`` that says where to go on; an object that is still named is damage. Never
 messages of another history.
@@ -151,7 +151,7 @@ class History(NamedTuple):
 
     incarnation: int
     tails: int
-    """How many of its ends had been taken back. Of such an end itself: how many before it."""
+    """How many of its ends had been truncated. Of such an end itself: how many before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class HistoryPlace:
 
 
 def of_incarnation(lives: Sequence[QueueLife], incarnation: int) -> list[QueueLife]:
-    """Lives of one incarnation: ends that were taken back, oldest first, and what counts or counted."""
+    """Lives of one incarnation: ends that were truncated, oldest first, and what counts or counted."""
     return [life for life in lives if life.incarnation == incarnation]
 
 
@@ -208,7 +208,7 @@ class QueueCursor:
         """Stand on the history of a life.
 
         Args:
-            tails: How many ends of its incarnation had been taken back before; see ``History``.
+            tails: How many ends of its incarnation had been truncated before; see ``History``.
             journal: Is asked when an object is gone. Without it that is an ``ObjectNotFoundError``, for the caller to look
                 into.
         """
@@ -311,7 +311,7 @@ class QueueCursor:
     def go_on(self, offset: int) -> QueueOffset:
         """Go on in what the journal says now, with everything before ``offset`` read: where to read on.
 
-        Of what was taken back what came in its place is next, so that offsets come again. A new incarnation is next when
+        Of what was truncated what came in its place is next, so that offsets come again. A new incarnation is next when
         all of the old one has been read.
 
         Raises:
@@ -351,7 +351,7 @@ class QueueCursor:
             raise ExpiredError(what, low, where=self._journal.where) from cause
         lives = self._mine(self._journal.state.queues.get(self.queue, ()))
         cuts = [life.cut_at for life in lives[self.history.tails : -1]]
-        what = f"offsets {first} to {low} of {self.queue} were taken back by the broker, and have expired"
+        what = f"offsets {first} to {low} of {self.queue} were truncated by the broker, and have expired"
         next_offset = max(min(cuts), lives[-1].min_offset)
         raise ExpiredError(what, next_offset, where=self._journal.where) from cause
 

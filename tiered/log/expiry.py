@@ -36,7 +36,7 @@ class ExpiryStep:
     queue: MessageQueue
     incarnation: int  # which life
     life: int
-    """Its place among the queue's lives, since those that were taken back have the same number."""
+    """Its place among the queue's lives, since those that were truncated have the same number."""
     min_from: int  # its minimum as the plan met it
     min_to: int  # the minimum from then on
     segments: int  # how many

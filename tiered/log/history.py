@@ -23,7 +23,7 @@ from tiered.journal.replay import JournalReader
 from tiered.keys import DATA_ROOTS, entry_key, maker_of, parse_journal_key
 from tiered.log.bundles import named_sections
 from tiered.log.state import TierMachine
-from tiered.log.takeback import is_tail
+from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -48,7 +48,7 @@ class NamedPart:
     life: QueueLife  # that life
     segment: int  # base log offset of its segment
     part: Part
-    taken_back: bool  # the life is what the broker took back
+    truncated: bool  # the life is what the broker truncated
 
 
 def named_bundles(state: TierState) -> dict[str, Bundle]:
@@ -97,12 +97,12 @@ class _Place:
     number: int
     life: QueueLife
     segment: Segment
-    taken_back: bool
+    truncated: bool
 
     def named(self, row: int) -> NamedPart:
         part = self.segment.parts[row]
         base = self.segment.base_offset
-        return NamedPart(self.queue, self.number, self.life, base, part, self.taken_back)
+        return NamedPart(self.queue, self.number, self.life, base, part, self.truncated)
 
 
 def _places(state: TierState) -> Iterator[_Place]:

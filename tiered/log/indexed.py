@@ -3,7 +3,7 @@
 An index object covers, of each queue named, a row of queue offsets: every message there has its keys in the object. What is
 covered of a life grows from its minimum without a hole (``indexed_to`` says how far): an action whose rows do not begin
 exactly there, or that names a life that is none, changes nothing, whoever wrote it. Nor does one whose messages were read
-before an end of the queue was last taken back (``last_cut``): other messages may stand there now. So nothing is ever left
+before an end of the queue was last truncated (``last_cut``): other messages may stand there now. So nothing is ever left
 out for good: a new epoch, or whoever makes indexes again, goes on at ``indexed_to``.
 
 Where index objects were dropped in the middle, the first hole is what has to be covered next. What covers what is counted
@@ -127,7 +127,7 @@ def is_of_use(made: IndexObject, queues: Lives) -> bool:
 
 
 def _place(lives: Sequence[QueueLife], incarnation: int) -> int | None:
-    """The last life of an incarnation: those before it were taken back."""
+    """The last life of an incarnation: those before it were truncated."""
     for at in range(len(lives) - 1, -1, -1):
         if lives[at].incarnation == incarnation:
             return at

@@ -31,7 +31,7 @@ import numpy as np
 
 from tiered.errors import InvalidError
 from tiered.log.parts import PART, SPARSE_BYTES, Parts
-from tiered.log.takeback import is_tail
+from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -83,7 +83,7 @@ class MergeRun:
     segment: int
     """Base log offset of the segment that they lie in, the first if they lie in several."""
     parts: Parts  # they; may be one, which only moves
-    taken_back: bool = False  # the life is what the broker took back
+    truncated: bool = False  # the life is what the broker truncated
 
     @property
     def size_bytes(self) -> int:
@@ -295,7 +295,7 @@ class _Whose:
     queue: MessageQueue
     life: int
     incarnation: int
-    taken_back: bool
+    truncated: bool
 
 
 def _runs_of(
@@ -313,7 +313,7 @@ def _runs_of(
         ):  # what is behind lies in one segment with it, as soon as it has taken its place
             bases[end:] = [base if one == last else one for one in bases[end:]]
         place = whose.queue, whose.life, whose.incarnation
-        return MergeRun(*place, base, parts[begin:end], whose.taken_back)
+        return MergeRun(*place, base, parts[begin:end], whose.truncated)
 
     for at, bundle in enumerate(parts.bundles):
         wanted = bundle.key in keys

@@ -30,7 +30,7 @@ from tiered.journal.checkpoint import is_trimmed
 from tiered.log.bundles import PLAIN
 from tiered.log.history import named_objects
 from tiered.log.parts import PART
-from tiered.log.takeback import is_tail
+from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -324,10 +324,10 @@ class _Columns:
                 self.bundles.append(bundle)
 
     def _place(
-        self, queue: MessageQueue, incarnation: int, segment: Segment, is_taken_back: bool
+        self, queue: MessageQueue, incarnation: int, segment: Segment, is_truncated: bool
     ) -> tuple[int, ...]:
         topic = self._topics.setdefault(queue.topic, len(self._topics))
-        return topic, queue.queue_id, incarnation, int(segment.base_offset), int(is_taken_back)
+        return topic, queue.queue_id, incarnation, int(segment.base_offset), int(is_truncated)
 
     def table(self, chosen: npt.NDArray[np.int64], level: int) -> SectionTable:
         """The table of a bundle with just these sections, each given by a part of it, as its upload would have made it."""
@@ -341,5 +341,5 @@ class _Columns:
         rows["topic"] = [numbers[topic] for topic in places[:, 0].tolist()]
         for at, name in enumerate(("queue_id", "incarnation", "segment"), 1):
             rows[name] = places[:, at]
-        rows["taken_back"] = places[:, 4] if level else 0  # what is committed was not taken back
+        rows["truncated"] = places[:, 4] if level else 0  # what is committed was not truncated
         return SectionTable([self._names[topic] for topic in found], rows, level)

@@ -1,4 +1,4 @@
-"""What to say of a queue whose local history parts from the tier's: ``take_back`` or ``incarnation``, or nothing.
+"""What to say of a queue whose local history parts from the tier's: ``truncate`` or ``incarnation``, or nothing.
 
 ``plan_change`` is pure; the two functions behind it read the tier for it. ``plan_end`` is the same by a person's word.
 """
@@ -17,7 +17,7 @@ from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.marks import HOLE, mark_of_item
 from tiered.log.parts import Gap, queue_action
 from tiered.log.sections import read_range
-from tiered.log.takeback import Head
+from tiered.log.truncation import Head
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _first_answer(
 class Change:
     """What has to be said of a queue whose local history is another."""
 
-    action: Action  # ``take_back`` or ``incarnation``
+    action: Action  # ``truncate`` or ``incarnation``
     end: QueueOffset
     """Where the tier's present history ends (its commit offset, when the queue begins anew)."""
     start: QueueOffset  # where the queue goes on
@@ -180,7 +180,7 @@ def plan_end(
         end: Where it is to end: at or above its minimum, below its commit offset. At its minimum nothing would be left
             of the life, so the queue begins anew there.
     """
-    why = "a person has taken back what is from queue offset {} on"
+    why = "a person has truncated what is from queue offset {} on"
     cut = _cut(life, end, tier_mark, read_items) if end > life.min_offset else None
     if cut is not None:
         return _end_at(queue, life, *cut, why)
@@ -279,7 +279,7 @@ def _end_at(
     queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Head | None, reason: str
 ) -> Change:
     action = queue_action(
-        "take_back",
+        "truncate",
         queue,
         life.incarnation,
         end=end,

@@ -93,7 +93,7 @@ class SectionRange:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section's place in the history of its queue; of a section that the broker took back in part, what is left."""
+    """A section's place in the history of its queue; of a section that the broker truncated in part, what is left."""
 
     bundle: Bundle  # where the section lies
     section: SectionPlace  # its place there
@@ -534,7 +534,7 @@ class QueueLife:
     ended: str = ""  # why this life is over; empty while it lasts
     indexed: Ranges = ()  # queue offsets whose keys are in index objects (``tiered.log.indexed``)
     cut_at: int = -1
-    """Of what the broker took back: where it was cut off, whatever of it has expired since; else -1."""
+    """Of what the broker truncated: where it was cut off, whatever of it has expired since; else -1."""
     cut_by: int = 0
     """Likewise: number of the journal entry that cut it off, by which it is known again whatever is merged,
     compacted or given up of it; else 0, as where bundles alone tell of it (``tiered.log.proposal``)."""
@@ -790,7 +790,7 @@ def _unpacked(packed: bytes, kind: np.dtype[Any], count: int) -> npt.NDArray[Any
 def life_json(life: QueueLife) -> list[Any]:
     """A life as a JSON row: its fields in order; of each segment its fields and how many parts it has.
 
-    A row has 8 values; 9 if something is indexed, 11 if the broker took it back, 12 if it was compacted. The parts stand
+    A row has 8 values; 9 if something is indexed, 11 if the broker truncated it, 12 if it was compacted. The parts stand
     by themselves (``encode_columns``), in this order.
     """
     indexed = [list(pair) for pair in life.indexed]

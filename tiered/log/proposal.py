@@ -5,24 +5,24 @@ overlap, the newest wins, by epoch and then by the sequence in which its writer 
 
 * a newer writer knew the history when it began, so what an older one made and it made again was not history;
 * a merged section is made after those that it replaces, and says the same (but for one that came too late, of what was
-  taken back meanwhile: ``_LatePart``);
+  truncated meanwhile: ``_LatePart``);
 * a section made again because nobody knew what became of the first try is made after it.
 
 What is not chosen is unused, and a bundle with nothing else an orphan. Where queue offsets go on and log offsets do not, or
 both jump, bytes are lost: a ``Loss``. Where queue offsets jump and log offsets go on, a gap was recorded, or items without a
-message are lost: a gap. What a merge found taken back becomes a life that has ended, as it was.
+message are lost: a gap. What a merge found truncated becomes a life that has ended, as it was.
 
 ``known`` is what the readable beginning of the journal says. It settles what objects can't tell: which parts an older epoch
-had made in vain, what had expired or been taken back, reasons of gaps, times, and the local store's identity. And where a
+had made in vain, what had expired or been truncated, reasons of gaps, times, and the local store's identity. And where a
 life began and ended: what is missing before its first object and behind its last, or all of it, is lost as well as what is
 missing in between (``KnownLife`` says what is not: no gap may be hidden, and none made of what was given up).
 
 Not told by bundles, so lost where the journal does not tell it: the reason of a gap, gaps and losses before the first and
 behind the last message, lives and queues without a message, why a life ended, whether the last segment was sealed, tails
-that were taken back and not written again (history again, unless they had been merged), when a segment was made (the time at
+that were truncated and not written again (history again, unless they had been merged), when a segment was made (the time at
 which the store got its first bundle stands for it).
 
-The key index is given up: without the journal nobody can tell whether a tail that it covers was taken back and written
+The key index is given up: without the journal nobody can tell whether a tail that it covers was truncated and written
 anew. The next writer, or ``tiered rebuild --index``, makes it again.
 """
 
@@ -49,7 +49,7 @@ from tiered.log.flat_file import ITEM
 from tiered.log.history import named_bundles
 from tiered.log.marks import mark_of
 from tiered.log.parts import Gap, Part, Parts, QueueLife, SectionRange, Segment, TierState
-from tiered.log.takeback import Head, head_of, is_tail
+from tiered.log.truncation import Head, head_of, is_tail
 from tiered.log.wellformed import check_action
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -114,7 +114,7 @@ def propose(
     for queue, incarnation in sorted(candidates.lives() | lives):
         key = (queue, incarnation)
         some = [
-            one._replace(taken_back=True) if _section(one.part) in of_tails else one
+            one._replace(truncated=True) if _section(one.part) in of_tails else one
             for one in candidates.of(key)
         ]
         named = list(known_candidates(known, key, present))
@@ -146,7 +146,7 @@ def _section(part: Part) -> tuple[str, int]:
 def _tails(
     known: TierState, present: Present
 ) -> tuple[dict[LifeKey, list[QueueLife]], set[tuple[str, int]]]:
-    """What brokers took back, and the sections that only such tails name."""
+    """What brokers truncated, and the sections that only such tails name."""
     tails: dict[LifeKey, list[QueueLife]] = defaultdict(list)
     mine: set[tuple[str, int]] = set()
     others: set[tuple[str, int]] = set()
@@ -193,7 +193,7 @@ class RebuildCandidate(NamedTuple):
     part: Part
     segment: int  # base log offset of its segment
     is_merged: bool  # it was made by a merge or a repair
-    taken_back: bool  # a merge found it in what the broker had taken back
+    truncated: bool  # a merge found it in what the broker had truncated
     modified_ms: int  # when the store got its bundle; -1 when it does not say
 
 
@@ -210,7 +210,7 @@ class Candidates:
         counts = [len(one.named.parts) for one in tabled]
         self._of = np.repeat(np.arange(len(tabled)), counts)
         self._segments = [segment for one in tabled for segment in one.named.segments]
-        self._taken_back = [is_tail for one in tabled for is_tail in one.named.taken_back]
+        self._truncated = [is_tail for one in tabled for is_tail in one.named.truncated]
         self._rows: dict[LifeKey, list[int]] = {}
         row = 0
         for one in tabled:
@@ -232,7 +232,7 @@ class Candidates:
                 self._parts[row],
                 self._segments[row],
                 one.bundle.level > 0,
-                self._taken_back[row],
+                self._truncated[row],
                 one.modified_ms,
             )
 
@@ -302,7 +302,7 @@ def choose(
     late = _LatePart(candidates, read)
     chosen = _Chosen(read)
     for one in sorted(able, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
-        if one.taken_back or (not one.is_merged and epochs.take_back(one)):
+        if one.truncated or (not one.is_merged and epochs.truncate(one)):
             continue
         if not (one.is_merged and not one.rank[-1] and late.is_late(one)):
             chosen.take(one)
@@ -312,7 +312,7 @@ def choose(
 def choose_tail(
     candidates: Sequence[RebuildCandidate], without: Sequence[Part]
 ) -> list[RebuildCandidate]:
-    """Of what merges found taken back the newest that do not overlap, nor any of ``without``."""
+    """Of what merges found truncated the newest that do not overlap, nor any of ``without``."""
     chosen = _Chosen(None)
     for one in sorted(candidates, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
         part = one.part
@@ -320,7 +320,7 @@ def choose_tail(
             part.queue_offset < tail.queue_end and tail.queue_offset < part.queue_end
             for tail in without
         )
-        if one.taken_back and not is_known:
+        if one.truncated and not is_known:
             chosen.take(one)
     return chosen.row
 
@@ -370,22 +370,22 @@ class _Epochs:
         latest_first = [lows[epoch] for epoch in reversed(self._epochs)]
         self._lows = list(accumulate(latest_first, min))[::-1]  # of this epoch and all later ones
 
-    def take_back(self, one: RebuildCandidate) -> bool:
+    def truncate(self, one: RebuildCandidate) -> bool:
         """Whether a later epoch began to write at or below its first offset."""
         at = bisect_right(self._epochs, one.rank[0])
         return at < len(self._lows) and self._lows[at] <= one.part.queue_offset
 
 
 class _LatePart:
-    """Merges that came too late: of parts that the broker took back while they were gathered, so never named.
+    """Merges that came too late: of parts that the broker truncated while they were gathered, so never named.
 
     Such a one is newer than what was written in the place of these, and would win. It is known by two histories at the
-    same offsets: an older one, or one that a merge found taken back, that says what the merge says; and a newer one, older
+    same offsets: an older one, or one that a merge found truncated, that says what the merge says; and a newer one, older
     than the merge, that says something else.
     """
 
     def __init__(self, candidates: Sequence[RebuildCandidate], read: Read) -> None:
-        plain = [one for one in candidates if not one.is_merged or one.taken_back]
+        plain = [one for one in candidates if not one.is_merged or one.truncated]
         plain.sort(key=lambda one: one.part.queue_offset)
         self._pairs = list(_overlapping(plain))
         self._read = read
@@ -396,7 +396,7 @@ class _LatePart:
             self._agree(old, merged) is True and self._agree(new, merged) is False
             for one, two in self._pairs
             for old, new in (_by_age(one, two),)
-            if not new.taken_back and new.rank < merged.rank
+            if not new.truncated and new.rank < merged.rank
         )
 
     def _agree(self, one: RebuildCandidate, merged: RebuildCandidate) -> bool | None:
@@ -427,9 +427,9 @@ def _overlapping(
 def _by_age(
     one: RebuildCandidate, two: RebuildCandidate
 ) -> tuple[RebuildCandidate, RebuildCandidate]:
-    """The older history first: what was taken back, else by rank."""
-    if one.taken_back != two.taken_back:
-        return (one, two) if one.taken_back else (two, one)
+    """The older history first: what was truncated, else by rank."""
+    if one.truncated != two.truncated:
+        return (one, two) if one.truncated else (two, one)
     return (one, two) if one.rank < two.rank else (two, one)
 
 
@@ -505,7 +505,7 @@ def known_life(known: TierState, queue: MessageQueue, incarnation: int) -> Queue
 
 
 # --------------------------------------------------------------------------------------------------
-# One life of a queue, made of a chain of parts, and what the broker took back of it. Pure.
+# One life of a queue, made of a chain of parts, and what the broker truncated of it. Pure.
 # --------------------------------------------------------------------------------------------------
 
 UNKNOWN_GAP = "unknown: the journal was rebuilt"
@@ -549,7 +549,7 @@ class KnownLife:
     """What is before this has expired: so says that beginning, or a whole entry behind it. Its objects may be gone."""
     there_end: QueueOffset
     """One past the last item that it names and whose object is there. If that was not chosen, something was written
-    in its place: the broker has taken back what is behind it, and that is not lost."""
+    in its place: the broker has truncated what is behind it, and that is not lost."""
 
     @classmethod
     def of(
@@ -571,7 +571,7 @@ class KnownLife:
 def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, int]:
     """Where lives begin by what whole entries behind the readable beginning say of expiry, as replay would take it.
 
-    Only such a life is looked at as the readable beginning has it, at its very place: of what was taken back meanwhile
+    Only such a life is looked at as the readable beginning has it, at its very place: of what was truncated meanwhile
     nobody can tell. So of what is gone too little may be known to have expired, and not too much.
     """
     lows: dict[LifeKey, int] = {}
@@ -595,7 +595,7 @@ class ToldEnd(NamedTuple):
 
 
 def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, ToldEnd]:
-    """Where lives end by what whole entries behind the readable beginning name and take back."""
+    """Where lives end by what whole entries behind the readable beginning name and truncate."""
     ends: dict[LifeKey, ToldEnd] = {}
     epoch = known.epoch
     for entry in behind:
@@ -609,7 +609,7 @@ def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, Told
 
 
 def _take_ends(entry: Entry, action: Mapping[str, Any], ends: dict[LifeKey, ToldEnd]) -> None:
-    if action["do"] == "take_back":
+    if action["do"] == "truncate":
         key = (MessageQueue(action["topic"], action["queue_id"]), action["incarnation"])
         if key in ends:
             ends[key] = ends[key]._replace(end=min(ends[key].end, action["end"]))
@@ -619,7 +619,7 @@ def _take_ends(entry: Entry, action: Mapping[str, Any], ends: dict[LifeKey, Told
         rows = zip(named.queues, named.incarnations, named.places(), strict=True)
         for number, (queue, incarnation, place) in enumerate(rows):
             old = ends.get((queue, incarnation))
-            if not named.taken_back[number] and (old is None or old.end < place.queue_end):
+            if not named.truncated[number] and (old is None or old.end < place.queue_end):
                 told = ToldEnd(int(place.queue_end), entry.number, named.bundle.key)
                 ends[queue, incarnation] = told
 
@@ -775,7 +775,7 @@ def _known_begin(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> 
 
 
 def _known_end(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Border | None:
-    """Where the journal has the life end; None when it does not say, more is there, or it was taken back since."""
+    """Where the journal has the life end; None when it does not say, more is there, or it was truncated since."""
     if known is None:
         return None
     life, last = known.life, chain[-1].part if chain else None
@@ -791,7 +791,7 @@ _NO_AGE = (0, 0, 0, False)
 
 
 def _went_back(chain: Sequence[RebuildCandidate], known: KnownLife) -> bool:
-    """Whether the chain tells that the broker took back the end that the journal has.
+    """Whether the chain tells that the broker truncated the end that the journal has.
 
     Either what the journal names is there, and other parts were chosen. Or a part was made before that end by somebody who
     knew more than the journal tells: it is newer than all that this names from there on. (A first try that was made in
@@ -869,7 +869,7 @@ def _gaps_of(stretches: Iterable[_Stretch], known: KnownLife | None) -> Iterator
 def build_tails(
     chain: Sequence[RebuildCandidate], incarnation: int, reason: str
 ) -> list[QueueLife]:
-    """Lives that are over, of what merges found taken back: one of each run without a hole."""
+    """Lives that are over, of what merges found truncated: one of each run without a hole."""
     rows: list[list[RebuildCandidate]] = []
     for one in chain:
         if rows and _continues(rows[-1][-1].part, one.part):

@@ -146,7 +146,7 @@ class TierReader:
         return QueueReader(self.store, self.prefix, self.cursor(queue, incarnation))
 
     def lives(self, queue: MessageQueue) -> list[QueueReader]:
-        """Readers of all lives of a queue, oldest first: what is over, ends that the broker took back, the present one."""
+        """Readers of all lives of a queue, oldest first: what is over, ends that the broker truncated, the present one."""
         lives = self.state.queues.get(queue, ())
         cursors = (self._cursor(queue, lives, number) for number in range(len(lives)))
         return [QueueReader(self.store, self.prefix, cursor) for cursor in cursors]

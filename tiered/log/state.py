@@ -6,7 +6,7 @@ recovery, verify, gc and archive use it.
 Replay is strict: a part or gap that does not begin exactly at its queue's commit offset and log end, or whose entry is not
 of the present epoch, is not history; it is counted in ``refused_parts`` and changes nothing. A merge of parts that
 are not there any more changes nothing either, but is not counted: it may honestly come too late, when the queue has begun
-anew or some of it has expired. So it is with a take_back or expire that does not fit.
+anew or some of it has expired. So it is with a truncate or expire that does not fit.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tiered.log.parts import (
     passes_of,
     queue_action,
 )
-from tiered.log.takeback import Head, cut, is_tail
 from tiered.log.timers import TIMER, TimerFacts, after_timer, hour_queue
+from tiered.log.truncation import Head, cut, is_tail
 from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import MessageQueue, QueueOffset
 
@@ -81,7 +81,7 @@ class TierMachine:
     expire        ``life``, ``min_from``, ``min_to``: whole segments are given up, see ``tiered.log.expiry``; from
                   anybody, but an open segment only from the present writer
     quarantine    ``count``: so many records went into quarantine
-    take_back     ``end``, ``was``, ``head``, ``reason``: see ``tiered.log.takeback``
+    truncate     ``end``, ``was``, ``head``, ``reason``: see ``tiered.log.truncation``
     incarnation   ``start``, ``reason``: the queue begins anew (number 0: for the first time, with nothing in it yet)
     meta          ``store``: identity of the local store
     index         ``objects``: index objects that are new; ``drop``: keys of such as are given up first; see
@@ -414,8 +414,8 @@ def _merge_one(
     incarnation = named.incarnations[number]
     if at >= len(lives) or lives[at].incarnation != incarnation or not work.may_mend:
         return False
-    if is_tail(lives, at) != named.taken_back[number]:
-        return False  # taken back since: its section, from which a lost journal is rebuilt, does not say so
+    if is_tail(lives, at) != named.truncated[number]:
+        return False  # truncated since: its section, from which a lost journal is rebuilt, does not say so
     made = replace_run(lives[at], part, segment, was, with_open=work.is_present, compacts=compacts)
     if made is not None:
         work.queues[queue] = (*lives[:at], made, *lives[at + 1 :])
@@ -450,7 +450,7 @@ def _gap(work: _Work, action: Action) -> None:
     )
 
 
-def _take_back(work: _Work, action: Action) -> None:
+def _truncate(work: _Work, action: Action) -> None:
     life = work.life(action)
     if life is None or not work.is_present:
         work.refuse()
@@ -526,7 +526,7 @@ _HANDLERS = {
     "compacted": _compacted,
     "seal": _seal,
     "gap": _gap,
-    "take_back": _take_back,
+    "truncate": _truncate,
     "expire": _expire,
     "quarantine": _quarantine,
     INDEX: _index,

@@ -47,8 +47,8 @@ from tiered.log.history import named_objects, parts_by_bundle
 from tiered.log.proposal import REBUILT_STRIDE
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
 from tiered.log.state import Gap, TierMachine
-from tiered.log.takeback import is_tail
 from tiered.log.timers import FACTS, kept_facts
+from tiered.log.truncation import is_tail
 from tiered.log.verify_objects import (
     BundleCheck,
     IndexCheck,
@@ -237,8 +237,8 @@ class _VerifyRun:
         for lives in state.queues.values():
             tails = [life for number, life in enumerate(lives) if is_tail(lives, number)]
             recorded.ended_lives += len(lives) - 1 - len(tails)
-            recorded.taken_back += len(tails)
-            recorded.taken_back_messages += sum(
+            recorded.truncated += len(tails)
+            recorded.truncated_messages += sum(
                 life.commit_offset - life.min_offset for life in tails
             )
             for life in lives:
@@ -677,7 +677,7 @@ class QueueComparison:
             local = self._local.read(
                 tier.queue, at, bytes_max=READ_BYTES, count_max=max(1, end - at)
             )
-            if local is None or local.base_offset >= end:  # expired or taken back meanwhile
+            if local is None or local.base_offset >= end:  # expired or truncated meanwhile
                 self._count.expired_messages += end - at
                 return
             self._count.expired_messages += max(0, local.base_offset - at)

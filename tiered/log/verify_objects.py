@@ -178,7 +178,7 @@ def _check_table(
         if number is None:
             found.problem("description", key, f"no section begins at {start}", section=start)
             continue
-        is_tail = bool(table.rows["taken_back"][number])
+        is_tail = bool(table.rows["truncated"][number])
         for what in _differences(one, said, number, is_tail=is_tail):
             found.problem("description", key, f"{_name(one)}: {what}", section=start)
 
@@ -204,8 +204,8 @@ def _differences(
     segment = said.segments[number]
     if segment != one.segment and not _may_be(segment, one):
         yield f"segment is {segment}; the journal says {one.segment}"
-    if is_tail and not one.taken_back:
-        yield "it was merged from what the broker took back; the journal has it as history"
+    if is_tail and not one.truncated:
+        yield "it was merged from what the broker truncated; the journal has it as history"
 
 
 def _may_be(segment: int, one: NamedPart) -> bool:
@@ -221,7 +221,7 @@ def _may_be(segment: int, one: NamedPart) -> bool:
 
 
 def _check_section(data: memoryview, key: str, named: Sequence[NamedPart], found: Finding) -> None:
-    """Check a section and the parts of it: several, where the broker took back some of it."""
+    """Check a section and the parts of it: several, where the broker truncated some of it."""
     place = named[0].part.section
     view = data[place.start : place.start + place.size_bytes]
     try:

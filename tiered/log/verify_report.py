@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from tiered import keys
 from tiered.errors import DataError
 from tiered.log.parts import check_rows
-from tiered.log.takeback import is_tail
+from tiered.log.truncation import is_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,8 +82,8 @@ class Recorded:
     """Journal entries below the point to which it was trimmed, which no reader looks at (known after a deep run): of
     a trimming that was cut short, or landed late under a number used and deleted long ago."""
     ended_lives: int = 0  # earlier incarnations of queues
-    taken_back: int = 0  # ends of queues that the broker took back; they are kept
-    taken_back_messages: int = 0  # their queue offsets
+    truncated: int = 0  # ends of queues that the broker truncated; they are kept
+    truncated_messages: int = 0  # their queue offsets
     orphans: int = 0
     """Data objects that no entry names (of the present epoch: perhaps about to be named)."""
     orphan_bytes: int = 0
@@ -257,7 +257,7 @@ def _check_life(life: QueueLife) -> Iterator[str]:
 
 
 def _check_segment(segment: Segment, *, may_be_cut: bool) -> Iterator[str]:
-    """A segment that the broker took back in part keeps its name, and may begin later (``tiered.log.takeback``)."""
+    """A segment that the broker truncated in part keeps its name, and may begin later (``tiered.log.truncation``)."""
     if not segment.parts:
         yield f"segment {segment.base_offset} has no part"
         return

@@ -16,7 +16,7 @@ lists, and the tables of groups and offsets. ``restore.json`` stays in the finis
 
 After a crash, or when it was stopped: the same command goes on from ``restore.json``, to where each queue ended when it
 began. What has come into the tier since, queues included, is left out, so that the store is what the tier was at one
-moment. Where the tier is not that any more it refuses: what was left has expired in part, the broker took messages back or
+moment. Where the tier is not that any more it refuses: what was left has expired in part, the broker truncated messages or
 a queue began anew, or there are holes now that the log was not begun for (``RestoredLog``), as compaction makes them. It
 refuses another selection.
 
@@ -569,7 +569,7 @@ class Restore:
             if cursor is None:
                 raise self._changed(f"{queue} is not in the tier any more")
             if list(cursor.history) != history:
-                raise self._changed(f"{queue} began anew, or messages of it were taken back")
+                raise self._changed(f"{queue} began anew, or messages of it were truncated")
             if start < min(cursor.low, stop):
                 low = min(cursor.low, stop)
                 raise self._changed(f"messages [{start}, {low}) of {queue} have expired")

@@ -56,7 +56,7 @@ READ = frozenset(
 OF_TIER = frozenset(["cluster", "broker", "on-bad", "partition-bytes", "archive", "pinned"])
 """Options of a tier. ``pinned`` is ``tiered.spark.stretches.pins_of`` in compressed form, said by programs alone."""
 OF_STREAM = frozenset(
-    ["start", "on-gap", "on-take-back", "on-missing-topic", "max-messages", "max-bytes"]
+    ["start", "on-gap", "on-truncation", "on-missing-topic", "max-messages", "max-bytes"]
 )
 DDL = (
     "topic string, queue_id int, queue_offset long, uniq_key string, msg_key string, keys array<string>, tag string,"
@@ -284,7 +284,7 @@ def unpacked(option: str) -> str:
 # followed from one read to the next. One thread.
 #
 # Order: the tier first, then the archive. What moves from one to the other in between, and expires, is then in the
-# archive at least. If the broker took something back in between, and the archive has dealt with it already, the tier
+# archive at least. If the broker truncated something in between, and the archive has dealt with it already, the tier
 # is read again: else messages of two histories would stand side by side.
 
 _TRIES = 3

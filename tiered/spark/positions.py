@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 #
 # A position says where a batch ends *and* where it began, so a batch that is done again after a crash is the
 # same one whatever the stream's start, the tier's expiry or the broker have done meanwhile. With ``tails`` (how
-# many ends of the incarnation the broker had taken back) it also says which history the offsets are of: of
-# messages that were taken back afterwards, a batch that is done again still has the old ones, as long as the
+# many ends of the incarnation the broker had truncated) it also says which history the offsets are of: of
+# messages that were truncated afterwards, a batch that is done again still has the old ones, as long as the
 # tier has them.
 #
 # Each broker's positions bear the id of its tier's history (``TierState.history``): they mean nothing in
@@ -74,7 +74,7 @@ class Position:
     offset: int  # the next queue offset
     from_incarnation: int  # in which the batch began
     from_offset: int  # first queue offset of the batch
-    tails: int = 0  # ends of ``incarnation`` that had been taken back, as the batch was planned
+    tails: int = 0  # ends of ``incarnation`` that had been truncated, as the batch was planned
     missing: int = 0  # offsets of the batch without anything to read: expired, or never in the tier
     lost: int = 0  # all that the stream has gone over so far
     in_doubt: int = 0
@@ -260,16 +260,16 @@ class Rules:
     """What to do where a stream would lose or repeat messages."""
 
     on_gap: str = FAIL  # ``fail`` or ``skip``
-    on_take_back: str = FAIL
-    """``fail``; ``again``: what came in place of messages that were taken back is read too; ``skip``: only what
+    on_truncate: str = FAIL
+    """``fail``; ``again``: what came in place of messages that were truncated is read too; ``skip``: only what
     comes behind them."""
 
 
 def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
-    """Where the next batch of a queue begins, with what was taken back dealt with.
+    """Where the next batch of a queue begins, with what was truncated dealt with.
 
     Raises:
-        DataError: Messages that were read already have been taken back, and the rules say to fail.
+        DataError: Messages that were read already have been truncated, and the rules say to fail.
     """
     if at is None:
         return beginning(queue)
@@ -280,18 +280,18 @@ def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
     main, tails = mine[-1], len(mine) - 1
     # They are never forgotten, but by a rebuild: which messages were read cannot be told any more.
     if tails < at.tails:
-        raise _stranger(key, f"history in which its end was taken back {at.tails} times")
+        raise _stranger(key, f"history in which its end was truncated {at.tails} times")
     cuts = [life.cut_at for life in mine[at.tails : -1]]
     low = min([*(cut for cut in cuts if cut < at.offset), main.commit_offset])
     if low >= at.offset:
         return replace(at, tails=tails)
-    if rules.on_take_back == FAIL:
+    if rules.on_truncate == FAIL:
         raise DataError(
-            f"the broker took back messages of {key.topic}/{key.queue_id} from offset {low} on, and the stream has"
+            f"the broker truncated messages of {key.topic}/{key.queue_id} from offset {low} on, and the stream has"
             f" read up to {at.offset}",
-            do='.option("on-take-back", "again") reads what came in their place, "skip" goes on behind it',
+            do='.option("on-truncation", "again") reads what came in their place, "skip" goes on behind it',
         )
-    if rules.on_take_back == AGAIN:
+    if rules.on_truncate == AGAIN:
         return replace(at, offset=low, from_offset=low, tails=tails)
     end = min(at.offset, main.commit_offset)
     return replace(at, offset=end, from_offset=end, tails=tails, lost=at.lost + max(0, end - low))
@@ -535,7 +535,7 @@ def batch_of(
 def _share(
     lives: list[QueueLife], begin: int, at: Position
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """What a batch has of one incarnation: its history, as incarnation and ends taken back, and the offsets."""
+    """What a batch has of one incarnation: its history, as incarnation and ends truncated, and the offsets."""
     main = lives[-1]
     if main.incarnation == at.incarnation:
         return (main.incarnation, at.tails), (begin, at.offset)

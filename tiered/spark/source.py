@@ -518,7 +518,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._wanted = wanted
         self._rules = Rules(
             choice(options, "on-gap", (FAIL, SKIP)),
-            choice(options, "on-take-back", (FAIL, AGAIN, SKIP)),
+            choice(options, "on-truncation", (FAIL, AGAIN, SKIP)),
         )
         self._waits = choice(options, "on-missing-topic", (FAIL, WAIT)) == WAIT
         self._has_looked = False

@@ -1,6 +1,6 @@
 """What a tier and the archive beside it have, cut into what is read at once by one reader.
 
-Overview: of a tier planning goes by the journal alone: for each life of a queue that the broker has not taken back, runs of
+Overview: of a tier planning goes by the journal alone: for each life of a queue that the broker has not truncated, runs of
 parts without a gap between them, ended at segments. A stretch knows its parts, so its reader asks the journal only when one
 of their objects is gone (merged, or expired). Of an archive it goes by the log: pieces of files.
 
@@ -9,7 +9,7 @@ nothing is there twice while it lies in both, and nothing is missing when it has
 
 A stretch is part of one history (``tiered.log.cursor``): the broker may take an end of a queue back and put other messages
 there. ``tails`` says how often that had happened when the stretch was planned; its rows are those that stood there then, or
-an error: never others. Of an archive nothing counts that was taken back before or since: the tier keeps that.
+an error: never others. Of an archive nothing counts that was truncated before or since: the tier keeps that.
 
 Partitions go by bundle: what lies in one bundle is read by one task, which fetches it in a few requests however many queues
 have a share in it (``packed``, ``FetchedStore``).
@@ -99,7 +99,7 @@ class QueueLives:
 
     key: Key
     lives: dict[int, list[QueueLife]]
-    """By incarnation; the last of each is the one that counts, those before were taken back. Of an incarnation that
+    """By incarnation; the last of each is the one that counts, those before were truncated. Of an incarnation that
     the archive alone knows an empty one."""
     archive: ArchiveState | None = None  # its log; None: there is none
 
@@ -173,7 +173,7 @@ def queues_of(
 
 
 def incarnations(lives: Sequence[QueueLife]) -> dict[int, list[QueueLife]]:
-    """Lives of a queue by incarnation; the last of each is the one that counts, those before were taken back."""
+    """Lives of a queue by incarnation; the last of each is the one that counts, those before were truncated."""
     found: dict[int, list[QueueLife]] = {}
     for life in lives:
         found.setdefault(life.incarnation, []).append(life)
@@ -181,7 +181,7 @@ def incarnations(lives: Sequence[QueueLife]) -> dict[int, list[QueueLife]]:
 
 
 def is_ahead(archive: ArchiveState, states: Mapping[Place, TierState]) -> bool:
-    """Whether an archive has dealt with ends taken back that states of its tier do not know of: they are older."""
+    """Whether an archive has dealt with ends truncated that states of its tier do not know of: they are older."""
     queues = {one.key: one for one in queues_of(states)} if archive.tails else {}
     for lane, marks in archive.tails.items():
         queue = queues.get(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id))
@@ -211,7 +211,7 @@ class StretchHistory:
 
     prefix: str  # of the broker
     lane: ArchiveLane  # the incarnation
-    tails: int  # how many of its ends had been taken back
+    tails: int  # how many of its ends had been truncated
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Stretch:
 
     prefix: str  # of the broker
     task: Task
-    """Lane, offsets and parts; ``tails``: ends of the lane's incarnation that had been taken back."""
+    """Lane, offsets and parts; ``tails``: ends of the lane's incarnation that had been truncated."""
 
     @property
     def size_bytes(self) -> int:
@@ -459,7 +459,7 @@ def take_history(
     """Read offsets of a history: what the archive has of it there, the rest in the tier.
 
     Args:
-        history: Incarnation, and how many of its ends had been taken back.
+        history: Incarnation, and how many of its ends had been truncated.
         span: The offsets ``[start, end)``.
         wanted: What is not wanted is left out.
 
@@ -482,7 +482,7 @@ def take_history(
 def _owned(
     lives: list[QueueLife], tails: int, begin: int, end: int
 ) -> Iterator[tuple[QueueLife, int, int]]:
-    """Offsets ``[begin, end)`` by the life in which they lay, as so many ends had been taken back."""
+    """Offsets ``[begin, end)`` by the life in which they lay, as so many ends had been truncated."""
     at = begin
     while at < end:
         life, _, high = life_at(lives, tails, at)

@@ -1,7 +1,7 @@
 """The commit log of a store that is being written: one writer gives places, and writes.
 
 **Contract.** ``append`` takes one lock: log order is the order in which calls got it. Places count only once the bytes
-are in their files; a write that fails is taken back (the bytes are zeroed again) and changes nothing, unless even that
+are in their files; a write that fails is truncated (the bytes are zeroed again) and changes nothing, unless even that
 fails: then ``is_broken``, and nothing more is taken. Store times never go back. What was appended survives the end of
 the process; ``sync`` brings it to the disk. After a sync that failed all later ones fail, and nothing more is taken: the
 system may have dropped what it could not write, and the next sync would not tell. ``seal`` ends the appends.
@@ -74,7 +74,7 @@ class CommitLog:
         self.end = self.synced = end
         self.store_ms = store_ms  # store time of the last record
         self.handover = StoredHandover()  # what was appended, for the thread that lists it
-        # Bytes may stand behind ``end`` that were refused and could not be taken back.
+        # Bytes may stand behind ``end`` that were refused and could not be truncated.
         self.is_broken = False
         self._folder = f"{root}/{LOG_DIRECTORY}"
         self._file_bytes = file_bytes
@@ -195,7 +195,7 @@ class CommitLog:
         if self._is_sealed:
             raise ClosedError("the store has been closed", where=self._folder)
         if self.is_broken:
-            raise OSError(errno.EIO, "an earlier write could not be taken back")
+            raise OSError(errno.EIO, "an earlier write could not be truncated")
 
     def _write(self, pieces: Iterable[bytes | bytearray], count: int, end: int) -> None:
         # Small pieces are joined, which costs less than having the system take each; large ones are not copied.
@@ -210,11 +210,11 @@ class CommitLog:
         try:
             write(self._folder, self._file_bytes, self.end, data)
         except BaseException:
-            self._take_back(end)
+            self._truncate(end)
             raise
         reached("store-appended")
 
-    def _take_back(self, end: int) -> None:
+    def _truncate(self, end: int) -> None:
         """Zero what a failed write may have left."""
         self.is_broken = True
         at = self.end

@@ -777,7 +777,7 @@ class Upkeep:
             )
         if self.failure or self._log.is_broken:
             raise StoreUnavailableError(
-                f"an earlier write failed: {self.failure or 'it could not be taken back'}",
+                f"an earlier write failed: {self.failure or 'it could not be truncated'}",
                 where=self._parts.hold.root,
                 do="close the store",
             )

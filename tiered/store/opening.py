@@ -599,7 +599,7 @@ def find_start(
     """Where to begin to list: what the checkpoint covers where that can be trusted, else ``begin``.
 
     It can when it covers the index too, and a record is known to begin (or the log to end) at its place. When it cannot,
-    it is taken back to ``begin``, so that who crashes from now on begins there again.
+    it is truncated to ``begin``, so that who crashes from now on begins there again.
 
     Args:
         begin: What ``plan_begin`` says.

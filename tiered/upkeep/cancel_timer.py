@@ -1,9 +1,9 @@
-"""What people do to timers that lie in the tier: take one back.
+"""What people do to timers that lie in the tier: cancel one.
 
 Beside a running writer or hand-over: neither lease nor epoch is taken; the entry is a guest's, and replay refuses what has
 been handed over meanwhile.
 
-An hour whose file is damaged cannot be looked through, and keeps no message of another hour from being taken back.
+An hour whose file is damaged cannot be looked through, and keeps no message of another hour from being cancelled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG = logging.getLogger("tiered.timer")
 
 
 def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
-    """Take back all pending messages with a unique id. All hours are read until none is left.
+    """Cancel all pending messages with a unique id. All hours are read until none is left.
 
     Args:
         msg_id: Property ``UNIQ_KEY``.
@@ -96,5 +96,5 @@ def _require(state: TierState, rows: list[tuple[int, int]]) -> None:
         if offset < state.timers.hours[hour].end:
             raise InvalidError(
                 "it is too late: the hour in which it is due is being handed over",
-                do="take it back where it is delivered",
+                do="cancel it where it is delivered",
             )

@@ -1,17 +1,17 @@
 """Queues give up messages: whole sealed segments at their beginning, all of a topic, or what is wrong at their end.
 
 Overview: ``plan_expire`` and ``plan_delete_topic`` decide by the journal's state alone; ``apply_steps`` appends ``expire``
-actions. ``plan_take_back`` also reads the index of the part in which the offset lies; ``apply_take_back`` appends the action
-that ``attach`` would (``tiered.log.takeback``). No object is touched: a later gc deletes what no entry names any more, after
-its grace, so that readers that are at work get to their end; what is taken back stays readable as a life that is over, until
+actions. ``plan_truncate`` also reads the index of the part in which the offset lies; ``apply_truncate`` appends the
+action that ``attach`` would (``tiered.log.truncation``). No object is touched: a later gc deletes what no entry names, after
+its grace, so that readers that are at work get to their end; what is truncated stays readable as a life that is over, until
 it expires.
 
 Beside a running writer: ``expire`` takes no epoch and appends to the journal as a guest; the writer meets the entry and
-goes on. ``delete-topic``, ``take-back`` and files of timers also change open segments, which only the tier's writer may:
+goes on. ``delete-topic``, ``truncate`` and files of timers also change open segments, which only the tier's writer may:
 they take an epoch, and so refuse while a writer is alive.
 
 After a crash: each entry is there or not; the same plan goes on where it ended, since steps that are done are known by
-the queue's minimum, and a queue that was taken back by the life that ended.
+the queue's minimum, and a queue that was truncated by the life that ended.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.parting import Change, mark_in_tier, measure, plan_end
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.sections import read_range
-from tiered.log.takeback import Head, cut
 from tiered.log.timers import HOUR_MS, hour_queue
+from tiered.log.truncation import Head, cut
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.workplace import (
     FORMAT,
@@ -267,7 +267,7 @@ def _life(state: TierState, step: ExpiryStep) -> QueueLife | None:
 
 
 def _is_done(state: TierState, step: ExpiryStep) -> bool:
-    """Whether the life has given it up. What was taken back of it since stands in its place, and it stands behind that."""
+    """Whether the life has given it up. What was truncated of it since stands in its place, and it stands behind that."""
     behind = state.queues.get(step.queue, ())[step.life :]
     life = next((one for one in behind if one.cut_at <= step.min_from), None)
     return bool(life and life.incarnation == step.incarnation and life.min_offset >= step.min_to)
@@ -327,15 +327,15 @@ def _plan(
     }
 
 
-# -- take-back -------------------------------------------------------------------------------------
+# -- truncation -------------------------------------------------------------------------------------
 #
 # ``attach`` ends a queue by itself where the local store has *other* messages. Where the tier has more than the store, and
 # nothing that contradicts it, the store may be a copy that lags, so ``attach`` waits, for ever if need be. Only a person
 # knows that what the tier has there never was: holes up to an offset that a damaged record named, for instance.
 
 
-def plan_take_back(at: Workplace, queue: MessageQueue, end: int) -> Plan:
-    """What taking back a queue's end gives up. Changes nothing.
+def plan_truncate(at: Workplace, queue: MessageQueue, end: int) -> Plan:
+    """What truncating a queue's end gives up. Changes nothing.
 
     Raises:
         InvalidError: The tier has no such queue, or it cannot end there.
@@ -349,7 +349,7 @@ def plan_take_back(at: Workplace, queue: MessageQueue, end: int) -> Plan:
     steps = [] if end == life.commit_offset else [_step(at, queue, life, QueueOffset(end), place)]
     return {
         "format": FORMAT,
-        "what": "take-back",
+        "what": "truncate",
         "url": at.store.url,
         "cluster": at.place.cluster,
         "broker": at.place.broker,
@@ -364,7 +364,7 @@ def plan_take_back(at: Workplace, queue: MessageQueue, end: int) -> Plan:
     }
 
 
-def apply_take_back(at: Workplace, plan: Plan) -> dict[str, Any]:
+def apply_truncate(at: Workplace, plan: Plan) -> dict[str, Any]:
     """Carry out a plan that has a step.
 
     Returns:
@@ -378,7 +378,7 @@ def apply_take_back(at: Workplace, plan: Plan) -> dict[str, Any]:
     """
     ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan["what"])
     ledger.begin({"plan": digest(plan)})
-    run = _TakeBackRun(plan)
+    run = _TruncationRun(plan)
     journal = in_new_epoch(at, run.append)
     journal.write_checkpoint()
     ledger.end(run.done)
@@ -391,7 +391,7 @@ def apply_take_back(at: Workplace, plan: Plan) -> dict[str, Any]:
     }
 
 
-class _TakeBackRun:
+class _TruncationRun:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._action: Action = plan["steps"][0]["action"]

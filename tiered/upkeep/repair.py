@@ -166,7 +166,7 @@ class Repairer:
             run = MergeRun(
                 *(one.queue, one.number, one.life.incarnation, one.segment),
                 Parts.of([one.part]),
-                one.taken_back,
+                one.truncated,
             )
             if some and size + run.size_bytes > BUNDLE_BYTES_MAX:
                 yield some

@@ -25,7 +25,7 @@ from tiered.log.merge import FAN_IN, LAST_LEVEL, bundles_used, run_bytes
 from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
-from tiered.log.takeback import is_tail
+from tiered.log.truncation import is_tail
 from tiered.log.verify import require_same_id
 
 if TYPE_CHECKING:
@@ -257,12 +257,12 @@ def _ahead(life: QueueLife | None, lag: QueueLag | None) -> int | None:
 
 
 def _ended(lives: tuple[QueueLife, ...]) -> Document:
-    """Lives that are over: whole ones, and ends that the broker took back."""
+    """Lives that are over: whole ones, and ends that the broker truncated."""
     tails = [life for number, life in enumerate(lives) if is_tail(lives, number)]
     return {
         "ended_lives": max(0, len(lives) - 1) - len(tails),
-        "taken_back": len(tails),
-        "taken_back_messages": sum(life.commit_offset - life.min_offset for life in tails),
+        "truncated": len(tails),
+        "truncated_messages": sum(life.commit_offset - life.min_offset for life in tails),
     }
 
 
@@ -309,8 +309,8 @@ _SUMMED = (
     "gap_messages",
     "quarantined",
     "ended_lives",
-    "taken_back",
-    "taken_back_messages",
+    "truncated",
+    "truncated_messages",
 )
 
 

@@ -1,4 +1,4 @@
-"""``take_back``: strict, pure; nothing lost, nothing doubled, whatever the place of the cut."""
+"""``truncate``: strict, pure; nothing lost, nothing doubled, whatever the place of the cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.log.test_state import EPOCH, MACHINE, QUEUE, add, gap, life, part, re
 from tiered.journal.entry import Entry
 from tiered.log.parting import first_difference
 from tiered.log.parts import Parts, queue_action
-from tiered.log.takeback import Head, head_of, is_tail, rest_of
+from tiered.log.truncation import Head, head_of, is_tail, rest_of
 from tiered.log.verify_report import check_state
 from tiered.model import QueueOffset
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from tiered.log.state import TierState
 
 
-def take_back(end: int, was: int, head: Head | None = None) -> Action:
+def truncate(end: int, was: int, head: Head | None = None) -> Action:
     row = head.row() if head else None
-    return queue_action("take_back", QUEUE, 0, end=end, was=was, head=row, reason="why")
+    return queue_action("truncate", QUEUE, 0, end=end, was=was, head=row, reason="why")
 
 
 def head(whole: Part, count: int) -> Head:
@@ -49,7 +49,7 @@ def three() -> TierState:
 
 
 def test_between_two_parts(three: TierState):
-    tail, now = then(three, take_back(10, 30)).queues[QUEUE]
+    tail, now = then(three, truncate(10, 30)).queues[QUEUE]
     assert (now.min_offset, now.commit_offset, now.log_end, now.ended) == (0, 10, 1000, "")
     assert [p.queue_offset for p in now.parts()] == [0]
     assert (tail.min_offset, tail.commit_offset, tail.ended) == (10, 30, "why")
@@ -59,7 +59,7 @@ def test_between_two_parts(three: TierState):
 
 def test_inside_a_part_both_keep_their_range_of_the_same_objects(three: TierState):
     whole = life(three).parts()[1]
-    tail, now = then(three, take_back(13, 30, head(whole, 3))).queues[QUEUE]
+    tail, now = then(three, truncate(13, 30, head(whole, 3))).queues[QUEUE]
     kept, gone = now.parts()[-1], tail.parts()[0]
     assert (kept.bundle, kept.section) == (gone.bundle, gone.section)
     assert (kept.log.start, kept.log.end, gone.log.start, gone.log.end) == (0, 300, 300, 1000)
@@ -69,7 +69,7 @@ def test_inside_a_part_both_keep_their_range_of_the_same_objects(three: TierStat
 
 
 def test_the_queue_goes_on_where_it_was_cut(three: TierState):
-    state = then(three, take_back(20, 30), add(part(20, 2000), 2000))
+    state = then(three, truncate(20, 30), add(part(20, 2000), 2000))
     assert state.refused_parts == 0
     assert life(state).commit_offset == 30
     assert contradictions(state) == []
@@ -78,15 +78,15 @@ def test_the_queue_goes_on_where_it_was_cut(three: TierState):
 @pytest.mark.parametrize(
     "bad",
     [
-        take_back(10, 29),  # the writer knew another end
-        take_back(30, 30),
-        take_back(31, 30),
-        take_back(0, 30),  # nothing would be left: that is a new incarnation
-        take_back(13, 30),  # inside a part, and nobody says where
-        take_back(13, 30, head(part(0, 0), 3)),  # of another part
-        take_back(13, 30, replace(head(part(10, 1000), 3), log_bytes=1001)),
-        take_back(13, 30, replace(head(part(10, 1000), 3), holes=4)),
-        take_back(10, 30, head(part(10, 1000), 3)),  # a part that the end does not lie in
+        truncate(10, 29),  # the writer knew another end
+        truncate(30, 30),
+        truncate(31, 30),
+        truncate(0, 30),  # nothing would be left: that is a new incarnation
+        truncate(13, 30),  # inside a part, and nobody says where
+        truncate(13, 30, head(part(0, 0), 3)),  # of another part
+        truncate(13, 30, replace(head(part(10, 1000), 3), log_bytes=1001)),
+        truncate(13, 30, replace(head(part(10, 1000), 3), holes=4)),
+        truncate(10, 30, head(part(10, 1000), 3)),  # a part that the end does not lie in
     ],
 )
 def test_what_does_not_fit_changes_nothing_and_is_not_counted(three: TierState, bad: Action):
@@ -95,14 +95,14 @@ def test_what_does_not_fit_changes_nothing_and_is_not_counted(three: TierState, 
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
-def test_i6_only_the_present_writer_takes_back(three: TierState, epoch: int):
-    after = then(three, take_back(10, 30), epoch=epoch)
+def test_i6_only_the_present_writer_truncates(three: TierState, epoch: int):
+    after = then(three, truncate(10, 30), epoch=epoch)
     assert (after.queues, after.refused_parts) == (three.queues, 1)
 
 
 def test_a_merge_that_was_planned_before_changes_nothing(three: TierState):
     """Neither of what is left, nor, under its old number, of the tail; least of all in the new history."""
-    cut = then(three, take_back(15, 30, head(part(10, 1000), 5)))
+    cut = then(three, truncate(15, 30, head(part(10, 1000), 5)))
     again = then(cut, add(part(15, 1500, key="new"), 0), add(part(25, 2500, key="new"), 0))
     old = [part(0, 0), part(10, 1000), part(20, 2000)]
     for run in ([old[0], old[1]], [old[1]], old[2:]):
@@ -113,14 +113,14 @@ def test_a_merge_that_was_planned_before_changes_nothing(three: TierState):
             assert then(again, late).queues == again.queues
 
 
-def test_what_was_taken_back_is_merged_as_such_and_stays_apart(three: TierState):
-    cut = then(three, take_back(15, 30, head(part(10, 1000), 5)))
+def test_what_was_truncated_is_merged_as_such_and_stays_apart(three: TierState):
+    cut = then(three, truncate(15, 30, head(part(10, 1000), 5)))
     tail, now = cut.queues[QUEUE]
     rolled = [segment.parts for segment in tail.segments]
     assert [len(parts) for parts in rolled] == [1, 1]
     made = part(15, 1500, 15, 1500, key="m")
     run = Parts.joined(rolled)
-    action = merge_action((QUEUE, 0, 0, made, run), life=0, taken_back=True)
+    action = merge_action((QUEUE, 0, 0, made, run), life=0, truncated=True)
     after = then(cut, action)
     assert [p.bundle.key for p in after.queues[QUEUE][0].parts()] == ["m"]
     assert after.queues[QUEUE][1] == now
@@ -130,10 +130,10 @@ def test_what_was_taken_back_is_merged_as_such_and_stays_apart(three: TierState)
 
 def test_in_a_gap():
     state = replay([EPOCH], [add(part(0, 0), 0)], [gap(10, 50)], [add(part(50, 1000), 1000)])
-    tail, now = then(state, take_back(30, 60)).queues[QUEUE]
+    tail, now = then(state, truncate(30, 60)).queues[QUEUE]
     assert [(g.start, g.end) for g in now.gaps] == [(10, 30)]
     assert [(g.start, g.end) for g in tail.gaps] == [(30, 50)]
-    assert contradictions(then(state, take_back(30, 60))) == []
+    assert contradictions(then(state, truncate(30, 60))) == []
 
 
 @given(st.lists(st.integers(1, 39), max_size=6), st.integers(1, 5))
@@ -147,7 +147,7 @@ def test_i1_after_any_cuts_state_is_sound_and_nothing_is_lost(ends: list[int], p
         if now and 0 < end < now.commit_offset:
             over = next((p for p in now.parts() if p.queue_offset < end < p.queue_end), None)
             cut = head(over, end - over.queue_offset) if over else None
-            state = then(state, take_back(end, now.commit_offset, cut))
+            state = then(state, truncate(end, now.commit_offset, cut))
         at, log = (life(state).commit_offset, life(state).log_end) if state.queues else (0, 0)
         fresh = part(at, log, count=count, size=100 * count)
         fresh = replace(fresh, bundle=replace(fresh.bundle, key=f"b{number}"))

@@ -1,4 +1,4 @@
-"""``take-back``: a tier that has swallowed what never was is put right by a person's word."""
+"""``truncate``: a tier that has swallowed what never was is put right by a person's word."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Shop:
         )
         store.close()
 
-    def take_back(self, end: int, *options: str | Path) -> Any:
-        where = ("take-back", self.url, QUEUE.topic, "--queue", "0", "--to", str(end))
+    def truncate(self, end: int, *options: str | Path) -> Any:
+        where = ("truncate", self.url, QUEUE.topic, "--queue", "0", "--to", str(end))
         return self.tiered(*where, *options)
 
     def require_whole(self) -> None:
@@ -95,17 +95,17 @@ def test_a_tier_that_swallowed_a_million_holes_goes_on_with_the_healthy_store(sh
     shop.put(12)
     stuck = shop.attach()  # it is taken for a copy that lags
     assert (stuck["messages"], stuck["ahead_queues"]) == (0, 1)
-    planned = shop.take_back(30, "--json", "--exit-code")
+    planned = shop.truncate(30, "--json", "--exit-code")
     assert planned.code == 1
     (step,) = planned.document["steps"]
     assert (step["to"], step["was"]) == (30, 30 + BOGUS + 1)
     assert (step["messages"], step["holes"], step["begins_anew"]) == (1, BOGUS, False)
     assert shop.bounds() == (0, 31 + BOGUS)
-    done = shop.take_back(30, "--apply", "-", "--json").document["applied"]
+    done = shop.truncate(30, "--apply", "-", "--json").document["applied"]
     assert (done["steps"], done["was_applied"]) == (1, False)
     assert shop.bounds() == (0, 30)
     went_on = shop.attach()
-    assert (went_on["messages"], went_on["ahead_queues"], went_on["taken_back"]) == (12, 0, 0)
+    assert (went_on["messages"], went_on["ahead_queues"], went_on["truncated"]) == (12, 0, 0)
     assert shop.bounds() == (0, 42)
     shop.require_whole()
     assert len(shop.tiered.good("cat", shop.url, QUEUE.topic).lines) == 42
@@ -117,11 +117,11 @@ def test_inside_a_part_also_where_real_messages_go_with_the_holes(shop: Shop):
     """The first wrong offset may lie before the end of what both have; the store gives those messages again."""
     shop.swallow(5)
     shop.put(3)
-    shown = shop.take_back(17)
+    shown = shop.truncate(17)
     assert "13 messages, 5 holes" in shown.text
     assert "real messages among them" in shown.text
     assert "nothing is changed" in shown.text
-    shown = shop.take_back(17, "--apply", "-")
+    shown = shop.truncate(17, "--apply", "-")
     assert shown.code == 0, shown.err
     assert shop.bounds() == (0, 17)
     assert shop.attach()["messages"] == 16
@@ -131,15 +131,15 @@ def test_inside_a_part_also_where_real_messages_go_with_the_holes(shop: Shop):
 
 def test_where_only_holes_go_nothing_is_said_of_messages(shop: Shop):
     shop.swallow(5)
-    shown = shop.take_back(30)
+    shown = shop.truncate(30)
     assert "0 messages, 5 holes" in shown.text
     assert "real messages" not in shown.text
 
 
 def test_to_its_first_offset_the_queue_begins_anew(shop: Shop):
     shop.swallow(5)
-    assert "begins anew at 0" in shop.take_back(0).text
-    assert shop.take_back(0, "--apply", "-").code == 0
+    assert "begins anew at 0" in shop.truncate(0).text
+    assert shop.truncate(0, "--apply", "-").code == 0
     assert shop.bounds() == (0, 0)
     assert shop.attach()["messages"] == 30
     shop.require_whole()
@@ -150,30 +150,30 @@ def test_a_plan_in_a_file_is_carried_out_once_and_told_of_the_second_time(
 ):
     shop.swallow(5)
     file = tmp_path / "plan.json"
-    assert shop.take_back(30, "--plan", file).code == 0
+    assert shop.truncate(30, "--plan", file).code == 0
     assert shop.bounds() == (0, 35)
-    apply = ("take-back", shop.url, QUEUE.topic, "--apply", file)
+    apply = ("truncate", shop.url, QUEUE.topic, "--apply", file)
     assert shop.tiered.good(*apply, "--json").document["applied"]["steps"] == 1
     again = shop.tiered.good(*apply, "--json").document["applied"]
     assert (again["steps"], again["already_done"], again["was_applied"]) == (0, 1, True)
     assert "was applied before" in shop.tiered.good(*apply).text
     shop.swallow(5)  # the same once more: another plan, and not the one that was applied
     assert shop.bounds() == (0, 35)
-    done = shop.take_back(30, "--apply", "-", "--json").document["applied"]
+    done = shop.truncate(30, "--apply", "-", "--json").document["applied"]
     assert (done["steps"], done["was_applied"]) == (1, False)
     assert shop.bounds() == (0, 30)
 
 
 def test_a_plan_of_a_queue_that_went_on_is_refused(shop: Shop, tmp_path: Path):
     file = tmp_path / "plan.json"
-    assert shop.take_back(20, "--plan", file).code == 0
+    assert shop.truncate(20, "--plan", file).code == 0
     shop.put(4)
     shop.attach()
-    ran = shop.take_back(20, "--apply", file)
+    ran = shop.truncate(20, "--apply", file)
     assert ran.code == 1
     assert "does not begin or end where it did" in ran.error
     assert shop.bounds() == (0, 34)
-    other = shop.take_back(21, "--apply", file)
+    other = shop.truncate(21, "--apply", file)
     assert other.code == 2
     assert "20 as to, not 21" in other.error
 
@@ -186,7 +186,7 @@ def test_it_refuses_while_a_writer_lives(shop: Shop, start: Start):
                 assert time.monotonic() < deadline
                 assert process.poll() is None
                 time.sleep(0.1)
-            ran = shop.take_back(20, "--apply", "-")
+            ran = shop.truncate(20, "--apply", "-")
             assert ran.code == 4
             assert "a writer is at work" in ran.error
         finally:
@@ -207,16 +207,16 @@ def test_it_refuses_while_a_writer_lives(shop: Shop, start: Start):
     ],
 )
 def test_wrong_usage(shop: Shop, words: tuple[str, ...], says: str):
-    ran = shop.tiered("take-back", shop.url, *words)
+    ran = shop.tiered("truncate", shop.url, *words)
     assert ran.code == 2
     assert says in ran.error
     assert shop.bounds() == (0, 30)
 
 
-def test_at_the_end_there_is_nothing_to_take_back(shop: Shop):
-    shown = shop.take_back(30, "--exit-code", "--apply", "-")
+def test_at_the_end_there_is_nothing_to_truncate(shop: Shop):
+    shown = shop.truncate(30, "--exit-code", "--apply", "-")
     assert shown.code == 0
-    assert "nothing is to be taken back" in shown.text
+    assert "nothing is to be truncated" in shown.text
 
 
 def test_no_batch_is_divided(tiered: CommandLine, tmp_path: Path):
@@ -228,7 +228,7 @@ def test_no_batch_is_divided(tiered: CommandLine, tmp_path: Path):
         )
 
     def planned(end: int) -> Any:
-        return tiered("take-back", url, QUEUE.topic, "--queue", "0", "--to", str(end))
+        return tiered("truncate", url, QUEUE.topic, "--queue", "0", "--to", str(end))
 
     for end in (2, 3, 4):
         ran = planned(end)
@@ -244,9 +244,17 @@ def test_a_part_that_nobody_can_divide_goes_whole(shop: Shop, tmp_path: Path, is
     (bundle,) = set((tmp_path / "tier").glob("*/*/bundle/*/*")) - before
     bundle.chmod(0o600)
     bundle.unlink() if is_gone else bundle.write_bytes(bytes(bundle.stat().st_size))
-    shown = shop.take_back(32)
+    shown = shop.truncate(32)
     assert shown.code == 0, shown.err
     assert "ends at 30, where it ended at 36" in shown.text
     assert "not at    32: the index of the part there cannot be read" in shown.text
-    shop.take_back(32, "--apply", "-")
+    shop.truncate(32, "--apply", "-")
     assert shop.bounds() == (0, 30)
+
+
+def test_its_old_name_does_the_same(shop: Shop):
+    shop.swallow(5)
+    words = (shop.url, QUEUE.topic, "--queue", "0", "--to", "30", "--json")
+    steps = [shop.tiered.good(name, *words).document["steps"] for name in ("truncate", "take-back")]
+    assert steps[0] == steps[1]
+    assert len(steps[0]) == 1

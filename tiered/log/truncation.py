@@ -1,4 +1,4 @@
-"""What the broker took back: a queue ends at an earlier offset, and what lay behind it is kept as a life that is over.
+"""What the broker truncated: a queue ends at an earlier offset, and what lay behind it is kept as a life that is over.
 
 The common case: a power failure took a tail that had been tiered already, and the broker wrote other messages at the same
 queue offsets. ``cut`` divides the present life at ``end``: the life goes on with ``[min, end)``, and ``[end, commit)``
@@ -167,7 +167,7 @@ def rest_of(part: Part, head: Part) -> Part:
 
 
 def is_tail(lives: Sequence[QueueLife], number: int) -> bool:
-    """Whether the life at ``number`` is what a broker took back, and its incarnation went on without it."""
+    """Whether the life at ``number`` is what a broker truncated, and its incarnation went on without it."""
     return number + 1 < len(lives) and lives[number + 1].incarnation == lives[number].incarnation
 
 

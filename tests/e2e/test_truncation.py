@@ -1,4 +1,4 @@
-"""What a real broker takes back: a topic deleted and created again, a store that goes on from a backup."""
+"""What a real broker truncates: a topic deleted and created again, a store that goes on from a backup."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def attach_once(broker: oracle.Broker, url: str) -> dict[str, Any]:
 
 
 def lives(url: str, topic: str) -> list[tuple[int, int]]:
-    """How many lives that are over each queue of the topic has, and how many ends were taken back."""
+    """How many lives that are over each queue of the topic has, and how many ends were truncated."""
     rows = harness.here("status", url, "-o", "jsonl").good().rows
     mine = [row for row in rows if row["topic"] == topic]
-    return [(row["ended_lives"], row["taken_back"]) for row in mine]
+    return [(row["ended_lives"], row["truncated"]) for row in mine]
 
 
 def check(broker: oracle.Broker, url: str, told: live.Told) -> None:
@@ -78,7 +78,7 @@ def test_a_topic_is_deleted_and_created_again_while_attach_does_not_run(
     lasting_broker.delete_topic(topic)
     told = produce(lasting_broker, topic, again, 2)
     said = attach_once(lasting_broker, url)
-    assert (said["begun_anew"], said["taken_back"]) == (2, 0)
+    assert (said["begun_anew"], said["truncated"]) == (2, 0)
     assert lives(url, topic) == [(1, 0), (1, 0)]
     check(lasting_broker, url, told)
 
@@ -96,7 +96,7 @@ def test_a_topic_is_deleted_and_created_again_while_attach_runs(
         told += produce(lasting_broker, topic, 100, 3)
         live.wait_level(url, told)
         said = attach.stop()
-    assert (said["begun_anew"], said["taken_back"]) == (2, 0)
+    assert (said["begun_anew"], said["truncated"]) == (2, 0)
     assert "begins anew" in log.read_text()
     check(lasting_broker, url, told)
 
@@ -115,11 +115,11 @@ def test_a_store_goes_on_from_a_backup(
     shutil.rmtree(broker.store)
     shutil.copytree(tmp_path / "backup", broker.store)
     said = attach_once(broker, url)  # a copy that lags: nothing is decided yet
-    assert (said["begun_anew"], said["taken_back"]) == (0, 0)
+    assert (said["begun_anew"], said["truncated"]) == (0, 0)
     broker.start()
     told += produce(broker, topic, 150, 3)
     said = attach_once(broker, url)
-    assert (said["begun_anew"], said["taken_back"]) == (0, 2)
+    assert (said["begun_anew"], said["truncated"]) == (0, 2)
     assert lives(url, topic) == [(0, 1), (0, 1)]
     check(broker, url, told)
 
@@ -146,13 +146,11 @@ def test_a_power_failure_takes_a_tail_that_was_tiered_while_attach_runs(
         broker.start()
         told = produce(broker, topic, 300, 2)
         live.wait_level(url, told)
-        harness.until(
-            lambda: lives(url, topic) == [(0, 1), (0, 1)], "two ends that were taken back"
-        )
+        harness.until(lambda: lives(url, topic) == [(0, 1), (0, 1)], "two ends that were truncated")
         live.wait_level(url, told)
         said = attach.stop()
-    assert (said["begun_anew"], said["taken_back"]) == (0, 2)
-    assert "has taken back" in log.read_text()
+    assert (said["begun_anew"], said["truncated"]) == (0, 2)
+    assert "has truncated" in log.read_text()
     harness.check_sound(url, broker.store)
     found = {(m["queue_id"], m["queue_offset"]): m["msg_id"] for m in harness.cat(url, topic)}
     for row in told:
