@@ -539,7 +539,7 @@ def test_options(place: Place) -> None:
         {"max_messages": "5", "max_bytes": "6"},
         {"start": "now"},
         {"on_gap": "again"},
-        {"on_truncate": "never"},
+        {"on_truncation": "never"},
     ):
         with pytest.raises(InvalidError):
             place.reader(**wrong)

@@ -219,7 +219,7 @@ def test_what_the_broker_truncates() -> None:
     tier = Broker()
     tier.add([b"a", b"b"])
     tier.add([b"old"])
-    rules = Rules(), Rules(on_truncate=AGAIN), Rules(on_truncate=SKIP)
+    rules = Rules(), Rules(on_truncation=AGAIN), Rules(on_truncation=SKIP)
     strict, again, skip = (Query(tier, each) for each in rules)
     behind = Query(tier)
     assert behind.bodies(rows_max=2) == [b"a", b"b"]
@@ -286,7 +286,7 @@ def test_whatever_happens(seed: int) -> None:
     """In the end the stream has told of every offset what it holds now, each once since it was truncated last."""
     rng = random.Random(seed)
     tier, written = Broker(), 0
-    query = Query(tier, Rules(on_gap=SKIP, on_truncate=AGAIN))
+    query = Query(tier, Rules(on_gap=SKIP, on_truncation=AGAIN))
     told: dict[tuple[str, int, int], bytes] = {}
     truncated = 0
 

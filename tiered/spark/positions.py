@@ -260,7 +260,7 @@ class Rules:
     """What to do where a stream would lose or repeat messages."""
 
     on_gap: str = FAIL  # ``fail`` or ``skip``
-    on_truncate: str = FAIL
+    on_truncation: str = FAIL
     """``fail``; ``again``: what came in place of messages that were truncated is read too; ``skip``: only what
     comes behind them."""
 
@@ -285,13 +285,13 @@ def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
     low = min([*(cut for cut in cuts if cut < at.offset), main.commit_offset])
     if low >= at.offset:
         return replace(at, tails=tails)
-    if rules.on_truncate == FAIL:
+    if rules.on_truncation == FAIL:
         raise DataError(
             f"the broker truncated messages of {key.topic}/{key.queue_id} from offset {low} on, and the stream has"
             f" read up to {at.offset}",
             do='.option("on-truncation", "again") reads what came in their place, "skip" goes on behind it',
         )
-    if rules.on_truncate == AGAIN:
+    if rules.on_truncation == AGAIN:
         return replace(at, offset=low, from_offset=low, tails=tails)
     end = min(at.offset, main.commit_offset)
     return replace(at, offset=end, from_offset=end, tails=tails, lost=at.lost + max(0, end - low))
