@@ -442,7 +442,7 @@ def test_catalogs_that_are_none(at: Workshop, tmp_path: Path) -> None:
         published(at, "gopher://nowhere")
     with pytest.raises(StoreUnavailableError):
         published(at, f"sqlite:///{tmp_path}/no/such/folder/catalog.db")
-    with pytest.raises(ValueError, match="no place"):
+    with pytest.raises(ValueError, match="not a place"):
         Destination.of("delta:x")
     assert Destination.of("iceberg:sqlite:////x.db#a.b") == Destination("sqlite:////x.db", "a.b")
     assert Destination.of("iceberg:prod").namespace == "default"

@@ -113,7 +113,7 @@ def test_the_guide_has_the_costs_of_a_freshness() -> None:
         cost = dearest(float(seconds))
         assert f"{cost.dollars - cost.lease_dollars:.2f}" == rounds
         assert f"{cost.dollars:.2f}" == whole
-    assert f"its ${dearest(2).lease_dollars:.2f} down to ${dearest(2, lease_s=30).lease_dollars:.2f}" in re.sub(
+    assert f"from ${dearest(2).lease_dollars:.2f} to ${dearest(2, lease_s=30).lease_dollars:.2f}" in re.sub(
         r"\s+", " ", text
     )  # fmt: skip
 

@@ -86,7 +86,7 @@ def test_no_stub_is_offered(tiered: CommandLine):
 
 
 def test_an_unknown_command_or_option_or_none_is_wrong_usage(tiered: CommandLine):
-    assert tiered("frobnicate").error == "no such command 'frobnicate'; see `tiered --help`"
+    assert tiered("xyzzy").error == "no such command 'xyzzy'; see `tiered --help`"
     assert tiered("ls", "--frob", "memory://x").code == 2
     for words in (("ls",), ("query", "memory://x", "t", "--key"), ("ls", "--frob", "memory://x")):
         assert tiered(*words).error.endswith(f"see `tiered {words[0]} --help`")

@@ -133,7 +133,7 @@ def test_durations_have_units_or_are_seconds(text: str, in_ms: int):
 )
 def test_what_is_no_duration(text: str):
     for parse in (parse_duration, seconds_above_zero, seconds_not_below_zero):
-        with pytest.raises(ValueError, match=r"must|no duration"):
+        with pytest.raises(ValueError, match=r"must|not a duration"):
             parse(text)
 
 

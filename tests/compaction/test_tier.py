@@ -251,7 +251,7 @@ def test_a_new_epoch_refuses_what_was_uploaded_under_the_old_one():
         return real(*place)
 
     engine.lefts = meanwhile  # type: ignore[method-assign]
-    with pytest.raises(InvalidError, match="another writer epochs"):
+    with pytest.raises(InvalidError, match="another writer has taken over"):
         compactor.apply(plan)
     assert len(messages(tier)) == 5
 

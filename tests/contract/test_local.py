@@ -276,7 +276,7 @@ def test_a_folder_made_anew_is_forced_upwards_though_it_has_the_old_one_s_number
 ):
     monkeypatch.setattr("backends.local_files.FOLDERS_OPEN_MAX", 4)
     if not tells_epochs:
-        monkeypatch.setattr("backends.local_files._GET_EPOCH", 0)
+        monkeypatch.setattr("backends.local_files._GET_GENERATION", 0)
     store, other = LocalFolderStore(tmp_path), LocalFolderStore(tmp_path)
     for turn in range(40):
         store.put_if_absent(f"a{turn}/b", b"")

@@ -105,7 +105,7 @@ TEXT = json.dumps(STATE, separators=(",", ":"), sort_keys=True).encode()
     ],
 )
 def test_what_is_whole_and_makes_no_sense_is_another_version_s(changes: dict[str, Any]):
-    with pytest.raises(OtherVersionError, match="no checkpoint"):
+    with pytest.raises(OtherVersionError, match="not a checkpoint"):
         decode(document(**changes))
 
 

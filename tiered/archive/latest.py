@@ -263,7 +263,8 @@ def _whole(archive: ObjectStore, folder: str) -> tuple[int, LatestVersion | None
 
 def _last_number(keys: Iterable[str], folder: str) -> int:
     """Of the versions among keys of a table's folder; 0: there is none."""
-    last = max((key for key in keys if key.startswith(f"{folder}versions/")), default="")
+    mine = (key for key in keys if key.startswith(f"{folder}versions/") and _is_version(key))
+    last = max(mine, default="")
     return int(last.rpartition("/")[2].removesuffix(".json") or 0)
 
 
@@ -344,13 +345,13 @@ def _newest(archive: ObjectStore, folder: str) -> LatestVersion | None:
 
 
 def _version_keys(archive: ObjectStore, prefix: str) -> Iterator[str]:
-    """Of versions. What lies beside them, as a copy that a person made, must not be taken for the newest."""
-    listed = (info.key for info in archive.list(prefix))
-    return (
-        key
-        for key in listed
-        if (found := _OURS.fullmatch(key)) and found[2].startswith("versions/")
-    )
+    return (info.key for info in archive.list(prefix) if _is_version(info.key))
+
+
+def _is_version(key: str) -> bool:
+    """What lies beside versions, as a copy that a person made, must not be taken for the newest."""
+    found = _OURS.fullmatch(key)
+    return found is not None and found[2].startswith("versions/")
 
 
 # -- what is left of runs and versions of before ---------------------------------------------------
