@@ -87,7 +87,7 @@ USED_AGAIN_SECONDS = 0.1
 
 @dataclass(slots=True)
 class ByteCache(Generic[V]):
-    """See the module's contract."""
+    """Values by key, within a budget of bytes; what is on its way is asked for once."""
 
     bytes_max: int  # the budget
     seconds: Mapping[Shelf, float]  # time to live of each shelf

@@ -97,7 +97,7 @@ class MessageStoreSettings:
 
 
 class TieredMessageStore:
-    """See the module's contract."""
+    """A broker's store and its tier, read as one; for any thread."""
 
     def __init__(
         self,

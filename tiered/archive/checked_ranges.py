@@ -194,7 +194,7 @@ class ObjectFile(io.RawIOBase):
         return getattr(self._at, "byte", 0)
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 (a buffer)
-        """See ``io.RawIOBase``; a request, but for what is at the end of the file."""
+        """Fill a buffer from where we are, as ``io.RawIOBase`` has it; a request, except at the end of the file."""
         start = self.tell()
         end = min(start + len(buffer), self._size)
         if end <= start:

@@ -213,7 +213,7 @@ def _units(file: HeldFile | MadeList, first: int, count: int) -> Units:
 
 
 class CompactionLog:
-    """See the module."""
+    """The messages of one compacted queue, in files of their own. Read-only; for any thread."""
 
     def __init__(self, queue: MessageQueue, files: tuple[CompactedFile, ...]) -> None:
         """Used by ``open``."""

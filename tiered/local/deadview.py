@@ -60,7 +60,7 @@ _LEFT_READ: Final = 4_000
 
 
 class DeadView:
-    """See the module."""
+    """What is committed in a stopped store, by one look at it."""
 
     is_live = False
 

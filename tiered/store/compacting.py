@@ -510,7 +510,7 @@ def _log_file(file: CompactedFile) -> LogFile:
 
 
 class Compactions:
-    """See the module."""
+    """The compacted logs of a store's topics, and the passes that make them."""
 
     def __init__(self, parts: StoreParts, clock: Clock) -> None:
         """Open what is there."""

@@ -86,7 +86,7 @@ class LogMark:
 
 
 class RestoredLog:
-    """See the module."""
+    """A commit log that is being made of records from elsewhere."""
 
     def __init__(self, hold: StoreHold, file_bytes: int, mark: LogMark, folder: str) -> None:
         """Used by ``open``."""
