@@ -3,7 +3,7 @@
 #
 #   PYTHON=...       the interpreter that .venv is made from; else python3 or a newer one by name, 3.11 at least
 #   PYTEST_ARGS=...  more options for pytest, as PYTEST_ARGS="-k journal -x"
-#   WORKERS=...      processes that share the tests, 3 by default, since many wait; 0 for one and the same, as with --pdb
+#   WORKERS=...      processes that share the tests, 4 by default, since many wait; 0 for one and the same, as with --pdb
 #   SEEDS=... FIRST=...   for `make simulate`: how many seeds, from which
 #   KILLS=...        for `make torture`
 #   RUNS=...         for `make zombies`
@@ -26,7 +26,7 @@ BIN := .venv/bin
 INSTALL := pyproject.toml requirements/install.sh requirements/uv.sh
 PYTEST := $(BIN)/python -m pytest
 # A file's tests stay in one process: they share servers and brokers that are dear to start. tests/conftest.py orders the files.
-SHARED := $(PYTEST) -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+SHARED := $(PYTEST) -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
 
 # Tests that need no server, no process and no captured store; those that were changed since main come on top.
 PURE := tests/unit tests/format tests/journal/test_entry.py tests/journal/test_reader.py tests/cli/test_values.py
