@@ -94,7 +94,10 @@ def test_breaking_meets_a_renewal_in_between():
 def test_the_command_shows_and_breaks(tiered: CommandLine, basic_tier: str):
     document = tiered.good("lease", basic_tier, "--json").document
     assert document["state"] == "released"
-    assert document["epoch"] == 1
+    broker = tiered.good("status", basic_tier, "--json").document["brokers"][0]
+    # Other tests collect garbage in this tier, too, each under an epoch of its own.
+    assert document["epoch"] == broker["epoch"]
+    assert broker["epoch"] >= 1
     assert not document["is_broken"]
     shown = tiered.good("lease", basic_tier, "--break")
     assert "free: given back" in shown.text
