@@ -1,27 +1,29 @@
 """What is here of a tier, what is on its way, and what to ask for next.
 
 Stock
-    A thing (a run of records, or the layout of a part) is *claimed* before it is asked for: room is reserved, and
-    whoever wants it from then on waits for the same load. When its bytes are there they are checked and decoded in the
-    thread that brought them, put into the cache, and only then is the claim over. A load that fails gives its room back
-    and is forgotten. Its ``lock`` guards everything here, the streams included. Requests are begun without it, since
+    A thing (a run of records, or the layout of a part) is *prepared* before it is asked for: room is reserved, and any
+    reader that wants it from then on waits for the same fetch. When its bytes are there they are checked and decoded in
+    the thread that brought them, put into the cache, and only then is the fetch over. A fetch that fails gives its room
+    back and is forgotten. Its ``lock`` guards everything here, the streams included. Fetches are begun without it, since
     their answers may come at once.
 
-Loads
-    A ``Load`` is one thing that is on its way: the requests for its bytes, and a future of what is made of them. What fails
-    its check is read again by itself, as ``tiered.log.sections.read_ranges`` reads it: that knows how to do without a
-    damaged block table. Where a packed section keeps its blocks only its block table says: a load of such takes two steps
-    when the table is not here. Whoever asks for a part's index first has the table come along.
+Fetches
+    A ``FetchRequest`` says what to fetch (``fetcher.fetch_plan``); a ``Fetch`` is one that is under way: the ranges that
+    bring its bytes, and a future of what is made of them. What fails its check is read again by itself, as
+    ``tiered.log.sections.read_ranges`` reads it: that knows how to do without a damaged block table. Where a packed
+    section keeps its blocks only its block table says: such a fetch takes two steps when the table is not here. Asking for
+    a part's index first brings the table along.
 
-Shelves
-    What is cached stands on one of four shelves: ``UNREAD`` (read ahead, nobody had it yet), ``READ``, ``SPENT`` (every
+Lists
+    What is cached is in one of four LRU lists: ``UNREAD`` (read ahead, no reader had it yet), ``READ``, ``SPENT`` (every
     reader of its queue is past it) and ``INDEX``. Room is made by dropping the oldest of ``SPENT``, then what was used
-    longest ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each shelf has its time to live: ``UNREAD`` since
-    it was put there, the others since it was last used. ``SPENT`` has a limit of its own in bytes: whoever comes later may
-    still profit from it, but memory that was never touched costs more than a second read of the same bytes.
+    longest ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each list has its time to live: ``UNREAD`` since
+    it was put there, the others since it was last used. ``SPENT`` has a limit of its own in bytes: a reader that comes
+    later may still profit from it, but memory that was never touched costs more than a second read of the same bytes.
 
-    A sheet (``fetcher.runs``: small sections of many queues that came with one request) is one thing. It is ``UNREAD`` until
-    each of its sections has been read, and ``SPENT`` when every reader of each is past it; it goes as a whole.
+    A multi-section run (``fetcher.runs``: small sections of many queues that came with one request) is one thing. It is
+    ``UNREAD`` until each of its sections has been read, and ``SPENT`` when every reader of each is past it; it goes as a
+    whole.
 
     What is on its way counts as well: room is reserved before a request is sent (``reserve``), and becomes the cached
     thing's own when it is put, or is given back (``release``). The cache keeps no clock: callers say what time it is.
@@ -33,29 +35,28 @@ import threading
 from collections import OrderedDict, deque
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast
 
 from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
-from fetcher.claims import Claim, WidePlan, plan_claims, whole_claim
+from fetcher.fetch_plan import FetchRequest, WidePlan, plan_fetches, whole_part
 from fetcher.requests import DECODERS, Arrivals
 from fetcher.runs import (
     INDEX,
     Cached,
     Key,
+    LruList,
+    MultiSectionRead,
+    MultiSectionRun,
     PartLayout,
     Run,
-    Sheet,
-    Shelf,
-    Strip,
     Thing,
     compact,
-    decode_strip,
+    decode_together,
     key_of,
 )
-from fetcher.window import Stream, Sweep
+from fetcher.window import Neighbours, Stream
 from tiered.errors import DataError, TieredStoreError
 from tiered.log.decode import decode_items, decode_records
 from tiered.log.flat_file import ITEM_BYTES
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from fetcher.limits import FetchSettings
     from fetcher.requests import Data
     from fetcher.transfers import Transfers
-    from fetcher.window import Beside
     from tiered.clock import Clock
     from tiered.log.cursor import LifeView
     from tiered.log.parts import Part, SectionRange
@@ -90,15 +90,15 @@ class ByteCache(Generic[V]):
     """Values by key, within a budget of bytes; what is on its way is asked for once."""
 
     bytes_max: int  # the budget
-    seconds: Mapping[Shelf, float]  # time to live of each shelf
+    seconds: Mapping[LruList, float]  # time to live of each lru_list
     spent_bytes_max: int | None = None  # what of them may be spent; None: no limit but the budget
     held_bytes: int = 0  # bytes of the entries
     reserved_bytes: int = 0  # bytes of what is on its way
     _spent_bytes: int = 0
     _unread_bytes: int = 0
     _entries: dict[Hashable, Cached[V]] = field(default_factory=dict)
-    _shelves: dict[Shelf, OrderedDict[int, Cached[V]]] = field(
-        default_factory=lambda: {shelf: OrderedDict() for shelf in Shelf}
+    _lists: dict[LruList, OrderedDict[int, Cached[V]]] = field(
+        default_factory=lambda: {lru_list: OrderedDict() for lru_list in LruList}
     )
 
     def get(self, key: Hashable) -> Cached[V] | None:
@@ -123,7 +123,7 @@ class ByteCache(Generic[V]):
             oldest = self._oldest() if self.reserved_bytes <= room else None
             if oldest is None:
                 return False, dropped
-            if oldest.shelf is Shelf.UNREAD:
+            if oldest.lru_list is LruList.UNREAD:
                 dropped.append(oldest)
             self.drop(oldest)
         self.reserved_bytes += size_bytes
@@ -136,7 +136,7 @@ class ByteCache(Generic[V]):
             oldest = self._oldest()
             if oldest is None:
                 break
-            if oldest.shelf is Shelf.UNREAD:
+            if oldest.lru_list is LruList.UNREAD:
                 dropped.append(oldest)
             self.drop(oldest)
         return dropped
@@ -155,33 +155,35 @@ class ByteCache(Generic[V]):
             self._entries[key] = entry
         entry.is_here = True
         self.held_bytes += entry.size_bytes
-        self._place(entry, entry.shelf, now_s)
+        self._place(entry, entry.lru_list, now_s)
 
     def use(self, entry: Cached[V], now_s: float) -> None:
         """Say that a thing is read now."""
-        shelf = entry.shelf
-        if not entry.is_here or (shelf is Shelf.READ and now_s < entry.used_s + USED_AGAIN_SECONDS):
+        lru_list = entry.lru_list
+        if not entry.is_here or (
+            lru_list is LruList.READ and now_s < entry.used_s + USED_AGAIN_SECONDS
+        ):
             return
-        if shelf is Shelf.UNREAD or shelf is Shelf.SPENT:
+        if lru_list is LruList.UNREAD or lru_list is LruList.SPENT:
             self._take_off(entry)
-            self._place(entry, Shelf.READ, now_s)
+            self._place(entry, LruList.READ, now_s)
         else:
             entry.used_s = now_s
-            self._shelves[shelf].move_to_end(id(entry))
+            self._lists[lru_list].move_to_end(id(entry))
 
     def touch(self, entry: Cached[V], now_s: float) -> None:
         """Say that some of a thing is read now, and that others are still to read the rest: it stays where it is."""
         if entry.is_here and now_s >= entry.used_s + USED_AGAIN_SECONDS:
             entry.used_s = now_s
-            self._shelves[entry.shelf].move_to_end(id(entry))
+            self._lists[entry.lru_list].move_to_end(id(entry))
 
     def retire(self, entry: Cached[V]) -> None:
         """Say that every reader is past a thing that was read; the oldest such go when there are too many bytes of them."""
-        if not entry.is_here or entry.shelf is not Shelf.READ:
+        if not entry.is_here or entry.lru_list is not LruList.READ:
             return
         self._take_off(entry)
-        self._place(entry, Shelf.SPENT, entry.used_s)
-        spent = self._shelves[Shelf.SPENT]
+        self._place(entry, LruList.SPENT, entry.used_s)
+        spent = self._lists[LruList.SPENT]
         while self.spent_bytes_max is not None and self._spent_bytes > self.spent_bytes_max:
             self.drop(next(iter(spent.values())))
 
@@ -198,16 +200,16 @@ class ByteCache(Generic[V]):
 
     def of_owner(self, owner: object) -> list[Cached[V]]:
         """What was read ahead for somebody and nobody had yet."""
-        return [x for x in self._shelves[Shelf.UNREAD].values() if x.owner is owner]
+        return [x for x in self._lists[LruList.UNREAD].values() if x.owner is owner]
 
     def expire(self, now_s: float) -> list[Cached[V]]:
         """Drop what has outlived its time; what of it nobody has read."""
         dropped = []
-        for shelf, seconds in self.seconds.items():
-            while entry := next(iter(self._shelves[shelf].values()), None):
+        for lru_list, seconds in self.seconds.items():
+            while entry := next(iter(self._lists[lru_list].values()), None):
                 if entry.used_s + seconds > now_s:
                     break
-                if shelf is Shelf.UNREAD:
+                if lru_list is LruList.UNREAD:
                     dropped.append(entry)
                 self.drop(entry)
         return dropped
@@ -217,73 +219,121 @@ class ByteCache(Generic[V]):
         for entry in list(self._entries.values()):
             self.drop(entry)
 
-    def _place(self, entry: Cached[V], shelf: Shelf, now_s: float) -> None:
-        entry.shelf, entry.used_s = shelf, now_s
-        self._shelves[shelf][id(entry)] = entry
-        self._spent_bytes += entry.size_bytes if shelf is Shelf.SPENT else 0
-        self._unread_bytes += entry.size_bytes if shelf is Shelf.UNREAD else 0
+    def _place(self, entry: Cached[V], lru_list: LruList, now_s: float) -> None:
+        entry.lru_list, entry.used_s = lru_list, now_s
+        self._lists[lru_list][id(entry)] = entry
+        self._spent_bytes += entry.size_bytes if lru_list is LruList.SPENT else 0
+        self._unread_bytes += entry.size_bytes if lru_list is LruList.UNREAD else 0
 
     def _take_off(self, entry: Cached[V]) -> None:
-        del self._shelves[entry.shelf][id(entry)]
-        self._spent_bytes -= entry.size_bytes if entry.shelf is Shelf.SPENT else 0
-        self._unread_bytes -= entry.size_bytes if entry.shelf is Shelf.UNREAD else 0
+        del self._lists[entry.lru_list][id(entry)]
+        self._spent_bytes -= entry.size_bytes if entry.lru_list is LruList.SPENT else 0
+        self._unread_bytes -= entry.size_bytes if entry.lru_list is LruList.UNREAD else 0
 
     def _oldest(self) -> Cached[V] | None:
-        if self._shelves[Shelf.SPENT]:
-            return next(iter(self._shelves[Shelf.SPENT].values()))
-        read = next(iter(self._shelves[Shelf.READ].values()), None)
-        index = next(iter(self._shelves[Shelf.INDEX].values()), None)
+        if self._lists[LruList.SPENT]:
+            return next(iter(self._lists[LruList.SPENT].values()))
+        read = next(iter(self._lists[LruList.READ].values()), None)
+        index = next(iter(self._lists[LruList.INDEX].values()), None)
         if read is not None and index is not None:
             return min(read, index, key=lambda entry: entry.used_s)
-        return read or index or next(iter(self._shelves[Shelf.UNREAD].values()), None)
+        return read or index or next(iter(self._lists[LruList.UNREAD].values()), None)
 
 
 SMALL_BYTES: Final = 1 << 20
-"""A request of so many bytes is a small one, as those for indexes are."""
+"""A range of so many bytes is a small one, as those of indexes are."""
 
 SECTIONS_MAX = 2048
-"""Sections that are read in pieces whose block tables are remembered. Each takes 12 bytes a block and half a KiB; a packed
+"""Sections that are read in parts whose block tables are remembered. Each takes 12 bytes a block and half a KiB; a packed
 one, which has a dictionary, 100 KiB more."""
 
 
 @dataclass(slots=True, eq=False)
-class Load(Generic[V]):
-    """Something on its way."""
+class Fetch:
+    """A fetch request under way."""
 
-    stream: Hashable  # for whom it was asked first
-    is_urgent: bool  # somebody waits for it
-    size_bytes: int  # room that is reserved for it
-    future: Future[V] = field(default_factory=Future)
-    """Ends with the thing, or with why it cannot be had."""
-    requests: list[Future[Data]] = field(default_factory=list)  # what brings its bytes
-    leader: Load[V] | None = None
-    """What it comes along with, as its neighbour: it is asked for as that is."""
+    request: FetchRequest  # what is fetched
+    stream: Stream  # the reader for which it was begun
+    is_urgent: bool  # a reader waits for it
+    leader: Fetch | None = None
+    """The fetch that it accompanies, as its neighbour: it has the same priority."""
+    multi_read: MultiSectionRead | None = None
+    """Sections of other queues that come with it, its own included; None: there are none."""
+    size_bytes: int = 0  # room that is reserved for it
+    future: Future[Thing | None] = field(default_factory=Future)
+    """Ends with what was fetched, or with the reason why it cannot be had. None: look into the cache."""
+    asked: list[Future[Data]] = field(default_factory=list)  # the ranges that bring its bytes
+    plan: SectionPlan | WidePlan | None = (
+        None  # which ranges those are; None: there is nothing to ask for
+    )
     is_over: bool = False
-    """It is here or will not come; set before the future ends, so that nobody waits for it once more."""
-    streams: set[Hashable] = field(default_factory=set)
-    """All for whom it was asked: whose parts lie side by side."""
+    """It is here or will not come; set before the future ends, so that nobody begins to wait for it."""
+    streams: set[Stream] = field(default_factory=set)
+    """All readers for which it was asked, since their parts lie side by side."""
+    number: int = -1  # its place in the order of asking
+    missing: int = 0  # ranges that have not come; guarded by ``lock``
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.size_bytes = self.request.size_bytes
         self.streams.add(self.stream)
 
+    @property
+    def keys(self) -> list[Key]:
+        """Under which all of it will be found."""
+        return [*self.request.keys, *(() if self.multi_read is None else self.multi_read.keys)]
 
-@dataclass(slots=True, eq=False)
-class Job(Generic[V]):
-    """What a load is to bring."""
+    @property
+    def has_priority(self) -> bool:
+        """Whether a reader waits for it by now, or for the fetch that it accompanies."""
+        return self.is_urgent or (self.leader is not None and self.leader.is_urgent)
 
-    load: Load[V]  # what is on its way from now on
-    wanted: Sequence[SectionRange]  # ranges, all of one section, none empty; there may be none
-    make: Callable[[list[memoryview]], V]
-    """Gets the bytes of each; called once, in whatever thread brings the last of them. Of a wide plan it gets all at
-    once, or nothing where the bundle has not so many."""
-    end: Callable[[BaseException | None], None]
-    """Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for the
-    future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the future
-    would also keep the load: what has been read would stay in memory until the collector comes.)"""
-    plan: SectionPlan | WidePlan | None = None  # what is asked for; None: as ``wanted`` says
+    def places(self) -> Iterator[tuple[Stream, int]]:
+        """Its readers, and the log offset at which it begins for each."""
+        yield self.stream, self.request.part.log_offset
+        neighbours, multi_read = self.stream.neighbours, self.multi_read
+        if neighbours is not None and multi_read is not None:
+            offsets = multi_read.rows["log_offset"].tolist()
+            for queue, log_offset in zip(multi_read.queues, offsets, strict=True):
+                if (stream := neighbours.stream(queue)) is not None:
+                    yield stream, log_offset
+
+    def ranges(self) -> WidePlan | list[SectionRange]:
+        """What to ask for: one wide range, or ranges of one section, none of them empty (there may be none)."""
+        if self.multi_read is not None:
+            read = self.multi_read
+            return WidePlan(read.bundle.key, (ByteRange(read.start, read.end),))
+        part, layout = self.request.part, self.request.layout
+        if layout is None:
+            has_records = self.request.blocks and part.log_bytes
+            return [part.index, part.log] if has_records else [part.index]
+        begin, end = layout.span(self.request.blocks)
+        at = part.log_offset
+        return [part.log.part_of(begin - at, end - at)] if end > begin else []
 
 
-class Loader(Generic[V]):
+class Receiver(Protocol):
+    """Makes something of what was fetched. Called without a lock, in the thread that brings the last of the bytes."""
+
+    def receive(self, fetch: Fetch, pieces: list[memoryview]) -> Thing | None:
+        """Make something of the bytes of each range; called once.
+
+        Args:
+            pieces: Checked. Of a wide plan, which nobody has checked: all at once, or none where the bundle is shorter.
+        """
+        ...
+
+    def end(self, fetch: Fetch, error: BaseException | None) -> None:
+        """The fetch has ended; called once, just before its future ends.
+
+        Before, since a reader that waits for the future runs as soon as it has ended, and would only wait for this
+        thread's locks. (A callback of the future would also keep the fetch: what has been read would stay in memory
+        until the collector comes.)
+        """
+        ...
+
+
+class Loader:
     """Asks for ranges of sections, and checks them. For any thread."""
 
     def __init__(
@@ -297,123 +347,172 @@ class Loader(Generic[V]):
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[str, int], OpenSection] = OrderedDict()
         self._memory_bytes = 0
-        self._arrivals: Arrivals[_Gathering[V]] = Arrivals(DECODERS)
+        self._arrivals: Arrivals[Fetch] = Arrivals(DECODERS)
         self._numbers = count()
 
-    def begin(self, jobs: Sequence[Job[V]]) -> None:
-        """Ask for ranges of sections, neighbours together, and make something of their bytes.
+    def begin(self, fetches: Sequence[Fetch], receiver: Receiver) -> None:
+        """Ask for ranges of sections, neighbours together, and have something made of their bytes.
 
-        Whatever goes wrong becomes the end of the futures of the loads.
+        Whatever goes wrong becomes the end of the fetches' futures.
         """
-        sound = [job for job in jobs if self._plan_job(job)]
-        lanes: dict[bool, list[Job[V]]] = {True: [], False: []}
-        for job in sound:  # once: it may become urgent at any moment
-            lanes[_is_urgent(job.load)].append(job)
-        for urgent, some in lanes.items():
+        by_priority: dict[bool, list[Fetch]] = {True: [], False: []}
+        for fetch in fetches:
+            if self._has_plan(fetch, receiver):
+                by_priority[fetch.has_priority].append(
+                    fetch
+                )  # asked once: it may change at any moment
+        for urgent, some in by_priority.items():
             try:
-                self._ask_all([(job.load, job.plan) for job in some if job.plan], urgent=urgent)
+                self._ask([fetch for fetch in some if fetch.plan], urgent=urgent)
             except BaseException as error:
-                for job in some:
-                    _fail(job, error)
+                for fetch in some:
+                    _fail(fetch, receiver, error)
                 if not isinstance(error, Exception):
                     raise
                 continue
-            for job in some:
-                _Gathering(self, job, next(self._numbers)).begin()
+            for fetch in some:
+                fetch.number = next(self._numbers)
+                self._gather(fetch, receiver)
 
-    def _plan_job(self, job: Job[V]) -> bool:
+    def _has_plan(self, fetch: Fetch, receiver: Receiver) -> bool:
+        ranges = fetch.ranges()
         try:
-            if job.wanted:
-                job.plan = self.plan(job.wanted)
+            fetch.plan = (
+                ranges if isinstance(ranges, WidePlan) else self._plan(ranges) if ranges else None
+            )
         except DataError as error:
-            _fail(job, error)
+            _fail(fetch, receiver, error)
             return False
         return True
 
-    def plan(self, wanted: Sequence[SectionRange], known: OpenSection | None = None) -> SectionPlan:
-        """What to ask for, given what is known of the section."""
+    def _plan(
+        self, wanted: Sequence[SectionRange], known: OpenSection | None = None
+    ) -> SectionPlan:
         return plan_ranges(wanted, where=self.prefix, known=known or self._known(wanted[0]))
 
-    def ask(self, load: Load[V], plan: SectionPlan) -> None:
-        """Make the requests of a plan those of the load.
-
-        Raises:
-            TieredStoreError: The fetcher is closed, or too much is waiting.
-        """
-        self._ask_all([(load, plan)], urgent=_is_urgent(load))
-
-    def _ask_all(
-        self, planned: Sequence[tuple[Load[V], SectionPlan | WidePlan]], *, urgent: bool
-    ) -> None:
-        ranges = [(number, one) for number, (_, plan) in enumerate(planned) for one in plan.ranges]
+    def _ask(self, fetches: Sequence[Fetch], *, urgent: bool) -> None:
+        ranges = [
+            (fetch, fetch.plan.key, one)
+            for fetch in fetches
+            if fetch.plan is not None
+            for one in fetch.plan.ranges
+        ]
         # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large. What is
         # large goes in the order in which it is wanted.
-        order = sorted(range(len(ranges)), key=lambda at: ranges[at][1].size_bytes > SMALL_BYTES)
+        order = sorted(range(len(ranges)), key=lambda at: ranges[at][2].size_bytes > SMALL_BYTES)
         wanted = []
         for at in order:
-            load, plan = planned[ranges[at][0]]
-            wanted.append((load.stream, self.prefix + plan.key, ranges[at][1]))
+            fetch, key, one = ranges[at]
+            wanted.append((fetch.stream, self.prefix + key, one))
         found = dict(zip(order, self.transfers.ask_all(wanted, urgent=urgent), strict=True))
-        for load, _ in planned:
-            load.requests = []
-        for at, (number, _) in enumerate(ranges):
-            planned[number][0].requests.append(found[at])
-        for load, _ in planned:
-            if load.is_urgent and not urgent:  # since a moment ago
-                self.hurry(load)
+        for fetch in fetches:
+            fetch.asked = []
+        for at, (fetch, _, _) in enumerate(ranges):
+            fetch.asked.append(found[at])
+        for fetch in fetches:
+            if fetch.is_urgent and not urgent:  # since a moment ago
+                self.hurry(fetch)
 
-    def hurry(self, load: Load[V]) -> None:
-        """Somebody waits for it now."""
-        load.is_urgent = True
-        for request in list(load.requests):
-            self.transfers.hurry(request)
+    def hurry(self, fetch: Fetch) -> None:
+        """A reader waits for it now."""
+        fetch.is_urgent = True
+        for asked in list(fetch.asked):
+            self.transfers.hurry(asked)
 
-    def cancel(self, load: Load[V]) -> None:
-        """Nobody wants it any more."""
-        for request in list(load.requests):
-            self.transfers.cancel(request)
+    def cancel(self, fetch: Fetch) -> None:
+        """No reader wants it any more."""
+        for asked in list(fetch.asked):
+            self.transfers.cancel(asked)
 
-    def finish(self, gathering: _Gathering[V]) -> None:
+    # What has come. No thread waits for a fetch: the one that brings the last of its ranges goes on with it.
+
+    def _gather(self, fetch: Fetch, receiver: Receiver) -> None:
+        """Go on once all has come that it waits for; again when a block table has said what to ask for."""
+        asked = list(fetch.asked)
+        fetch.missing = len(asked)
+
+        def arrived(_: Future[Data]) -> None:
+            # Ranges end in several threads, and exactly one of these goes on.
+            with fetch.lock:
+                fetch.missing -= 1
+                if fetch.missing:
+                    return
+            self._work(fetch, receiver)
+
+        if not asked:
+            self._work(fetch, receiver)
+        for one in asked:
+            one.add_done_callback(arrived)
+
+    def _work(self, fetch: Fetch, receiver: Receiver) -> None:
         """Make something of what has come; another thread may do that, and this one for another."""
         with self._lock:
-            is_mine = self._arrivals.come(gathering, gathering.number, gathering.is_urgent)
+            is_mine = self._arrivals.come(fetch, fetch.number, lambda: fetch.has_priority)
         while is_mine:
             with self._lock:
                 one = self._arrivals.next()
             if one is None:
                 return
             try:
-                one.finish()
+                self._finish(one, receiver)
             except BaseException:
                 with self._lock:
                     self._arrivals.leave()
                 raise
 
-    def read(self, plan: SectionPlan) -> list[memoryview]:
+    def _finish(self, fetch: Fetch, receiver: Receiver) -> None:
+        """All has come: the fetch ends, or asks for more. It raises nothing."""
+        try:
+            found = [] if fetch.plan is None else self._take(fetch, fetch.plan)
+            if found is None:
+                self._gather(fetch, receiver)
+                return
+            made = receiver.receive(fetch, found)
+            del found
+        except CancelledError as error:
+            _over(fetch, receiver, error)
+            fetch.future.cancel()
+            fetch.future.set_running_or_notify_cancel()
+        except BaseException as error:  # noqa: BLE001 (the reader that waits for the future handles it)
+            if isinstance(error, (TieredStoreError, BackendError)):
+                error.__traceback__ = None  # its frames would hold the bytes
+            _fail(fetch, receiver, error)
+        else:
+            _over(fetch, receiver, None)
+            fetch.future.set_result(made)
+
+    def _take(self, fetch: Fetch, plan: SectionPlan | WidePlan) -> list[memoryview] | None:
+        """Check what has come; None when that only says what to ask for, which is done."""
+        asked = list(fetch.asked)
+        if any(one.cancelled() for one in asked):
+            raise CancelledError
+        try:
+            pieces = [one.result() for one in asked]
+        except (InvalidRangeError, ShortReadError):
+            return [] if isinstance(plan, WidePlan) else self._read(plan)
+        if isinstance(plan, WidePlan):
+            return [memoryview(piece) for piece in pieces]
+        where = self.prefix + plan.wants[0].key
+        try:
+            if not plan.is_first:
+                found, known = plan.check(pieces, where=where)
+                if known is not None and plan.known is None:
+                    self._remember(plan.wants[0], known)
+                return found
+            known = plan.open([pieces[0]], where=where)
+        except DataError:  # its block table, too, may be damaged
+            return self._read(plan)
+        self._remember(plan.wants[0], known)
+        fetch.plan = self._plan(plan.wants, known)
+        fetch.asked.clear()
+        self._ask([fetch], urgent=fetch.has_priority)
+        return None
+
+    def _read(self, plan: SectionPlan) -> list[memoryview]:
         """Read by itself, in this thread, what came to nothing the usual way."""
         found = read_ranges(self._store, self.prefix, plan.wants)
-        return [
-            memoryview(bytes(data)) for data in found
-        ]  # not the whole section that it may be of
-
-    def check(self, plan: SectionPlan, pieces: Sequence[Data]) -> list[memoryview]:
-        """The ranges that were planned, checked; read anew where that cannot be done."""
-        try:
-            found, known = plan.check(pieces, where=self.prefix + plan.wants[0].key)
-        except DataError:
-            return self.read(plan)
-        if known is not None and plan.known is None:
-            self._remember(plan.wants[0], known)
-        return found
-
-    def plan_on(self, plan: SectionPlan, behind: Data) -> SectionPlan | None:
-        """The plan for the blocks, from the block table that had to come first; None when that is damaged."""
-        try:
-            known = plan.open([behind], where=self.prefix + plan.wants[0].key)
-        except DataError:
-            return None
-        self._remember(plan.wants[0], known)
-        return self.plan(plan.wants, known)
+        # Copies, since what was read may be the whole section.
+        return [memoryview(bytes(data)) for data in found]
 
     def _known(self, want: SectionRange) -> OpenSection | None:
         name = want.key, want.place.start
@@ -433,98 +532,15 @@ class Loader(Generic[V]):
                 self._memory_bytes -= self._open.popitem(last=False)[1].memory_bytes
 
 
-def _is_urgent(load: Load[V]) -> bool:
-    """Whether somebody waits for it, or for what it comes along with."""
-    return load.is_urgent or (load.leader is not None and load.leader.is_urgent)
+def _over(fetch: Fetch, receiver: Receiver, error: BaseException | None) -> None:
+    fetch.is_over = True
+    fetch.asked.clear()  # they hold the bytes, and their callbacks the fetch
+    receiver.end(fetch, error)
 
 
-def _fail(job: Job[V], error: BaseException) -> None:
-    """It will not come, and nothing is on its way for it."""
-    job.load.is_over = True
-    job.end(error)
-    job.load.future.set_exception(error)
-
-
-class _Gathering(Generic[V]):
-    """Waits for the requests of a load, without a thread of its own; once more when a block table says what to ask for."""
-
-    def __init__(self, loader: Loader[V], job: Job[V], number: int) -> None:
-        self.number = number
-        self._loader = loader
-        self._plan = job.plan
-        self._load = job.load
-        self._make = job.make
-        self._end = job.end
-        self._lock = threading.Lock()
-        self._missing = 0
-
-    def begin(self) -> None:
-        requests = list(self._load.requests)
-        self._missing = len(requests)
-        if not requests:
-            self.finish()
-        for request in requests:
-            request.add_done_callback(self._arrived)
-
-    def _arrived(self, _: Future[Data]) -> None:
-        # Requests end in several threads, and exactly one of these goes on.
-        with self._lock:
-            self._missing -= 1
-            if self._missing:
-                return
-        self._loader.finish(self)
-
-    def is_urgent(self) -> bool:
-        """Whether somebody waits for it by now."""
-        return _is_urgent(self._load)
-
-    def finish(self) -> None:
-        """All has come: the load ends, or asks for more. It raises nothing."""
-        future = self._load.future
-        try:
-            found = [] if self._plan is None else self._take(self._plan)
-            if found is None:
-                self.begin()
-                return
-            made = self._make(found)
-            del found
-        except CancelledError as error:
-            self._over(error)
-            future.cancel()
-            future.set_running_or_notify_cancel()
-        except BaseException as error:  # noqa: BLE001 (whoever waits for the future handles it)
-            if isinstance(error, (TieredStoreError, BackendError)):
-                error.__traceback__ = None  # its frames would hold the bytes
-            self._over(error)
-            future.set_exception(error)
-        else:
-            self._over(None)
-            future.set_result(made)
-
-    def _over(self, error: BaseException | None) -> None:
-        self._load.is_over = True
-        self._load.requests.clear()  # they hold the bytes, and their callbacks us
-        self._end(error)
-
-    def _take(self, plan: SectionPlan | WidePlan) -> list[memoryview] | None:
-        """Check what has come; None when that only says what to ask for, which is done."""
-        requests = list(self._load.requests)
-        if any(request.cancelled() for request in requests):
-            raise CancelledError
-        try:
-            pieces = [request.result() for request in requests]
-        except (InvalidRangeError, ShortReadError):
-            return [] if isinstance(plan, WidePlan) else self._loader.read(plan)
-        if isinstance(plan, WidePlan):
-            return [memoryview(piece) for piece in pieces]
-        if not plan.is_first:
-            return self._loader.check(plan, pieces)
-        self._plan = self._loader.plan_on(plan, pieces[0])
-        if self._plan is None:  # the block table is damaged
-            return self._loader.read(plan)
-        self._load.requests.clear()
-        self._loader.ask(self._load, self._plan)
-        return None
+def _fail(fetch: Fetch, receiver: Receiver, error: BaseException) -> None:
+    _over(fetch, receiver, error)
+    fetch.future.set_exception(error)
 
 
 # -- stock
@@ -532,45 +548,16 @@ class _Gathering(Generic[V]):
 PAUSE_SECONDS = 0.2
 """How long nothing is read ahead for a reader after that has failed, lest each batch ask for the same again."""
 
-STRIP_MIN: Final = 3
+MULTI_READ_MIN: Final = 3
 """Sections; so few are not cut in half for want of room."""
 
 
-@dataclass(slots=True)
-class Bid:
-    """What one load is for."""
-
-    stream: Stream  # for whom it was asked first
-    claim: Claim  # what
-    strip: Strip | None = None  # what comes along with it, itself included; None: nothing
-
-    @property
-    def keys(self) -> list[Key]:
-        """Under which all of it will be found."""
-        return [*self.claim.keys, *(self.strip.keys if self.strip is not None else ())]
-
-    def places(self) -> Iterator[tuple[Stream, int]]:
-        """For whom it is, and the log offset at which it begins for each."""
-        yield self.stream, self.claim.part.log_offset
-        sweep, strip = self.stream.sweep, self.strip
-        if sweep is not None and strip is not None:
-            offsets = strip.rows["log_offset"].tolist()
-            for queue, log_offset in zip(strip.queues, offsets, strict=True):
-                if (stream := sweep.stream(queue)) is not None:
-                    yield stream, log_offset
-
-
-Begun = list[tuple[Bid, Load[Thing | None]]]
-
-NOTHING: Begun = []
-
-
 @dataclass(slots=True, eq=False)
-class LoadWaiter:
+class WaitingRead:
     """One read that finds nothing here."""
 
-    has_waited: bool = False  # for whatever
-    has_queued: bool = False  # it is in the row of those who wait for room
+    has_waited: bool = False  # for anything
+    has_queued: bool = False  # it is in the row of those that wait for room
     may_fail: bool = True  # what was read ahead and failed has not been asked for again yet
 
 
@@ -578,18 +565,18 @@ class Stock:
     """See the module's contract.
 
     Attributes:
-        unread_bytes: What was read ahead and dropped before anybody had it, so far.
+        unread_bytes: What was read ahead and dropped before any reader had it, so far.
         hits: Reads that were served at once, so far.
         waits: Reads that had to wait, so far.
     """
 
     def __init__(
         self,
-        loader: Loader[Thing | None],
+        loader: Loader,
         memory: Memory,
         clock: Clock,
         settings: FetchSettings,
-        go_on: Callable[[Stream], Begun],
+        go_on: Callable[[Stream], Sequence[Fetch]],
     ) -> None:
         """Begin with nothing.
 
@@ -603,19 +590,19 @@ class Stock:
         self._settings = settings
         self._go_on = go_on
         self.lock = threading.Lock()  # held by the caller wherever a method says so
-        self.room = threading.Condition(self.lock)  # notified when a load has ended
-        self._waiting: deque[LoadWaiter] = deque()
-        self._loads: dict[Key, Load[Thing | None]] = {}
+        self.room = threading.Condition(self.lock)  # notified when a fetch has ended
+        self._waiting: deque[WaitingRead] = deque()
+        self._fetches: dict[Key, Fetch] = {}
         self.unread_bytes = self.hits = self.waits = 0
         self.is_closed = False  # nothing is asked for any more
         # What is here; with the lock held.
         self.cache: ByteCache[Thing] = ByteCache(
             settings.cache_bytes,
             {
-                Shelf.UNREAD: settings.unread_seconds,
-                Shelf.READ: settings.read_seconds,
-                Shelf.INDEX: settings.unread_seconds,
-                Shelf.SPENT: settings.read_seconds,
+                LruList.UNREAD: settings.unread_seconds,
+                LruList.READ: settings.read_seconds,
+                LruList.INDEX: settings.unread_seconds,
+                LruList.SPENT: settings.read_seconds,
             },
             settings.spent_bytes,
         )
@@ -627,7 +614,7 @@ class Stock:
         return entry.value if entry is not None and isinstance(entry.value, PartLayout) else None
 
     def is_known(self, key: Key) -> bool:
-        return self._load(key) is not None or self.cache.get(key) is not None
+        return self._under_way(key) is not None or self.cache.get(key) is not None
 
     def find(self, part: Part, start: QueueOffset) -> Cached[Thing] | None:
         """The run that holds a queue offset of a part, if it is here."""
@@ -640,31 +627,32 @@ class Stock:
     def serve(self, stream: Stream, part: Part, entry: Cached[Thing]) -> Run:
         """Serve a reader from where ``find`` found what it wants."""
         value = entry.value
-        run = value.run(key_of(part, INDEX)) if isinstance(value, Sheet) else cast("Run", value)
-        return stream.serve(run, entry)
+        if isinstance(value, MultiSectionRun):
+            value = value.run(key_of(part, INDEX))
+        return stream.serve(cast("Run", value), entry)
 
     def use(self, entry: Cached[Thing], now_s: float) -> None:
         """Say that a reader has been given something of it."""
-        if isinstance(entry.value, Sheet) and entry.value.unread:
+        if isinstance(entry.value, MultiSectionRun) and entry.value.unread:
             self.cache.touch(entry, now_s)
         else:
             self.cache.use(entry, now_s)
 
-    def on_its_way(self, part: Part, start: QueueOffset) -> Load[Thing | None] | None:
-        """The load that a reader of a queue offset has to wait for next, if there is one."""
+    def on_its_way(self, part: Part, start: QueueOffset) -> Fetch | None:
+        """The fetch that a reader of a queue offset has to wait for next, if there is one."""
         layout = self.layout(part)
         block = INDEX if layout is None else layout.block_of(start)
-        return self._load(key_of(part, block))
+        return self._under_way(key_of(part, block))
 
     def has(self, part: Part, start: QueueOffset) -> bool:
         """Whether what holds a queue offset is here or on its way."""
         return self.find(part, start) is not None or self.on_its_way(part, start) is not None
 
-    def _load(self, key: Key) -> Load[Thing | None] | None:
-        load = self._loads.get(key)
-        return None if load is None or load.is_over else load
+    def _under_way(self, key: Key) -> Fetch | None:
+        fetch = self._fetches.get(key)
+        return None if fetch is None or fetch.is_over else fetch
 
-    def claim(
+    def prepare(
         self,
         stream: Stream,
         view: LifeView,
@@ -672,32 +660,35 @@ class Stock:
         window: int,
         *,
         urgent: bool = False,
-    ) -> Begun:
-        """Plan what a reader needs next, and claim as much of it as there is room for; then ``begin`` it.
+    ) -> list[Fetch]:
+        """Plan what a reader needs next, and reserve room for as much of it as fits; then ``begin`` the fetches.
 
         Args:
             view: What it reads. (Another read of this stream may have gone on to a newer one.)
             urgent: It waits for the first of it.
         """
-        # Read-ahead comes in small bits, and would take each bit of room that comes free before who waits for a large one.
+        # Read-ahead comes in small bits, and would take each bit of room that comes free before a reader that waits for a
+        # large one.
         if self._waiting and not urgent:
             return []
-        plan = plan_claims(view, start, window, self, self._settings, until=stream.until)
-        begun: Begun = []
+        plan = plan_fetches(view, start, window, self, self._settings, until=stream.until)
+        fetches: list[Fetch] = []
         stream.asked = plan.asked
-        for claim in plan.claims:
-            if begun and claim.layout is None and self.is_known(key_of(claim.part, INDEX)):
-                continue  # it comes along with what was claimed a moment ago
-            if not self._make_room(stream, claim.size_bytes, is_needed=urgent and not begun):
-                stream.fall_back(claim.part.log_offset)
+        for request in plan.requests:
+            if fetches and request.layout is None and self.is_known(key_of(request.part, INDEX)):
+                continue  # it comes along with what was prepared a moment ago
+            if not self._make_room(stream, request.size_bytes, is_needed=urgent and not fetches):
+                stream.fall_back(request.part.log_offset)
                 break
             # Only the first is waited for: the others would go before what other readers wait for.
-            load: Load[Thing | None] = Load(stream, urgent and not begun, claim.size_bytes)
-            self._loads.update(dict.fromkeys(claim.keys, load))
-            begun.append((Bid(stream, claim), load))
-            if stream.sweep is not None and claim.layout is None and claim.blocks:
-                begun += self._beside(stream.sweep, *begun[-1])
-        return begun
+            fetches.append(self._register(Fetch(request, stream, urgent and not fetches)))
+            if stream.neighbours is not None and request.layout is None and request.blocks:
+                fetches += self._beside(stream.neighbours, fetches[-1])
+        return fetches
+
+    def _register(self, fetch: Fetch) -> Fetch:
+        self._fetches.update(dict.fromkeys(fetch.keys, fetch))
+        return fetch
 
     def _make_room(self, stream: Stream, size_bytes: int, *, is_needed: bool) -> bool:
         if stream.until >= 0 and not is_needed:
@@ -708,60 +699,61 @@ class Stock:
         self._lose(dropped)
         return has_room
 
-    def _beside(self, sweep: Beside, bid: Bid, leader: Load[Thing | None]) -> Begun:
-        """Claim what lies beside a section and is wanted by the same reader, as far as there is room.
+    def _beside(self, neighbours: Neighbours, leader: Fetch) -> list[Fetch]:
+        """Fetches of what lies beside a section and is wanted by the same reader, as far as there is room.
 
-        What is small and plain becomes one load with it, which costs a tenth of as many loads.
+        What is small and plain becomes one fetch with it, which costs a tenth of as many fetches.
         """
-        if bid.claim.is_plain:
-            self._take_strip(sweep, bid, leader)
+        if leader.request.is_plain:
+            self._widen(neighbours, leader)
             return []
-        begun: Begun = []
-        for stream, one in sweep.beside(bid.claim.part, self.is_known):
-            claim = whole_claim(one, self._settings)
-            if not self.cache.reserve_gently(claim.size_bytes):
+        fetches: list[Fetch] = []
+        for stream, one in neighbours.beside(leader.request.part, self.is_known):
+            request = whole_part(one, self._settings)
+            if not self.cache.reserve_gently(request.size_bytes):
                 break
-            load: Load[Thing | None] = Load(stream, False, claim.size_bytes, leader=leader)
-            self._loads.update(dict.fromkeys(claim.keys, load))
+            fetches.append(self._register(Fetch(request, stream, False, leader)))
             stream.take_along(one.queue_offset, one.count, one.log_offset, one.log_bytes)
-            begun.append((Bid(stream, claim), load))
-        return begun
+        return fetches
 
-    def _take_strip(self, sweep: Beside, bid: Bid, load: Load[Thing | None]) -> None:
-        strip, more_bytes = sweep.strip(bid.claim.part, self.is_known), 0
-        while strip is not None:
-            more_bytes = max(strip.size_bytes - load.size_bytes, 0)
+    def _widen(self, neighbours: Neighbours, fetch: Fetch) -> None:
+        """Have the plain sections beside a plain one come with the same range, as many as there is room for."""
+        read = neighbours.multi_read(fetch.request.part, self.is_known)
+        more_bytes = 0
+        while read is not None:
+            more_bytes = max(read.size_bytes - fetch.size_bytes, 0)
             if self.cache.reserve_gently(more_bytes):
                 break
-            strip = strip.nearest(len(strip) // 2) if len(strip) > STRIP_MIN else None
-        if strip is None:
+            read = read.nearest(len(read) // 2) if len(read) > MULTI_READ_MIN else None
+        if read is None:
             return
-        bid.strip = strip
-        load.size_bytes += more_bytes
-        self._loads.update(dict.fromkeys(strip.keys, load))
-        names = ("queue_offset", "count", "log_offset", "log_bytes")
-        for queue, *place in zip(
-            strip.queues, *(strip.rows[name].tolist() for name in names), strict=True
-        ):
-            if (stream := sweep.stream(queue)) is not None:
-                load.streams.add(stream)
+        fetch.multi_read = read
+        fetch.size_bytes += more_bytes
+        self._register(fetch)
+        columns = (
+            read.rows[name].tolist()
+            for name in ("queue_offset", "count", "log_offset", "log_bytes")
+        )
+        for queue, *place in zip(read.queues, *columns, strict=True):
+            if (stream := neighbours.stream(queue)) is not None:
+                fetch.streams.add(stream)
                 stream.take_along(*place)
 
-    # Who waits for room gets it in turn, or a large record would wait for ever behind small ones
+    # Reads that wait for room get it in turn, or a large record would wait for ever behind small ones
 
-    def claim_urgently(
-        self, waiting: LoadWaiter, stream: Stream, view: LifeView, start: QueueOffset, window: int
-    ) -> Begun:
-        """Claim what a reader waits for; nothing when others have waited longer, or there is no room: it is in the row."""
-        begun: Begun = []
+    def prepare_urgently(
+        self, waiting: WaitingRead, stream: Stream, view: LifeView, start: QueueOffset, window: int
+    ) -> list[Fetch]:
+        """Prepare what a reader waits for; nothing when others have waited longer, or there is no room: it is in the row."""
+        fetches: list[Fetch] = []
         if not self._waiting or self._waiting[0] is waiting:
-            begun = self.claim(stream, view, start, window, urgent=True)
-        if not begun and not waiting.has_queued:
+            fetches = self.prepare(stream, view, start, window, urgent=True)
+        if not fetches and not waiting.has_queued:
             waiting.has_queued = True
             self._waiting.append(waiting)
-        return begun
+        return fetches
 
-    def step_out(self, waiting: LoadWaiter) -> None:
+    def step_out(self, waiting: WaitingRead) -> None:
         """It does not wait for room any more."""
         waiting.has_queued = False
         self._waiting.remove(waiting)
@@ -777,36 +769,37 @@ class Stock:
             self._count_unread(entry)
             owner, value = entry.owner, entry.value
             if isinstance(value, Run):
-                its = owner.stream(value.batch.records.queue) if isinstance(owner, Sweep) else owner
-                if isinstance(its, Stream):
-                    its.lose(value.batch.log_offset)
-            elif isinstance(owner, Sweep) and isinstance(value, Sheet):
+                if isinstance(owner, Neighbours):
+                    owner = owner.stream(value.batch.records.queue)
+                if isinstance(owner, Stream):
+                    owner.lose(value.batch.log_offset)
+            elif isinstance(owner, Neighbours) and isinstance(value, MultiSectionRun):
                 for queue, log_offset in value.unread_places():
                     if (stream := owner.stream(queue)) is not None:
                         stream.lose(log_offset)
 
     def _count_unread(self, entry: Cached[Thing]) -> None:
         value, size_bytes = entry.value, entry.size_bytes
-        if isinstance(value, Sheet):
-            size_bytes = size_bytes * value.unread // len(value.strip)
+        if isinstance(value, MultiSectionRun):
+            size_bytes = size_bytes * value.unread // len(value.read)
         self.unread_bytes += size_bytes
 
     # Without it
 
     def resize(self, bytes_max: int) -> None:
-        """Have another budget: what is too much is dropped, as for whatever comes."""
+        """Have another budget: what is too much is dropped, as for anything else that comes."""
         with self.lock:
             self._lose(self.cache.resize(bytes_max))
             self.room.notify_all()
 
-    def begin(self, begun: Begun) -> None:
-        """Ask for what was claimed."""
-        if begun:
-            self._loader.begin([self._job(bid, load) for bid, load in begun])
+    def begin(self, fetches: Sequence[Fetch]) -> None:
+        """Ask for what was prepared."""
+        if fetches:
+            self._loader.begin(fetches, self)
 
-    def hurry(self, load: Load[Thing | None]) -> None:
-        """Somebody waits for it now."""
-        self._loader.hurry(load)
+    def hurry(self, fetch: Fetch) -> None:
+        """A reader waits for it now."""
+        self._loader.hurry(fetch)
 
     def forsake(self, stream: Stream, *, has_done: bool = False) -> None:
         """A reader has gone elsewhere: drop what was read ahead for it, and do not send what was not sent.
@@ -815,95 +808,65 @@ class Stock:
         """
         with self.lock:
             unread = self.cache.of_owner(stream)
-            if has_done and stream.sweep is not None and stream.sweep.leave(stream):
-                unread += self.cache.of_owner(stream.sweep)
+            if has_done and stream.neighbours is not None and stream.neighbours.leave(stream):
+                unread += self.cache.of_owner(stream.neighbours)
             for entry in unread:
                 self._count_unread(entry)
                 self.cache.drop(entry)
-            loads = {id(x): x for x in self._loads.values() if stream in x.streams}.values()
-            for load in loads:
-                load.streams.discard(stream)
-            unwanted = [load for load in loads if not load.streams and not load.is_urgent]
+            its = {id(x): x for x in self._fetches.values() if stream in x.streams}.values()
+            for fetch in its:
+                fetch.streams.discard(stream)
+            unwanted = [fetch for fetch in its if not fetch.streams and not fetch.is_urgent]
         # Without the lock: a request that was not sent ends here and now, and its end takes the lock.
-        for load in unwanted:
-            self._loader.cancel(load)
+        for fetch in unwanted:
+            self._loader.cancel(fetch)
 
-    def _job(self, bid: Bid, load: Load[Thing | None]) -> Job[Thing | None]:
-        if bid.strip is not None:
-            return self._strip_job(bid, bid.strip, load)
-        claim = bid.claim
-        part, layout = claim.part, claim.layout
-        wanted: list[SectionRange] = []
-        if layout is None:
-            wanted.append(part.index)
-            if claim.blocks and part.log_bytes:
-                wanted.append(part.log)
-        else:
-            begin, end = layout.span(claim.blocks)
-            if end > begin:
-                wanted.append(part.log.part_of(begin - part.log_offset, end - part.log_offset))
-        return Job(
-            load,
-            wanted,
-            lambda pieces: self._arrive(claim, load, pieces),
-            lambda error: self._end(bid, load, error),
-        )
-
-    def _strip_job(self, bid: Bid, strip: Strip, load: Load[Thing | None]) -> Job[Thing | None]:
-        return Job(
-            load,
-            (),
-            partial(self._arrive_together, bid.stream.sweep, strip, load),
-            lambda error: self._end(bid, load, error),
-            WidePlan(strip.bundle.key, (ByteRange(strip.start, strip.end),)),
-        )
-
-    def _arrive_together(
-        self,
-        sweep: Beside | None,
-        strip: Strip,
-        load: Load[Thing | None],
-        pieces: list[memoryview],
-    ) -> None:
-        """Put a strip into the cache. What cannot be decoded is asked for by itself.
-
-        Nothing is returned: readers of several queues wait for it, and each finds its own.
-        """
-        data = compact(pieces.pop(), self._memory) if pieces else None  # what else came is not kept
-        things = [] if data is None else decode_strip(strip, data, self._loader.prefix)
-        now_s = self._clock.monotonic_s()
-        with self.lock:
-            self.cache.release(load.size_bytes)
-            load.size_bytes = 0
-            if sweep is not None and sum(len(keys) for _, keys in things) < len(strip):
-                sweep.leave_out(strip.bundle.key)
-            for thing, keys in things if not self.is_closed else ():
-                self.cache.put(Cached(thing, keys, thing.size_bytes, owner=sweep), now_s)
-
-    def _arrive(self, claim: Claim, load: Load[Thing | None], pieces: list[memoryview]) -> Thing:
+    def receive(self, fetch: Fetch, pieces: list[memoryview]) -> Thing | None:
         """Make of the bytes what was wanted, and put it into the cache."""
-        layout, run = claim.layout, None
+        if fetch.multi_read is not None:
+            self._receive_together(fetch, fetch.multi_read, pieces)
+            return None  # readers of several queues wait for it, and each finds its own
+        request = fetch.request
+        layout, run = request.layout, None
         if layout is None:
-            layout = self._lay_out(claim.part, pieces.pop(0))
-        if claim.blocks:
+            layout = self._lay_out(request.part, pieces.pop(0))
+        if request.blocks:
             data = pieces[0] if pieces else memoryview(b"")
-            run = self._decode(cast("Stream", load.stream).queue, layout, claim, data)
+            run = self._decode(fetch.stream.queue, layout, request, data)
+        is_one = request.layout is None and len(request.blocks) == 1
+        entries: list[Cached[Thing]] = []
+        if request.layout is None and not is_one:
+            key = key_of(request.part, INDEX)
+            entries.append(Cached(layout, (key,), layout.size_bytes, lru_list=LruList.INDEX))
+        if run is not None:
+            keys = [key for key in request.keys if is_one or key[-1] != INDEX]
+            entries.append(Cached(run, keys, run.size_bytes, owner=fetch.stream))
+        self._put(fetch, entries)
+        return layout if run is None else run
+
+    def _receive_together(
+        self, fetch: Fetch, read: MultiSectionRead, pieces: list[memoryview]
+    ) -> None:
+        """Put several sections into the cache. What cannot be decoded is asked for by itself."""
+        data = compact(pieces.pop(), self._memory) if pieces else None  # what else came is not kept
+        things = [] if data is None else decode_together(read, data, self._loader.prefix)
+        neighbours = fetch.stream.neighbours
+        if neighbours is not None and sum(len(keys) for _, keys in things) < len(read):
+            with self.lock:
+                neighbours.leave_out(read.bundle.key)
+        self._put(
+            fetch,
+            [Cached(thing, keys, thing.size_bytes, owner=neighbours) for thing, keys in things],
+        )
+
+    def _put(self, fetch: Fetch, entries: Sequence[Cached[Thing]]) -> None:
         now_s = self._clock.monotonic_s()
         with self.lock:
-            # Now, and not in `_end`: what is put takes this room, and in between it would be counted twice.
-            self.cache.release(load.size_bytes)
-            load.size_bytes = 0
-            if self.is_closed:
-                return layout if run is None else run
-            is_one = claim.layout is None and len(claim.blocks) == 1
-            if claim.layout is None and not is_one:
-                key = key_of(claim.part, INDEX)
-                self.cache.put(Cached(layout, (key,), layout.size_bytes, shelf=Shelf.INDEX), now_s)
-            if run is not None:
-                keys = [key for key in claim.keys if is_one or key[-1] != INDEX]
-                entry: Cached[Thing] = Cached(run, keys, run.size_bytes, owner=load.stream)
+            # Now, and not in `end`: what is put takes this room, and in between it would be counted twice.
+            self.cache.release(fetch.size_bytes)
+            fetch.size_bytes = 0
+            for entry in entries if not self.is_closed else ():
                 self.cache.put(entry, now_s)
-        return layout if run is None else run
 
     def _lay_out(self, part: Part, raw: memoryview) -> PartLayout:
         assert len(raw) == part.count * ITEM_BYTES
@@ -911,37 +874,36 @@ class Stock:
         return PartLayout.of(part, items, self._settings.block_bytes)
 
     def _decode(
-        self, queue: MessageQueue, layout: PartLayout, claim: Claim, data: memoryview
+        self, queue: MessageQueue, layout: PartLayout, request: FetchRequest, data: memoryview
     ) -> Run:
         part, where = layout.part, self._loader.prefix
-        begin = part.log_offset if claim.layout is None else layout.span(claim.blocks)[0]
-        items = layout.items_of(claim.blocks)
-        if claim.layout is not None:
-            items = (
-                items.copied()
-            )  # else the arrays of the whole index would stay as long as this run
+        begin, items = int(part.log_offset), layout.items_of(request.blocks)
+        if request.layout is not None:
+            begin = layout.span(request.blocks)[0]
+            # Else the arrays of the whole index would stay as long as this run.
+            items = items.copied()
         return Run.of(
             decode_records(queue, part, items, compact(data, self._memory), begin, where=where)
         )
 
-    def _end(self, bid: Bid, load: Load[Thing | None], error: BaseException | None) -> None:
+    def end(self, fetch: Fetch, error: BaseException | None) -> None:
         """It is here, or will not come."""
-        begun: Begun = []
+        more: Sequence[Fetch] = ()
         now_s = self._clock.monotonic_s()
         with self.lock:
-            self.cache.release(load.size_bytes)
-            for key in bid.keys:
-                # Once it was over, and before this, it may have been asked for again: then the name is another load's.
-                if self._loads.get(key) is load:
-                    del self._loads[key]
+            self.cache.release(fetch.size_bytes)
+            for key in fetch.keys:
+                # Once it was over, and before this, it may have been asked for again: then the name is another fetch's.
+                if self._fetches.get(key) is fetch:
+                    del self._fetches[key]
             if error is not None:
-                # What was truncated, or is told to somebody who waits, is no sign that the store is in trouble.
-                may_pause = not isinstance(error, CancelledError) and not load.is_urgent
-                for stream, log_offset in bid.places():
+                # What was cancelled, or is told to a reader that waits, is no sign that the store is in trouble.
+                may_pause = not isinstance(error, CancelledError) and not fetch.is_urgent
+                for stream, log_offset in fetch.places():
                     stream.fall_back(log_offset)
                     if may_pause:
                         stream.paused_s = now_s + PAUSE_SECONDS
-            elif not bid.claim.blocks and not load.is_urgent:
-                begun = self._go_on(bid.stream)
+            elif not fetch.request.blocks and not fetch.is_urgent:
+                more = self._go_on(fetch.stream)
             self.room.notify_all()
-        self.begin(begun)
+        self.begin(more)

@@ -39,11 +39,11 @@ from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
 from fetcher.buffers import Memory
-from fetcher.cache import NOTHING, Begun, Loader, LoadWaiter, Stock
+from fetcher.cache import Fetch, Loader, Stock, WaitingRead
 from fetcher.limits import FREE_SHARE, FetchSettings
-from fetcher.runs import Run, Sheet, Thing
+from fetcher.runs import MultiSectionRun, Run, Thing
 from fetcher.transfers import AskingStore, Transfers
-from fetcher.window import Member, Readers, Sweep
+from fetcher.window import Member, Neighbours, Readers
 from tiered.errors import ClosedError, DataError, StoreUnavailableError
 from tiered.log.parts import Gap
 from tiered.log.reader import QueueReader
@@ -122,7 +122,7 @@ class TieredMessageFetcher:
             wake=self._wake_up,
             memory=self._memory,
         )
-        loader: Loader[Thing | None] = Loader(
+        loader: Loader = Loader(
             reader.store, reader.prefix, self.transfers, table_bytes=self.settings.table_bytes
         )
         self._stock = Stock(loader, self._memory, clock, self.settings, self._ahead_now)
@@ -242,9 +242,9 @@ class TieredMessageFetcher:
             if place is not None:
                 count_max = min(count_max, place.end - start)
             batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
-            begun = self._note(stream, batch, now_s)
-        if begun:
-            self._stock.begin(begun)
+            fetches = self._note(stream, batch, now_s)
+        if fetches:
+            self._stock.begin(fetches)
         return run, batch
 
     def _turn_over(self, name: Name, stream: Stream, start: QueueOffset) -> Run | None:
@@ -331,10 +331,10 @@ class TieredMessageFetcher:
     def _deliver(self, stream: Stream, batch: TierBatch) -> None:
         now_s = self._clock.monotonic_s()
         with self._stock.lock:
-            begun = self._note(stream, batch, now_s)
-        self._stock.begin(begun)
+            fetches = self._note(stream, batch, now_s)
+        self._stock.begin(fetches)
 
-    def _note(self, stream: Stream, batch: TierBatch, now_s: float) -> Begun:
+    def _note(self, stream: Stream, batch: TierBatch, now_s: float) -> Sequence[Fetch]:
         """A batch is handed out; what to read ahead now. With the lock held."""
         size_bytes = stream.deliver(batch, now_s)
         if (entry := stream.entry) is not None:
@@ -358,20 +358,20 @@ class TieredMessageFetcher:
         """How far to read ahead: the stream's own window, but no more than its share of half the cache."""
         return stream.aim(self._share())
 
-    def _ahead(self, stream: Stream, now_s: float) -> Begun:
+    def _ahead(self, stream: Stream, now_s: float) -> Sequence[Fetch]:
         """What to read ahead for a stream now; with the lock held."""
         view = stream.view
         if stream.here <= stream.calm_to:
-            return NOTHING
+            return ()
         if view is None or stream.asked >= view.life.log_end or self._stock.is_closed:
-            return NOTHING
+            return ()
         window = stream.ahead_now(self._share())
         position = QueueOffset(stream.position)
         if not window or position in stream.wary or stream.paused_s > now_s:
-            return NOTHING
-        return self._stock.claim(stream, view, position, window)
+            return ()
+        return self._stock.prepare(stream, view, position, window)
 
-    def _ahead_now(self, stream: Stream) -> Begun:
+    def _ahead_now(self, stream: Stream) -> Sequence[Fetch]:
         return self._ahead(stream, self._clock.monotonic_s())
 
     def _leave(self, name: Name, stream: Stream) -> None:
@@ -380,7 +380,7 @@ class TieredMessageFetcher:
         if left is None or not self._readers.is_spent(name, left[1].end):
             return
         entry, run = left
-        if not isinstance(entry.value, Sheet) or entry.value.spend(run):
+        if not isinstance(entry.value, MultiSectionRun) or entry.value.spend(run):
             self._stock.cache.retire(entry)
 
     def expect(
@@ -403,30 +403,30 @@ class TieredMessageFetcher:
                 end = QueueOffset(min(until, place.end))
                 stream.begin_at(first)
                 members.append(Member(stream, place.view, first, end))
-            sweep = Sweep(members, self.settings)
+            neighbours = Neighbours(members, self.settings)
             for member in members:
-                member.stream.sweep = sweep
-            begun = self._start(names, members)
-        self._stock.begin(begun)
+                member.stream.neighbours = neighbours
+            fetches = self._start(names, members)
+        self._stock.begin(fetches)
 
-    def _start(self, names: Sequence[Name], members: Sequence[Member]) -> Begun:
+    def _start(self, names: Sequence[Name], members: Sequence[Member]) -> Sequence[Fetch]:
         """Ask for where the first of them begin, or who reads in turn waits for each by itself; with the lock held."""
-        begun: Begun = []
+        fetches: list[Fetch] = []
         most = self.settings.transfers.requests_in_flight_max
         share = self.settings.cache_bytes // (2 * (len(self._readers) + min(len(members), most)))
         for name, (stream, view, first, end) in zip(names, members, strict=True):
             part = view.part_at(first) if first < end and stream.next_offset < 0 else None
             if part is None or self._stock.has(part, first):
                 continue  # it comes along with its neighbours, or another group has had it
-            claimed = self._stock.claim(stream, view, first, stream.aim(share))
-            if not claimed:
+            prepared = self._stock.prepare(stream, view, first, stream.aim(share))
+            if not prepared:
                 break
             self._readers.start(name)
-            begun += claimed
+            fetches += prepared
             most -= 1
             if not most:
                 break
-        return begun
+        return fetches
 
     def forget(self, group: str, queue: MessageQueue | None = None) -> None:
         """A reader has done: what was read ahead for it makes room, and the others may read further ahead.
@@ -557,7 +557,7 @@ class Obtainer:
         Raises:
             StoreUnavailableError: Not before the deadline.
         """
-        waiting = LoadWaiter()
+        waiting = WaitingRead()
         try:
             while True:
                 run = self._try(waiting, stream, view, part, start, window, deadline_s)
@@ -570,7 +570,7 @@ class Obtainer:
 
     def _try(  # noqa: PLR0917 (one caller)
         self,
-        waiting: LoadWaiter,
+        waiting: WaitingRead,
         stream: Stream,
         view: LifeView,
         part: Part,
@@ -579,7 +579,7 @@ class Obtainer:
         deadline_s: float,
     ) -> Run | None:
         """Take what is here; else wait for what has to come, for room, or for what brings us nearer (None)."""
-        stock, begun = self._stock, NOTHING
+        stock, fetches = self._stock, list[Fetch]()
         with stock.lock:
             if stock.is_closed:
                 raise ClosedError("the fetcher has been closed")
@@ -589,27 +589,28 @@ class Obtainer:
                 stock.hits += not waiting.has_waited
                 return stock.serve(stream, part, entry)
             waiting.has_waited = True
-            load = stock.on_its_way(part, start)
-            is_ahead = load is not None and not load.is_urgent
-            if load is None:
-                begun = stock.claim_urgently(waiting, stream, view, start, window)
-                if not begun:
+            fetch = stock.on_its_way(part, start)
+            is_ahead = fetch is not None and not fetch.is_urgent
+            if fetch is None:
+                fetches = stock.prepare_urgently(waiting, stream, view, start, window)
+                if not fetches:
                     self._await_room(deadline_s)
                     return None
-                load = begun[0][1]
+                fetch = fetches[0]
             if waiting.has_queued:
                 stock.step_out(waiting)
-        stock.begin(begun)
-        stock.hurry(load)
+        stock.begin(fetches)
+        stock.hurry(fetch)
         try:
-            thing = self._await(load.future, deadline_s)
+            thing = self._await(fetch.future, deadline_s)
         except (BackendError, StoreUnavailableError) as error:
             if isinstance(error, ObjectNotFoundError) or not (is_ahead and waiting.may_fail):
                 raise
             waiting.may_fail = False  # it was read ahead: who wants it asks for it again, once
             return None
         finally:
-            del load, begun  # their error's frames would hold them, and all that our callers have
+            # Their error's frames would hold them, and all that our callers have.
+            del fetch, fetches
         if not isinstance(thing, Run) or not thing.base <= start < thing.end:
             return None
         with stock.lock:

@@ -4,7 +4,7 @@ Words. A future that was asked for, the range of an object it waits for, the req
 
     Asked  n..1  Range  n..1  Request  1..2  Attempt
 
-``fetcher.transfer_state`` gives them meaning. Equal wishes share a range. Ranges wait in two *lanes*, in fair order and by
+``fetcher.transfer_state`` gives them meaning. Equal wishes share a range. Ranges wait in two *queues*, in fair order and by
 place, so that neighbours go with one request (``plan_merge``).
 
 Fairness. Streams take turns by bytes: start-time fair queueing. Each stream has a *tag*, the bytes it has been given on a
@@ -221,7 +221,7 @@ class FairQueue(Generic[T]):
         return self._number
 
 
-# -- lanes
+# -- queues
 
 _Place = tuple[int, int, int, "Range"]  # start, end, number, piece: the first three tell all apart
 
@@ -272,7 +272,7 @@ def plan_merge(
     return Merge(low, high, start, end)
 
 
-class Lane:
+class RangeQueue:
     """Pieces of one class that wait. Not for several threads at once."""
 
     def __init__(self, *, gap_bytes: int) -> None:
@@ -441,8 +441,8 @@ class Wishes:
         self._counts = counts
         self._live: dict[Asked, None] = {}
         self._pieces: dict[tuple[str, int, int], Range] = {}  # those that may be joined
-        self._urgent = Lane(gap_bytes=limits.coalesce_gap_bytes)
-        self._ahead = Lane(gap_bytes=limits.coalesce_gap_bytes)
+        self._urgent = RangeQueue(gap_bytes=limits.coalesce_gap_bytes)
+        self._ahead = RangeQueue(gap_bytes=limits.coalesce_gap_bytes)
         self._deadlines: Deadlines[Asked] = Deadlines()
         self._number = 0
 
@@ -497,14 +497,14 @@ class Wishes:
         return self._urgent.head() or self._ahead.head()
 
     def take(self, piece: Range, bytes_max: int) -> tuple[list[Range], int, int]:
-        return self._lane(piece).take(piece, bytes_max)
+        return self._queue_of(piece).take(piece, bytes_max)
 
     def put_back(self, piece: Range) -> None:
         """A piece that was sent waits again, and goes alone; nobody wants it: it is forgotten."""
         piece.request = None
         if piece.askers:
             piece.is_alone = True
-            self._lane(piece).push(piece)
+            self._queue_of(piece).push(piece)
         else:
             self.forget(piece)
 
@@ -515,7 +515,7 @@ class Wishes:
         del piece.askers[asked]
         self._ended(asked)
         if not piece.askers and piece.request is None:
-            self._lane(piece).remove(piece)
+            self._queue_of(piece).remove(piece)
             self.forget(piece)
         return piece
 
@@ -559,10 +559,10 @@ class Wishes:
         start, end = byte_range.start, byte_range.end
         piece = Range(key, start, end, stream, is_urgent, self._number)
         self._pieces[key, start, end] = piece
-        self._lane(piece).push(piece)
+        self._queue_of(piece).push(piece)
         return piece
 
-    def _lane(self, piece: Range) -> Lane:
+    def _queue_of(self, piece: Range) -> RangeQueue:
         return self._urgent if piece.is_urgent else self._ahead
 
     def _ended(self, asked: Asked) -> None:

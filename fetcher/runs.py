@@ -4,8 +4,8 @@ A *block* is all records that begin in one step of ``block_bytes`` of the part's
 same places, so that what one group has read serves another; and no record belongs to two blocks. A record that is larger
 than a step leaves the steps that it covers without a record.
 
-A *strip* is small sections of many queues that lie near each other in a bundle; read with one request it is a *sheet*, whose
-runs are made when somebody reads them.
+A *multi-section read* is of small sections of many queues that lie near each other in a bundle, with one request; what came
+is a *multi-section run*, and the run of each section is made when it is read.
 
 A *run* is neighbouring blocks, read and decoded at once; what readers get of it are slices, without a copy.
 """
@@ -242,7 +242,7 @@ def compact(data: memoryview, memory: Memory) -> memoryview:
     return copy
 
 
-# -- claims
+# -- requests
 
 Key = tuple[str, int, int, int, int]
 """A part's bundle, where its section begins, the first of its items there, how many they are, and number of the block;
@@ -262,11 +262,11 @@ def key_of(part: Part, block: int) -> Key:
     return part.bundle.key, part.section.start, part.items_at, part.count, block
 
 
-# -- strips
+# -- multi-section reads
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
+class MultiSectionRead:
     """Small sections of a bundle that lie near each other, to be read with one request and decoded at once.
 
     Each is whole, stored as it is, and a part of another queue; they are columns, so that a section costs next to nothing
@@ -300,45 +300,45 @@ class Strip:
         items = int(self.rows["items"].sum(dtype=np.int64))
         return run_bytes(self.end - self.start, items) + RUN_BYTES * len(self)
 
-    def nearest(self, count: int) -> Strip:
+    def nearest(self, count: int) -> MultiSectionRead:
         """So many of them (> 0): the one that was asked for first and those around it."""
         low = min(max(self.at - count // 2, 0), len(self) - count)
         return self.some(range(low, low + count), at=self.at - low)
 
-    def some(self, numbers: Sequence[int], at: int = 0) -> Strip:
+    def some(self, numbers: Sequence[int], at: int = 0) -> MultiSectionRead:
         """These of them, in order; ``at`` is the number among them of the one that was asked for first."""
         queues = [self.queues[number] for number in numbers]
         keys = [self.keys[number] for number in numbers]
-        return Strip(self.bundle, at, queues, self.rows[list(numbers)], keys)
+        return MultiSectionRead(self.bundle, at, queues, self.rows[list(numbers)], keys)
 
 
-class Sheet:
-    """A strip that is here: its records, checked, in columns for all of its sections. Its owner holds a lock around it.
+class MultiSectionRun:
+    """What a multi-section read brought: records of all its sections, checked, in columns. Its owner holds a lock around it.
 
     A run of a section is made when somebody reads it.
 
     Attributes:
-        strip: Where it is from; without what could not be decoded with the others.
+        read: Where it is from; without what could not be decoded with the others.
         size_bytes: Memory that it takes, about.
         unread: Number of sections that nobody has had yet.
     """
 
     def __init__(
-        self, strip: Strip, data: memoryview, lows: Sequence[int], found: PartColumns
+        self, read: MultiSectionRead, data: memoryview, lows: Sequence[int], found: PartColumns
     ) -> None:
         """Put what was decoded in its place.
 
         Args:
             lows: Position of each one's records in it.
         """
-        self.strip, self.unread, self.size_bytes = strip, len(strip), strip.size_bytes
+        self.read, self.unread, self.size_bytes = read, len(read), read.size_bytes
         self._data, self._found = data.toreadonly(), found
-        rows = strip.rows
+        rows = read.rows
         columns = (
             rows[name].tolist() for name in ("log_bytes", "queue_offset", "count", "log_offset")
         )
         self._bounds = list(zip(lows, *columns, strict=True))
-        self._numbers = {key: number for number, key in enumerate(strip.keys)}
+        self._numbers = {key: number for number, key in enumerate(read.keys)}
         self._runs: dict[int, Run] = {}
         self._number_of: dict[int, int] = {}  # by identity of the run
         self._spent: set[int] = set()
@@ -359,7 +359,7 @@ class Sheet:
         positions, ends, tag_codes, times, physical = self._found.columns[:, first:end]
         data = self._data[low : low + log_bytes]
         records = RecordBatch(
-            queue=self.strip.queues[number],
+            queue=self.read.queues[number],
             base_offset=base,
             data=data,
             positions=positions,
@@ -378,21 +378,21 @@ class Sheet:
         if number is not None:
             del self._runs[number]
             self._spent.add(number)
-        return len(self._spent) == len(self.strip)
+        return len(self._spent) == len(self.read)
 
     def unread_places(self) -> list[tuple[MessageQueue, int]]:
         """Of each section that nobody has had: its queue, and the log offset at which it begins."""
         had = self._runs.keys() | self._spent
         return [
-            (self.strip.queues[number], bounds[-1])
+            (self.read.queues[number], bounds[-1])
             for number, bounds in enumerate(self._bounds)
             if number not in had
         ]
 
 
-def decode_strip(
-    strip: Strip, data: memoryview, where: str
-) -> list[tuple[Run | Sheet, Sequence[Key]]]:
+def decode_together(
+    read: MultiSectionRead, data: memoryview, where: str
+) -> list[tuple[Run | MultiSectionRun, Sequence[Key]]]:
     """What came of sections that were read with one request.
 
     Args:
@@ -401,23 +401,23 @@ def decode_strip(
     Returns:
         Things, and the keys of the sections that each has; without those that fail their check, or are damaged.
     """
-    rows = strip.rows
-    lows = (rows["start"] - strip.start).tolist()
+    rows = read.rows
+    lows = (rows["start"] - read.start).tolist()
     highs = (
-        rows["start"] - strip.start + rows["stored_bytes"] + rows["items"] * ITEM_BYTES
+        rows["start"] - read.start + rows["stored_bytes"] + rows["items"] * ITEM_BYTES
     ).tolist()
     is_sound = _are_sound(data, lows, highs, rows["crc"].tolist())
     if not all(is_sound):
-        strip = strip.some([number for number, sound in enumerate(is_sound) if sound])
+        read = read.some([number for number, sound in enumerate(is_sound) if sound])
         lows = [low for low, sound in zip(lows, is_sound, strict=True) if sound]
-    if not len(strip):
+    if not len(read):
         return []
     at = np.array(lows)
-    placed = PlacedParts(strip.queues, strip.rows, at, at + strip.rows["stored_bytes"])
+    placed = PlacedParts(read.queues, read.rows, at, at + read.rows["stored_bytes"])
     found = decode_parts(placed, data)
     if found is not None:
-        return [(Sheet(strip, data, lows, found), strip.keys)]
-    return list(_decode_one_by_one(strip, data, lows, where))  # one of them is unusual
+        return [(MultiSectionRun(read, data, lows, found), read.keys)]
+    return list(_decode_one_by_one(read, data, lows, where))  # one of them is unusual
 
 
 def _are_sound(
@@ -440,10 +440,10 @@ def _are_sound(
 
 
 def _decode_one_by_one(
-    strip: Strip, data: memoryview, lows: Sequence[int], where: str
+    read: MultiSectionRead, data: memoryview, lows: Sequence[int], where: str
 ) -> Iterator[tuple[Run, Sequence[Key]]]:
-    parts = Parts(strip.rows, [strip.bundle] * len(strip))
-    for part, queue, key, low in zip(parts, strip.queues, strip.keys, lows, strict=True):
+    parts = Parts(read.rows, [read.bundle] * len(read))
+    for part, queue, key, low in zip(parts, read.queues, read.keys, lows, strict=True):
         at = low + part.section.items_at
         with suppress(DataError):
             raw = data[at : at + part.count * ITEM_BYTES]
@@ -456,10 +456,10 @@ def _decode_one_by_one(
 
 # -- cache
 
-Thing: TypeAlias = Run | PartLayout | Sheet
+Thing: TypeAlias = Run | PartLayout | MultiSectionRun
 
 
-class Shelf(IntEnum):
+class LruList(IntEnum):
     """Where an entry stands."""
 
     UNREAD = 0
@@ -476,6 +476,6 @@ class Cached(Generic[V]):
     keys: Sequence[Hashable]  # under which it is found
     size_bytes: int  # what it takes
     used_s: float = 0.0  # when it was put, or last used
-    shelf: Shelf = Shelf.UNREAD  # where it stands
+    lru_list: LruList = LruList.UNREAD  # where it stands
     owner: object = None  # for whom it was read ahead
     is_here: bool = False  # false once it has been dropped

@@ -1,11 +1,11 @@
 """Which requests are sent, when, and what becomes of those who asked: decisions only, no clock, no thread, no store.
 
-Overview. Each wish (``ask``) is for a *range*; equal wishes share it. Ranges wait in two *lanes*, what is waited for
+Overview. Each wish (``ask``) is for a *range*; equal wishes share it. Ranges wait in two *queues*, what is waited for
 now before read-ahead, streams in turn within each. When a slot, bytes and tokens are free the next one is sent as a
-*request*, with its neighbours of the same lane. A slow request is attempted a second time. Every method takes the
+*request*, with its neighbours of the same queue. A slow request is attempted a second time. Every method takes the
 moment and leaves what is to be done in ``effects``; ``fetcher.transfers`` does it.
 
-Ordering. First come, first served within a stream and a lane. What does not fit (bytes, tokens) holds up all behind
+Ordering. First come, first served within a stream and a queue. What does not fit (bytes, tokens) holds up all behind
 it, so that a large request is never starved by small ones; a single one larger than the limit passes alone.
 
 Ends. A wish ends exactly once: whoever takes it out of its range (``Asked.piece`` becomes None) decides its end. A

@@ -7,11 +7,11 @@ Window
     expires unread, or that had to make room unread, halves it. A reader that goes elsewhere begins again at the minimum.
     (TCP Tahoe, by way of RocketMQ's design for its tiered store: there the step is the client's batch size.)
 
-Sweep
-    The sections of a round lie side by side in bundles. Who reads one queue asks for its section alone. Who reads many (a
-    *sweep*) will want the neighbours too, so they come with the same request. Which neighbours do is decided by
+Neighbours
+    The sections of a round lie side by side in bundles. A reader of one queue asks for its section alone. A reader of many
+    queues will want the neighbouring sections too, so they come with the same request. Which of them do is decided by
     ``fetcher.requests.plan_merge``, as for all requests: small gaps, no more in vain than is wanted, and a size: a quarter
-    of the cache, divided among the bundles that the sweep goes through. So there is room for a request of every bundle at
+    of the cache, divided among the bundles that its queues go through. So there is room for a request of every bundle at
     once (records take about twice their size while they are kept), and nothing is dropped unread, whether queues are read
     one after the other, which goes through all bundles for the first, or in turn, which goes from one to the next.
 
@@ -23,14 +23,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from fetcher.requests import plan_merge
-from fetcher.runs import INDEX, PART_BYTES, Key, Run, Strip
+from fetcher.runs import INDEX, PART_BYTES, Key, MultiSectionRead, Run
 from tiered.format.bundle import BLOCK_BYTES
 from tiered.format.items import ITEM_BYTES
 from tiered.log.parts import PART
@@ -106,30 +106,6 @@ def plan_pieces(
 # -- streams
 
 
-class Beside(Protocol):
-    """What lies beside what is asked for (``fetcher.window``)."""
-
-    def beside(self, part: Part, is_known: Callable[[Key], bool]) -> list[tuple[Stream, Part]]:
-        """What comes along with a part."""
-        ...
-
-    def strip(self, part: Part, is_known: Callable[[Key], bool]) -> Strip | None:
-        """What comes along with a plain part and is plain as well; None: nothing."""
-        ...
-
-    def stream(self, queue: MessageQueue) -> Stream | None:
-        """The reader of a queue, if it is one of this sweep that has not done."""
-        ...
-
-    def leave(self, stream: Stream) -> bool:
-        """A reader has done; whether all have."""
-        ...
-
-    def leave_out(self, key: str) -> None:
-        """Ask for nothing of a bundle together any more: something of it is damaged."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class Stream:
     """A reader that goes through a queue, in order as a rule. Its owner holds a lock around it."""
@@ -154,7 +130,7 @@ class Stream:
     leapt_to: int = -1  # where it has gone, until it is given something there; else -1
     until: int = -1  # up to where its reader says that it will read; -1: it does not say
     sure_max: int = 0  # bytes of that to read ahead at most; less once some were dropped unread
-    sweep: Beside | None = None  # what its reader reads besides, if it has said so
+    neighbours: Neighbours | None = None  # what its reader reads besides, if it has said so
     ahead_max: int = 0  # bytes to read ahead at most; 0: no limit but the others
     wary: range = range(0)  # queue offsets near damage: no more is asked for than is needed
     paused_s: float = 0.0  # nothing is read ahead before, since that failed; monotonic seconds
@@ -409,7 +385,7 @@ class Readers:
         self._together.clear()
 
 
-# -- sweeps
+# -- reading many queues
 
 KIB = 1024
 _CRC_BYTES: Final = 4
@@ -430,7 +406,7 @@ AHEAD_SECTIONS: Final = 2
 
 
 class Member(NamedTuple):
-    """A queue of a sweep."""
+    """One of the queues that a reader reads."""
 
     stream: Stream  # its reader
     view: LifeView  # what is read
@@ -452,7 +428,7 @@ class _Row:
     is_plain: list[bool]
 
 
-class Sweep:
+class Neighbours:
     """Where the sections of many queues lie in bundles, so that one reader's request takes along what others will want."""
 
     def __init__(self, members: Sequence[Member], settings: FetchSettings) -> None:
@@ -479,8 +455,8 @@ class Sweep:
         numbers.remove(at)
         return [(self._members[row.members[n]].stream, self._part(row, n)) for n in numbers]
 
-    def strip(self, part: Part, is_known: Callable[[Key], bool]) -> Strip | None:
-        """What is worth taking along with ``part``, which is asked for and is one of the strip."""
+    def multi_read(self, part: Part, is_known: Callable[[Key], bool]) -> MultiSectionRead | None:
+        """What is worth taking along with ``part``, which is asked for and is among it."""
         found = self._find(part)
         if found is None or not found[0].is_plain[found[1]]:
             return None
@@ -490,12 +466,14 @@ class Sweep:
             return None
         queues = [self._members[row.members[n]].stream.queue for n in numbers]
         keys = [row.keys[n] for n in numbers]
-        return Strip(part.bundle, numbers.index(at), queues, row.rows[numbers], keys)
+        return MultiSectionRead(part.bundle, numbers.index(at), queues, row.rows[numbers], keys)
 
     def stream(self, queue: MessageQueue) -> Stream | None:
+        """The reader of a queue; None: it has done, or is not one of these."""
         return self._streams.get(queue)
 
     def leave(self, stream: Stream) -> bool:
+        """A reader has done; whether all have."""
         if self._streams.get(stream.queue) is stream:
             del self._streams[stream.queue]
         return not self._streams

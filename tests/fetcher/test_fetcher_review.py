@@ -16,7 +16,7 @@ from support.transfers import HeldExecutor
 
 from backends.errors import UnavailableError
 from backends.wrapping import MeteredStore, WrappingStore
-from fetcher.claims import PARTS_MAX
+from fetcher.fetch_plan import PARTS_MAX
 from fetcher.limits import WindowLimits
 from fetcher.runs import Run
 from tiered.clock import ManualClock, SystemClock

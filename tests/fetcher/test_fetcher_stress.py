@@ -251,10 +251,10 @@ def settled(fetcher: TieredMessageFetcher, store: Unlucky, world: World) -> None
     """When nothing more is asked for, nothing is left on its way; and what is there can be read from end to end."""
     store.is_calm = True
     until_s = time.monotonic() + 5
-    while (fetcher._stock._loads or is_busy(fetcher)) and time.monotonic() < until_s:
+    while (fetcher._stock._fetches or is_busy(fetcher)) and time.monotonic() < until_s:
         fetcher.tick()
         time.sleep(0.01)
-    assert not fetcher._stock._loads
+    assert not fetcher._stock._fetches
     assert not fetcher._stock._waiting
     assert fetcher.stats().reserved_bytes == 0
     assert not is_busy(fetcher)

@@ -25,7 +25,7 @@ from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from fetcher import buffers as module
 from fetcher.buffers import STEP_BYTES, Memory
-from fetcher.claims import plan_claims
+from fetcher.fetch_plan import plan_fetches
 from fetcher.limits import FetchSettings, TransferLimits, WindowLimits
 from fetcher.requests import DeadlineError
 from fetcher.runs import PartLayout, run_bytes
@@ -203,11 +203,11 @@ def test_room_is_claimed_for_what_is_read_though_hostile_records_overlap():
     known = SimpleNamespace(layout=lambda _: layout, is_known=lambda _: False)
     limits = FetchSettings(block_bytes=64 * KIB, piece_bytes=64 * KIB)
     view = SimpleNamespace(parts_from=lambda _: [part], life=SimpleNamespace(log_end=part.log_end))
-    plan = plan_claims(view, QueueOffset(0), size, known, limits)  # type: ignore[arg-type]
-    assert len(plan.claims) > 2
-    for claim in plan.claims:
-        begin, end = layout.span(claim.blocks)
-        assert claim.size_bytes >= run_bytes(end - begin, len(layout.items_of(claim.blocks)))
+    plan = plan_fetches(view, QueueOffset(0), size, known, limits)  # type: ignore[arg-type]
+    assert len(plan.requests) > 2
+    for request in plan.requests:
+        begin, end = layout.span(request.blocks)
+        assert request.size_bytes >= run_bytes(end - begin, len(layout.items_of(request.blocks)))
 
 
 class Pinned:

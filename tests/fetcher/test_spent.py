@@ -8,11 +8,11 @@ from support.tiers import QUEUE, TierBuilder
 from backends.wrapping import MeteredStore
 from fetcher.cache import ByteCache
 from fetcher.limits import WindowLimits
-from fetcher.runs import Cached, Shelf
+from fetcher.runs import Cached, LruList
 from tiered.model import QueueOffset
 
 KIB = 1024
-SECONDS = dict.fromkeys(Shelf, 10.0)
+SECONDS = dict.fromkeys(LruList, 10.0)
 
 
 def of_some_mib() -> TierBuilder:

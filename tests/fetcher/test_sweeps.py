@@ -17,9 +17,10 @@ from support.transfers import HeldExecutor
 from zlib_ng.zlib_ng import crc32
 
 from backends.wrapping import MeteredStore
-from fetcher.cache import Job, Load
-from fetcher.runs import INDEX, Sheet, Strip, decode_strip, key_of
-from fetcher.window import Sweep
+from fetcher.cache import Fetch
+from fetcher.fetch_plan import whole_part
+from fetcher.runs import INDEX, MultiSectionRead, MultiSectionRun, decode_together, key_of
+from fetcher.window import Neighbours, Stream
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.log.decode import PlacedParts, TierBatch, decode_parts
@@ -255,7 +256,11 @@ def test_what_somebody_begins_to_wait_for_while_it_is_asked_for_is_not_forgotten
     """It was once: nobody asked for it, its room stayed reserved, and who waited for it did so until the deadline."""
     many = Many(2, 1)
     fetcher = fetcher_of(many.builder.store)
-    first, second = Load[list[memoryview]]("a", True, 0), Load[list[memoryview]]("b", False, 0)
+    streams = [Stream("g", queue, fetcher.settings.window) for queue in many.queues]
+    first, second = (
+        Fetch(whole_part(part, fetcher.settings), stream, stream is streams[0])
+        for part, stream in zip(many.parts[0], streams, strict=True)
+    )
     ask_all = fetcher.transfers.ask_all
 
     def hurrying(wanted: Any, *, urgent: bool) -> Any:
@@ -263,11 +268,7 @@ def test_what_somebody_begins_to_wait_for_while_it_is_asked_for_is_not_forgotten
         return ask_all(wanted, urgent=urgent)
 
     fetcher.transfers.ask_all = hurrying  # type: ignore[method-assign]
-    jobs = [
-        Job(load, (part.index,), list, lambda _: None)
-        for load, part in zip((first, second), many.parts[0], strict=True)
-    ]
-    fetcher._stock._loader.begin(jobs)
+    fetcher._stock.begin([first, second])
     assert first.future.done()
     assert second.future.done()
     fetcher.close()
@@ -401,11 +402,11 @@ def test_no_crumb_is_left_between_two_requests(unknown: int, comes: int):
     many.expect(fetcher, many.queues)
     cursor = fetcher.tier.cursor(many.queues[0])
     stream = fetcher._readers.announce(("g", cursor.queue, cursor.history))
-    assert isinstance(stream.sweep, Sweep)
+    assert isinstance(stream.neighbours, Neighbours)
     known = {key_of(part, INDEX) for part in many.parts[0][unknown:]}
-    strip = stream.sweep.strip(many.parts[0][0], known.__contains__)
-    assert strip is not None
-    assert len(strip) == comes
+    multi_read = stream.neighbours.multi_read(many.parts[0][0], known.__contains__)
+    assert multi_read is not None
+    assert len(multi_read) == comes
     fetcher.close()
 
 
@@ -456,8 +457,8 @@ def test_who_leaves_does_not_take_along_what_came_for_others():
     cursors = [fetcher.tier.cursor(queue) for queue in many.queues]
     fetcher.expect("g", [(cursor, cursor.low, cursor.end) for cursor in cursors])
     stock = fetcher._stock
-    (load,) = {id(load): load for load in stock._loads.values()}.values()
-    assert len(load.streams) == 6
+    (fetch,) = {id(one): one for one in stock._fetches.values()}.values()
+    assert len(fetch.streams) == 6
     fetcher.forget("g", many.queues[0])
     pending.run()
     assert stock.cache.held_bytes > 6 * 10 * 1000
@@ -506,14 +507,16 @@ def test_i8_what_came_with_a_larger_request_keeps_no_more_in_memory_than_it_is_c
         with stock.lock:
             stream = fetcher._readers.make(("g", queue, cursor.history), 0.0)
             view = fetcher.tier.view(queue, cursor.life)
-            begun += stock.claim(stream, view, QueueOffset(0), 16 * KIB)
+            begun += stock.prepare(stream, view, QueueOffset(0), 16 * KIB)
     stock.begin(begun)
     assert fetcher.transfers.stats.coalesced, "they came together"
     pending.run_all()
-    sheets = {id(x): x for x in stock.cache._entries.values() if isinstance(x.value, Sheet)}
-    assert len(sheets) == 2
-    for entry in sheets.values():
-        assert isinstance(entry.value, Sheet)
+    multi_runs = {
+        id(x): x for x in stock.cache._entries.values() if isinstance(x.value, MultiSectionRun)
+    }
+    assert len(multi_runs) == 2
+    for entry in multi_runs.values():
+        assert isinstance(entry.value, MultiSectionRun)
         assert memoryview(entry.value._data.obj).nbytes <= 1.2 * entry.size_bytes
     fetcher.close()
 
@@ -533,8 +536,10 @@ def test_items_that_are_not_in_the_order_of_their_records_are_refused_together_a
     end = at + parts[0].count * 20
     rows["crc"][0] = crc32(bytes(data[low:end]))
     keys = [key_of(part, INDEX) for part in parts]
-    strip = Strip(parts[0].bundle, 0, many.queues, rows, keys)
-    found = decode_strip(strip, memoryview(bytes(data))[strip.start : strip.end], PREFIX)
+    multi_read = MultiSectionRead(parts[0].bundle, 0, many.queues, rows, keys)
+    found = decode_together(
+        multi_read, memoryview(bytes(data))[multi_read.start : multi_read.end], PREFIX
+    )
     assert [list(some) for _, some in found] == [[keys[1]]]
 
 
@@ -601,12 +606,14 @@ def test_whatever_readers_do_all_is_counted_and_each_gets_his_own(seed: int):
         things = {id(thing): thing for thing in cache._entries.values()}.values()
         assert cache.held_bytes == sum(thing.size_bytes for thing in things) <= cache.bytes_max
         assert cache.reserved_bytes == 0
-        for sheet in [thing.value for thing in things if isinstance(thing.value, Sheet)]:
-            assert sheet.unread == len(sheet.unread_places())
+        for multi_run in [
+            thing.value for thing in things if isinstance(thing.value, MultiSectionRun)
+        ]:
+            assert multi_run.unread == len(multi_run.unread_places())
     for group in groups:
         fetcher.forget(group)
     clock.advance(200)
     fetcher.tick()
     assert (cache.held_bytes, cache._unread_bytes, cache._spent_bytes) == (0, 0, 0)
-    assert not fetcher._stock._loads
+    assert not fetcher._stock._fetches
     fetcher.close()

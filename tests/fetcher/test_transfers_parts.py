@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.limits import TransferLimits
-from fetcher.requests import Arrivals, Deadlines, Lane, Range, plan_merge
+from fetcher.requests import Arrivals, Deadlines, Range, RangeQueue, plan_merge
 from fetcher.transfer_state import TokenBucket
 from tiered.errors import InvalidError
 
@@ -109,7 +109,7 @@ def test_a_merge_holds_what_it_says(rows: list[tuple[int, int]], data: st.DataOb
 
 def test_lane_pays_by_stream():
     """A stream whose piece came with another's request waits longer for its next one."""
-    lane = Lane(gap_bytes=0)
+    queue = RangeQueue(gap_bytes=0)
     pieces = [
         Range("k", 0, 10, "a", False, 1),
         Range("k", 10, 40, "b", False, 2),
@@ -118,25 +118,25 @@ def test_lane_pays_by_stream():
         Range("z", 0, 10, "a", False, 5),
     ]
     for piece in pieces:
-        lane.push(piece)
-    assert lane.head() is pieces[0]
-    assert lane.take(pieces[0], 100) == (pieces[:2], 0, 40)
+        queue.push(piece)
+    assert queue.head() is pieces[0]
+    assert queue.take(pieces[0], 100) == (pieces[:2], 0, 40)
     order = []
-    while (piece := lane.head()) is not None:
-        lane.take(piece, 100)
+    while (piece := queue.head()) is not None:
+        queue.take(piece, 100)
         order.append(piece)
     assert order == [pieces[3], pieces[4], pieces[2]]
-    assert not lane._places
+    assert not queue._places
 
 
 def test_lane_forgets():
-    lane = Lane(gap_bytes=0)
+    queue = RangeQueue(gap_bytes=0)
     pieces = [Range("k", number, number + 1, "a", False, number) for number in range(3)]
     for piece in pieces:
-        lane.push(piece)
-    lane.remove(pieces[1])
-    assert lane.take(pieces[0], 100) == (pieces[:1], 0, 1), "a hole, and the gap is 0"
-    assert len(lane) == 1
+        queue.push(piece)
+    queue.remove(pieces[1])
+    assert queue.take(pieces[0], 100) == (pieces[:1], 0, 1), "a hole, and the gap is 0"
+    assert len(queue) == 1
 
 
 def test_deadlines_in_order():

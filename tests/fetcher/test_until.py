@@ -12,7 +12,7 @@ from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
 from backends.wrapping import MeteredStore
-from fetcher.claims import plan_claims
+from fetcher.fetch_plan import plan_fetches
 from fetcher.limits import WindowLimits
 from fetcher.runs import INDEX, PartLayout, key_of
 from fetcher.window import Stream
@@ -183,9 +183,9 @@ def test_of_a_part_that_comes_whole_no_index_is_asked_for_by_itself():
     fetcher = fetcher_of(large(parts=8).store)  # parts of 2 MB
     view = view_of(fetcher)
     for window in range(2 << 20, 9 << 20, 256 * KIB):
-        plan = plan_claims(view, view.parts[0].queue_offset, window, Here({}), fetcher.settings, until=320)  # fmt: skip
-        assert all(claim.blocks for claim in plan.claims)
-        assert len(plan.claims) >= window // (2 << 20)
+        plan = plan_fetches(view, view.parts[0].queue_offset, window, Here({}), fetcher.settings, until=320)  # fmt: skip
+        assert all(request.blocks for request in plan.requests)
+        assert len(plan.requests) >= window // (2 << 20)
 
 
 def test_the_index_of_the_next_large_part_is_asked_for_one_window_before_the_reader_needs_it():
@@ -199,8 +199,8 @@ def test_the_index_of_the_next_large_part_is_asked_for_one_window_before_the_rea
         (80, -1, 4 << 20, 0),  # nobody knows
         (80, 540, 8 << 20, 2),
     ):
-        plan = plan_claims(view, QueueOffset(start), window, here, fetcher.settings, until=until)
-        indexes = [claim.part.queue_offset for claim in plan.claims if not claim.blocks]
+        plan = plan_fetches(view, QueueOffset(start), window, here, fetcher.settings, until=until)
+        indexes = [request.part.queue_offset for request in plan.requests if not request.blocks]
         assert indexes == [180, 360][:asks], (start, until, window)
         assert plan.asked <= view.parts[1].log_offset
 
@@ -209,11 +209,11 @@ def test_a_crumb_comes_with_what_is_asked_for_next():
     fetcher = fetcher_of(large(parts=1, each=360).store)  # of 18 MB
     view = view_of(fetcher)
     here = Here({0: layout_of(fetcher, view.parts[0])})
-    plan = plan_claims(view, QueueOffset(0), 9 << 20, here, fetcher.settings, until=360)
-    assert len(plan.claims) == 2
+    plan = plan_fetches(view, QueueOffset(0), 9 << 20, here, fetcher.settings, until=360)
+    assert len(plan.requests) == 2
     assert 7 << 20 <= plan.asked <= 8 << 20
-    unsure = plan_claims(view, QueueOffset(0), 9 << 20, here, fetcher.settings)
-    assert len(unsure.claims) == 3
+    unsure = plan_fetches(view, QueueOffset(0), 9 << 20, here, fetcher.settings)
+    assert len(unsure.requests) == 3
     assert unsure.asked >= 9 << 20
 
 

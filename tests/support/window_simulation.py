@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fetcher.cache import ByteCache
 from fetcher.limits import WindowLimits  # noqa: TC001
-from fetcher.runs import Cached, Shelf
+from fetcher.runs import Cached, LruList
 from fetcher.window import grown, halved, plan_pieces, wants_more
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Simulation:
         self.now_s = 0.0
         self.readers: list[Reader] = []
         self.cache: ByteCache[Piece] = ByteCache(
-            cache_bytes, {Shelf.UNREAD: unread_s, Shelf.READ: read_s, Shelf.INDEX: read_s}
+            cache_bytes, {LruList.UNREAD: unread_s, LruList.READ: read_s, LruList.INDEX: read_s}
         )
         self.held_max = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -199,7 +199,7 @@ class Simulation:
 
     def _deliver(self, reader: Reader, entry: Cached[Piece], size: int) -> None:
         given = min(size, entry.value.end - reader.place)
-        if entry.shelf is Shelf.UNREAD:
+        if entry.lru_list is LruList.UNREAD:
             reader.unread -= entry.size_bytes
         self.cache.use(entry, self.now_s)
         is_hungry = reader.unread <= given or not self.policy.grows_hungry
@@ -272,7 +272,7 @@ class Simulation:
 
     def _drop_left(self, reader: Reader) -> None:
         for entry in reader.here:
-            if entry.is_here and entry.shelf is Shelf.UNREAD:
+            if entry.is_here and entry.lru_list is LruList.UNREAD:
                 reader.unread -= entry.size_bytes
                 self.cache.drop(entry)
         reader.here.clear()

@@ -1,4 +1,4 @@
-"""What to ask for next: claims along the parts of a queue. Pure.
+"""What to ask for next: requests along the parts of a queue. Pure.
 
 The walk begins where the reader stands and goes on, across parts and segments, until the window is full. A part that fits
 wholly into what is left of the window, or whose section is small, is asked for whole: one request. Of a larger one the
@@ -56,7 +56,7 @@ class Known(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class FetchRequest:
     """One thing to ask for."""
 
     part: Part
@@ -75,21 +75,21 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class WidePlan:
-    """Several neighbouring sections are read whole, with one request; whoever gets the bytes checks them."""
+    """Several neighbouring sections are read whole, with one request; their receiver checks the bytes."""
 
     key: str  # of their bundle
     ranges: tuple[ByteRange]  # one
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimPlan:
+class FetchPlan:
     """What to ask for, in order, and the log offset up to which all is then here or on its way."""
 
-    claims: list[Claim]
+    requests: list[FetchRequest]
     asked: LogOffset
 
 
-def plan_claims(
+def plan_fetches(
     view: LifeView,
     start: QueueOffset,
     window: int,
@@ -97,7 +97,7 @@ def plan_claims(
     settings: FetchSettings,
     *,
     until: int = -1,
-) -> ClaimPlan:
+) -> FetchPlan:
     """Plan what a reader needs.
 
     Args:
@@ -105,7 +105,7 @@ def plan_claims(
         until: Everything before this queue offset will be read: a part of it that is no larger than a piece is asked for
             whole, a little beyond the window or with the next plan, rather than its index now and its records in pieces.
     """
-    claims: list[Claim] = []
+    requests: list[FetchRequest] = []
     asked = view.life.log_end
     left = window
     sure = _Sure(start, until, window, settings)
@@ -117,25 +117,25 @@ def plan_claims(
                 asked = part.log_offset
                 break
             if left <= 0 or not (is_one or _fits(part, left, settings)):
-                claims += _indexes_ahead(view, part, left, known, sure)
+                requests += _indexes_ahead(view, part, left, known, sure)
                 asked = part.log_offset
                 break
             if not known.is_known(key_of(part, INDEX)):
-                claims.append(whole_claim(part, settings))
+                requests.append(whole_part(part, settings))
             left -= max(part.log_bytes, PART_BYTES)
         elif left <= 0:
             asked = part.log_offset
             break
         else:
-            found, asked = _block_claims(layout, left, known, sure)
-            claims += found
+            found, asked = _blocks_wanted(layout, left, known, sure)
+            requests += found
             left -= max(asked - layout.bounds[_first(layout, start)], PART_BYTES)
             if asked < part.log_end:
                 left = min(left, 0) - (part.log_end - asked)
-                claims += _indexes_behind(view, part, left, known, sure)
+                requests += _indexes_behind(view, part, left, known, sure)
                 break
         asked = part.log_end
-    return ClaimPlan(claims, asked)
+    return FetchPlan(requests, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class _Sure:
 
 def _indexes_behind(
     view: LifeView, part: Part, left: int, known: Known, sure: _Sure
-) -> list[Claim]:
-    """Claims for the indexes behind a part that ends so far behind the window (0 or less), if they will surely be wanted."""
+) -> list[FetchRequest]:
+    """Requests for the indexes behind a part that ends so far (0 or less) behind the window, if they are surely read."""
     if left + sure.look_bytes(part) <= 0:
         return []
     behind = view.part_at(part.queue_end)
@@ -169,19 +169,21 @@ def _indexes_behind(
     return _indexes_ahead(view, behind, left, known, sure)
 
 
-def _indexes_ahead(view: LifeView, part: Part, left: int, known: Known, sure: _Sure) -> list[Claim]:
-    """Claims for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
-    claims = []
+def _indexes_ahead(
+    view: LifeView, part: Part, left: int, known: Known, sure: _Sure
+) -> list[FetchRequest]:
+    """Requests for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
+    requests = []
     left += sure.look_bytes(part)
     for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
         is_here = known.layout(one) is not None or known.is_known(key_of(one, INDEX))
         is_whole = sure.is_one(one) or _is_small(one, sure.settings)
         if not (is_here or is_whole or block_count(one, sure.settings.block_bytes) == 1):
-            claims.append(_index_claim(one, sure.settings))
+            requests.append(_index_alone(one, sure.settings))
         left -= max(one.log_bytes, PART_BYTES)
         if left <= 0:
             break
-    return claims
+    return requests
 
 
 def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
@@ -195,8 +197,8 @@ def _is_small(part: Part, settings: FetchSettings) -> bool:
     return is_short and part.log_bytes <= max(settings.piece_bytes, WHOLE_AT_ONCE_BYTES)
 
 
-def _index_claim(part: Part, settings: FetchSettings) -> Claim:
-    return Claim(part, (key_of(part, INDEX),), _layout_room(part, settings), range(0), None)
+def _index_alone(part: Part, settings: FetchSettings) -> FetchRequest:
+    return FetchRequest(part, (key_of(part, INDEX),), _layout_room(part, settings), range(0), None)
 
 
 def _layout_room(part: Part, settings: FetchSettings) -> int:
@@ -205,22 +207,22 @@ def _layout_room(part: Part, settings: FetchSettings) -> int:
     )
 
 
-def whole_claim(part: Part, settings: FetchSettings) -> Claim:
-    """A claim for all of a part."""
+def whole_part(part: Part, settings: FetchSettings) -> FetchRequest:
+    """A request for all of a part."""
     blocks = range(block_count(part, settings.block_bytes))
     keys = (*(key_of(part, block) for block in blocks), key_of(part, INDEX))
     size_bytes = room_of(part.log_bytes, part.count) + _layout_room(part, settings)
-    return Claim(part, keys, size_bytes, blocks, None)
+    return FetchRequest(part, keys, size_bytes, blocks, None)
 
 
 def _first(layout: PartLayout, start: QueueOffset) -> int:
     return layout.block_of(start) if start > layout.items.start else 0
 
 
-def _block_claims(
+def _blocks_wanted(
     layout: PartLayout, left: int, known: Known, sure: _Sure
-) -> tuple[list[Claim], LogOffset]:
-    """Claims for the blocks of a part from where the reader stands, and where they end."""
+) -> tuple[list[FetchRequest], LogOffset]:
+    """Requests for the blocks of a part from where the reader stands, and where they end."""
     part, first, settings = layout.part, _first(layout, sure.start), sure.settings
     bounds = layout.bounds
     end = bisect_left(bounds, bounds[first] + left)
@@ -239,12 +241,12 @@ def _block_claims(
         last = pieces[-1]
         if 2 * sum(sizes[last.start : last.stop]) < settings.piece_bytes:
             end = first + pieces.pop().start  # a crumb: it comes with what will be asked for next
-    claims = []
+    requests = []
     for piece in pieces:
         blocks = range(first + piece.start, first + piece.stop)
         begin, span_end = layout.span(blocks)  # more than the blocks, where records overlap
         size_bytes = room_of(span_end - begin, len(layout.items_of(blocks)))
-        claims.append(
-            Claim(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
+        requests.append(
+            FetchRequest(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
         )
-    return claims, LogOffset(bounds[end])
+    return requests, LogOffset(bounds[end])
