@@ -218,7 +218,7 @@ class _Rows:
                 return False
             end = at + len(bundles)
             if end > len(self.rows):
-                # Into a new array: whoever looks at the old one goes on doing so.
+                # Into a new array: readers of the old one keep it as it was.
                 room = bytearray(max(end, at + at // 2 + _SPARE) * PART.itemsize)
                 room[: at * PART.itemsize] = self.rows[:at].tobytes()
                 self._room, self.rows = room, np.frombuffer(room, PART)
@@ -677,7 +677,7 @@ def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) 
 def encode_columns(parts: Iterable[Parts]) -> dict[str, Any]:
     """Many rows of parts as JSON: their bundles once, and each column packed by itself.
 
-    So whoever reads it holds the rows and one column more, however many there are.
+    So a reader holds the rows and one column more, however many parts there are.
     """
     number: dict[Bundle, int] = {}
     several = list(parts)
