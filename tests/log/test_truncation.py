@@ -12,7 +12,7 @@ from support.bundles import merge_action
 
 from tests.log.test_state import EPOCH, MACHINE, QUEUE, add, gap, life, part, replay
 from tiered.journal.entry import Entry
-from tiered.log.parting import first_difference
+from tiered.log.divergence import first_difference
 from tiered.log.parts import Parts, queue_action
 from tiered.log.truncation import Head, head_of, is_tail, rest_of
 from tiered.log.verify_report import check_state

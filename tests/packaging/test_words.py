@@ -20,6 +20,8 @@ INSTEAD = {
     r"(?<!there )is no (size|plan|time|tier|store|number)": "is not a",
     r"what never was": "what never existed",
     r"who (was|has) (killed|died)": "a process that",
+    r"partings?": "divergence",
+    r"(shelf|shelves)": "LRU list",
 }
 """Each on the left is not English, or is a word of ours for what the field calls as on the right."""
 
