@@ -321,7 +321,7 @@ class TieredMessageFetcher:
         if start not in stream.wary:
             least = min(bytes_max, self.settings.piece_bytes, self._share())
             try:
-                window = max(self._window(stream), least)
+                window = max(stream.aim(self._share()), least)
                 return self._obtain(stream, view, part, start, window, deadline_s)
             except DataError:
                 with self._stock.lock:
@@ -353,10 +353,6 @@ class TieredMessageFetcher:
     def _share(self) -> int:
         """Of half the cache, for each reader."""
         return self.settings.cache_bytes // (2 * max(len(self._readers), 1))
-
-    def _window(self, stream: Stream) -> int:
-        """How far to read ahead: the stream's own window, but no more than its share of half the cache."""
-        return stream.aim(self._share())
 
     def _ahead(self, stream: Stream, now_s: float) -> Sequence[Fetch]:
         """What to read ahead for a stream now; with the lock held."""
