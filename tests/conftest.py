@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from support.servers import S3Server, run_minio, run_ministack, run_moto
+from support.servers import S3Server, run_minio, run_ministack, run_moto, use_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,13 +95,3 @@ def moto_environment(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Serve
     """moto, found through the environment."""
     use_server(moto, monkeypatch)
     return moto
-
-
-def use_server(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the environment name ``server`` and hide what else this machine knows of AWS."""
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, "/nonexistent")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)

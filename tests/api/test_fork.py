@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
+from support.servers import use_server
 
 import tiered
 from tests.e2e import harness

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import use_server
+from support.servers import use_server
 
 from tests.archive.shop import Shop, make
 from tests.e2e import harness

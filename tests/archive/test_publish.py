@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import use_server
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.types import StringType
+from support.servers import use_server
 from support.tiers import QUEUE, TIME_MS, TierBuilder
 
 from backends.registry import open_store

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import use_server
 from pyiceberg.catalog import load_catalog
+from support.servers import use_server
 
 from backends.errors import ObjectNotFoundError
 from backends.registry import open_store

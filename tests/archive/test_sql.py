@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from conftest import use_server
+from support.servers import use_server
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
+from support.servers import use_server
 
 from backends.registry import open_store
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
 from support.faultproxy import FaultProxy
-from support.servers import S3Server
+from support.servers import S3Server, use_server
 
 import backends.wrapping
 

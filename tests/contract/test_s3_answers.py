@@ -77,7 +77,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    from conftest import use_server
+    from support.servers import use_server
 
     made = Server()
     use_server(S3Server("ruled", made.url, "key", "secret-key"), monkeypatch)

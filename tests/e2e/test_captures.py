@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import use_server
-from support.servers import S3Server
+from support.servers import S3Server, use_server
 
 from tests.e2e import harness
 from tests.e2e.harness import cat, here

@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
-from support.servers import S3Server
+from support.servers import S3Server, use_server
 
 from tests.e2e import harness
 from tests.e2e.growing import Growing, first_ms

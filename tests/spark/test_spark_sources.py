@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import use_server
 from support import tiers
+from support.servers import use_server
 from support.tiers import QUEUE
 
 from backends.registry import open_store

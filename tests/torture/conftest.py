@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
+from support.servers import use_server
 
 from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
 from tests.torture.places import url_of

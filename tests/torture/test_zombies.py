@@ -8,8 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
-from support.servers import S3Server
+from support.servers import S3Server, use_server
 
 from tests.torture import zombies
 from tests.torture.places import url_of
