@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.servers import use_server
+from support.shop import Shop, make
 
-from tests.archive.shop import Shop, make
 from tests.e2e import harness
 from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
 from tests.e2e.harness import here

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import archive, check, is_shared, keys, rows, workshop
+from support.archives_made import loaded
+from support.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 from support.tiers import QUEUE, TierBuilder, record_of
 from zlib_ng import zlib_ng
 
 from backends.local import LocalFolderStore
-from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
-from tests.archive.jobs import archive, check, is_shared, keys, rows, workshop
-from tests.archive.made import loaded
 from tests.archive.test_jobs import Damaged
 from tiered.archive import duck
 from tiered.archive.audit import read_log, verify_archive

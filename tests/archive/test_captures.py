@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pandas as pd
 import pytest
+from support.archive_rows import files, folder, read_all, rows_of, said_by_archive, said_by_java
 
-from tests.archive.reading import files, folder, read_all, rows_of, said_by_archive, said_by_java
 from tests.e2e import harness
 from tests.e2e.harness import here
 

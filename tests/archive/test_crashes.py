@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_rows import files, read_all, said_by_archive, said_by_java
 from support.servers import use_server
 
-from tests.archive.reading import files, read_all, said_by_archive, said_by_java
 from tests.e2e.harness import command, environment, here, program
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 

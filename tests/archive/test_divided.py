@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_jobs import bodies, check, rows, workshop
 from support.broken import COUNT as MESSAGES
 from support.broken import SOUND, TOPIC, build
 from support.tiers import QUEUE, TierBuilder
 
-from tests.archive.jobs import bodies, check, rows, workshop
 from tests.e2e.harness import here
 from tiered.archive.engine import local_engine
 from tiered.archive.evidence import Evidence

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import archive, check, keys, rows, workshop
+from support.archives_made import loaded
 from support.tiers import QUEUE, TierBuilder
 
-from tests.archive.jobs import archive, check, keys, rows, workshop
-from tests.archive.made import loaded
 from tests.archive.test_body import tier_of, wishes
 from tests.e2e.harness import here
 from tiered.archive.audit import read_log

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import archive, check, keys, rows, workshop
 from support.bundles import made_part
 from support.tiers import TierBuilder
 
@@ -18,7 +19,6 @@ from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, check, keys, rows, workshop
 from tests.archive.test_plan import COUNT, tier
 from tiered.api.broker_place import Place, choose_place
 from tiered.archive import parquet, task

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import archive, workshop
 from support.environments import ROOT, fetched, python_of
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, workshop
 from tests.archive.test_body import wishes
 from tests.archive.test_publish import KINDS, ORDER, published, table_of
 from tests.e2e.harness import environment

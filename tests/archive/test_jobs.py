@@ -10,15 +10,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.journals import PREFIX
-from support.keyed import KeyedTier, Mail
-from support.merging import merge as merge_tier
-from support.tiers import QUEUE, TIME_MS, TierBuilder
-
-from backends.errors import UnavailableError
-from backends.memory import MemoryStore
-from backends.wrapping import WrappingStore
-from tests.archive.jobs import (
+from support.archive_jobs import (
     all_outcomes,
     archive,
     as_engine,
@@ -29,6 +21,14 @@ from tests.archive.jobs import (
     with_other_messages_behind,
     workshop,
 )
+from support.journals import PREFIX
+from support.keyed import KeyedTier, Mail
+from support.merging import merge as merge_tier
+from support.tiers import QUEUE, TIME_MS, TierBuilder
+
+from backends.errors import UnavailableError
+from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
 from tests.compaction.test_tier import QUEUE as KEYED
 from tests.compaction.test_tier import compact
 from tiered.archive import job, lookup, merging, parquet, spark

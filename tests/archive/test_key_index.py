@@ -6,12 +6,12 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_jobs import alone, index
+from support.archives_made import make_archive
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import alone, index
-from tests.archive.made import make_archive
 from tests.archive.test_lookup import Counting
 from tests.e2e.harness import here
 from tiered.archive import lookup as key_filters

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from support import archive_jobs as jobs
+from support.archive_jobs import workshop
 from support.keyed import KeyedTier, Mail
 
 from backends.memory import MemoryStore
-from tests.archive import jobs
-from tests.archive.jobs import workshop
 from tests.e2e.harness import here, unpack
 from tiered.archive import latest
 from tiered.archive.audit import Repaired, _take_away, harmed_derived

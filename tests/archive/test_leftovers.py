@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from support.archive_jobs import archive, check, index, keys, workshop
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, check, index, keys, workshop
 from tests.archive.test_latest import History
 from tests.archive.test_merge import built, merged, named, seen
 from tiered.archive import job, latest, task

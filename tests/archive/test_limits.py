@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import all_outcomes, archive, as_engine, check, rows, workshop
+from support.archive_rows import files
 from support.bundles import made_part
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import all_outcomes, archive, as_engine, check, rows, workshop
-from tests.archive.reading import files
 from tests.archive.test_jobs import Damaged
 from tests.archive.test_plan import COUNT, tier
 from tests.e2e import harness

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.archives_made import make_archive
+from support.shop import DAY_MS, HOUR_MS
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.made import make_archive
-from tests.archive.shop import DAY_MS, HOUR_MS
 from tests.e2e.harness import here
 from tiered.archive import lookup as module
 from tiered.archive import parquet
@@ -30,9 +30,10 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.shop import Shop
+
     from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
-    from tests.archive.shop import Shop
     from tiered.archive.lookup import FoundRow
 
 

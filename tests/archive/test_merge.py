@@ -10,15 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import (
+    archive,
+    check,
+    is_shared,
+    rows,
+    with_other_messages_behind,
+    workshop,
+)
+from support.archive_rows import files
+from support.archives_made import loaded
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, is_shared, rows, with_other_messages_behind, workshop
-from tests.archive.made import loaded
-from tests.archive.reading import files
 from tests.archive.test_jobs import MIDNIGHT
 from tests.e2e.harness import here, program
 from tiered.api.broker_place import Place

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.archives_made import loaded
 from support.bundles import made_part
 from support.work import calls
 
-from tests.archive.made import loaded
 from tiered.api.broker_place import Place
 from tiered.archive.columns import schema
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action

@@ -14,12 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.types import StringType
-from support.servers import use_server
-from support.tiers import QUEUE, TIME_MS, TierBuilder
-
-from backends.registry import open_store
-from backends.s3_settings import S3Options
-from tests.archive.jobs import (
+from support.archive_jobs import (
     alone,
     archive,
     check,
@@ -27,6 +22,11 @@ from tests.archive.jobs import (
     with_other_messages_behind,
     workshop,
 )
+from support.servers import use_server
+from support.tiers import QUEUE, TIME_MS, TierBuilder
+
+from backends.registry import open_store
+from backends.s3_settings import S3Options
 from tests.archive.test_body import wishes
 from tests.e2e.harness import here
 from tiered.archive import publish as module

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import all_outcomes, archive, as_engine, check, keys, rows, workshop
+from support.archive_rows import files
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
@@ -14,8 +16,6 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import all_outcomes, archive, as_engine, check, keys, rows, workshop
-from tests.archive.reading import files
 from tests.e2e.harness import here, program
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
 from tiered.archive.engine import local_engine

@@ -6,10 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.tiers import QUEUE, TierBuilder
-
-from backends.s3_settings import S3Options
-from tests.archive.jobs import (
+from support.archive_jobs import (
     all_outcomes,
     archive,
     check,
@@ -18,6 +15,9 @@ from tests.archive.jobs import (
     with_other_messages_behind,
     workshop,
 )
+from support.tiers import QUEUE, TierBuilder
+
+from backends.s3_settings import S3Options
 from tests.archive.test_merge import built, merged, named, seen
 from tests.e2e.harness import here
 from tiered.archive.audit import read_log

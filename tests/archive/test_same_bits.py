@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from support.archive_jobs import archive, check, keys, workshop
+from support.bodies import avro
 from zlib_ng import zlib_ng
 
-from tests.archive.bodies import avro
-from tests.archive.jobs import archive, check, keys, workshop
 from tests.archive.test_body import tier_of, wishes
 from tiered.archive.audit import apply_repair, plan_repair, read_log, verify_archive
 from tiered.archive.checked_ranges import with_sums

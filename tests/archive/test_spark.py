@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.catalog import load_catalog
+from support.archive_jobs import as_engine
+from support.archive_rows import read_all, rows_of, said_by_archive, said_by_java
+from support.questions import ANSWERS, QUESTIONS, for_spark
+from support.questions import rows_of as rows_of_answer
 from support.servers import use_server
 
 from backends.errors import ObjectNotFoundError
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import as_engine
-from tests.archive.questions import ANSWERS, QUESTIONS, for_spark
-from tests.archive.questions import rows_of as rows_of_answer
-from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java
 from tests.e2e.harness import here
 from tiered.api.broker_place import choose_place
 from tiered.archive import spark
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.servers import S3Server
+    from support.shop import Shop
 
     from backends.base import ByteRange
     from tests.archive.conftest import Sealed
-    from tests.archive.shop import Shop
     from tiered.archive.engine import Engine
     from tiered.archive.plan import Work
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from support.archive_rows import said_by_java
+from support.spark_processes import PAUSING, SPARK, WORKER, below, job, kill, words_of
 
-from tests.archive.reading import said_by_java
-from tests.archive.spark_processes import PAUSING, SPARK, WORKER, below, job, kill, words_of
 from tests.archive.test_crashes import check
 from tests.e2e.harness import Ran, command, environment, here, until
 

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.spark_processes import EXECUTOR, SPARK, WORKER, job, kill
 
-from tests.archive.spark_processes import EXECUTOR, SPARK, WORKER, job, kill
 from tests.archive.test_crashes import check
 from tests.e2e.harness import here, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.spark_processes import Job
+
     from tests.archive.conftest import Sealed
-    from tests.archive.spark_processes import Job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 CLUSTER = (*SPARK, "--master", "local-cluster[2,1,1024]")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import archive, index, keys, workshop
+from support.archives_made import make_archive
 from support.servers import use_server
 from support.tiers import TierBuilder
 
@@ -19,8 +21,6 @@ from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, index, keys, workshop
-from tests.archive.made import make_archive
 from tests.e2e.harness import here
 from tiered.archive import duck
 from tiered.archive.duck import ask
@@ -31,8 +31,8 @@ from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from support.servers import S3Server
+    from support.shop import Shop
 
-    from tests.archive.shop import Shop
     from tiered.archive.job import Workshop
 
 ODD = ("%RETRY%g", 'quo"ted', "Orders", "orders", "two words", "select")

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.growing import LOG_FILE_BYTES, Growing, first_ms
+from support.live import Attach
 
 from tests.e2e import harness
-from tests.e2e.growing import LOG_FILE_BYTES, Growing, first_ms
 from tests.e2e.harness import cat, here
-from tests.e2e.live import Attach
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.dispatch.settings import DispatchSettings
 

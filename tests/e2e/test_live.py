@@ -9,10 +9,10 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from support import oracle
+from support import live, oracle
+from support.live import Attach, Producer
 
-from tests.e2e import harness, live
-from tests.e2e.live import Attach, Producer
+from tests.e2e import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

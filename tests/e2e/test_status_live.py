@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import oracle
+from support import live, oracle
+from support.fake_store import START_MS, FakeBroker
+from support.live import Attach, Producer
 
-from tests.e2e import harness, live
-from tests.e2e.live import Attach, Producer
-from tests.local.fakebroker import START_MS, FakeBroker
+from tests.e2e import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import oracle
+from support import live, oracle
+from support.live import Attach
 
-from tests.e2e import harness, live
-from tests.e2e.live import Attach
+from tests.e2e import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

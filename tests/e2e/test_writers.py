@@ -1,4 +1,4 @@
-"""Writers that are killed and replaced while their store grows; ``tests/torture/zombies.py`` has those that are paused."""
+"""Writers that are killed and replaced while their store grows; ``tests/support/zombies.py`` has those that are paused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from support.growing import Growing, first_ms
+from support.live import Attach
 from support.servers import S3Server, use_server
 
 from tests.e2e import harness
-from tests.e2e.growing import Growing, first_ms
 from tests.e2e.harness import here
-from tests.e2e.live import Attach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,12 +6,12 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
+from support.growing import LOG_FILE_BYTES, Growing, first_ms
 
 from fetcher.limits import FetchSettings
 from fetcher.statuses import GetStatus as Is
 from fetcher.statuses import Policy, Side
 from tests.e2e import harness
-from tests.e2e.growing import LOG_FILE_BYTES, Growing, first_ms
 from tests.e2e.harness import here
 from tiered.api.local_and_tier import OpenMessageStore, open_message_store
 from tiered.model import MessageQueue

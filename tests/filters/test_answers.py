@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from filters.records import batch_of_properties
+from support.filter_records import batch_of_properties
 
 from fetcher.filters import FilterError, TagFilter, compile_filter
 from fetcher.filters.batch import find_value, mark_of

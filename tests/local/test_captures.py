@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support import following as harness
 
-from tests.local import harness
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

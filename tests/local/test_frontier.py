@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
+from support import following as harness
+from support.fake_store import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 
-from tests.local import harness
-from tests.local.fakebroker import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash

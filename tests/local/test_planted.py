@@ -12,9 +12,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support import following as harness
+from support.fake_store import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 
-from tests.local import harness
-from tests.local.fakebroker import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash

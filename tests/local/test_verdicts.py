@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import following as harness
+from support.fake_store import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
 
-from tests.local import harness
-from tests.local.fakebroker import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
 from tiered.format.properties import tag_hash
 from tiered.format.sysflag import MULTI_TAGS
 from tiered.local.face import HoleReason

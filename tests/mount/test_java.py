@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import oracle
+from support.mounts import MountProcess, tier_of
 
 from tests.e2e import harness
 from tests.e2e.harness import until
-from tests.mount.harness import MountProcess, tier_of
 from tiered.format.fastjson import loads
 from tiered.local.layout import parse_offsets
 

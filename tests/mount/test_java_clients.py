@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from support import oracle
+from support.mounts import Client, MountProcess, tier_of
 
 from tests.e2e import harness
 from tests.e2e.harness import until
-from tests.mount.harness import Client, MountProcess, tier_of
 from tests.mount.test_java import admin
 from tiered.format.fastjson import loads
 from tiered.mount import protocol

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mounts import STORES, mounted, tier_of
 
 from backends.errors import PermissionDeniedError
 from backends.memory import MemoryStore
 from tests.e2e.harness import until
-from tests.mount.harness import STORES, mounted, tier_of
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import FencedError
 from tiered.format.fastjson import loads

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.mounts import Client, Compacted, Mounted, mounted, records
 
 from fetcher.statuses import GetResult, GetStatus, ScanLimits
 from tests.e2e import harness
-from tests.mount.harness import Client, Compacted, Mounted, mounted, records
 from tiered.clock import ManualClock
 from tiered.format.remoting import ANSWER, Command, encode
 from tiered.model import QueueOffset

@@ -7,10 +7,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.mounts import Client, Mounted, mounted, records
 from support.oracle import free_ports
 
 from tests.e2e import harness
-from tests.mount.harness import Client, Mounted, mounted, records
 from tiered.errors import InvalidError
 from tiered.format.remoting import Command, Form
 from tiered.model import MessageQueue

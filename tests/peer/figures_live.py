@@ -171,8 +171,9 @@ class Bench:
 
     @contextmanager
     def _attach(self, *options: str) -> Iterator[Any]:
+        from support.live import Attach
+
         from tests.e2e import harness
-        from tests.e2e.live import Attach
 
         self.count += 1
         tier, log = self.work / f"tier-{self.count}", self.work / f"attach-{self.count}.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from reclaim.aged import GRACE_S, Tier, keys_of
+from support.aged import GRACE_S, Tier, keys_of
 from support.tiers import TierBuilder, batch_of
 
 from backends.memory import MemoryStore

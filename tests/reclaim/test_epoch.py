@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from reclaim.aged import GRACE_S, Tier, keys_of, merge_all
+from support.aged import GRACE_S, Tier, keys_of, merge_all
 from support.journals import PREFIX
 from support.merging import gather, merger_of, runs_of
 from support.tiers import QUEUE, batch_of

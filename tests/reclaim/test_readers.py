@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reclaim.aged import GRACE_S, Tier, merge_all
+from support.aged import GRACE_S, Tier, merge_all
 from support.journals import PREFIX
 from support.tiers import QUEUE, TIME_MS
 

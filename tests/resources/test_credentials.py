@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from resources.running import Running
+from support.attachments import Running
 from support.minio_admin import MinioAdmin
 
 from backends.s3_settings import S3Options

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from resources.running import Running
+from support.attachments import Running
 from support.disks import Disk, small_disk
 from support.faultproxy import FaultProxy
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.minio_admin import MinioAdmin
+from support.mounts import mounted
 from support.servers import ROOT
 
 from backends.errors import PermissionDeniedError
 from backends.registry import open_store
-from tests.mount.harness import mounted
 from tiered.errors import StoreUnavailableError
 from tiered.keys import broker_prefix
 from tiered.mount import protocol

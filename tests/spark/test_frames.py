@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import keyed, tiers
+from support.archive_jobs import workshop
+from support.archive_rows import files as files_of
+from support.archives_made import make_archive
 from support.keyed import Mail
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import workshop
-from tests.archive.made import make_archive
-from tests.archive.reading import files as files_of
 from tests.archive.test_merge import merged
 from tests.e2e.harness import here
 from tests.spark.test_stream_plan import Broker

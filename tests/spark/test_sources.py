@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
+from support.archive_jobs import archive, workshop
 from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import QUEUE, TIME_MS, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, workshop
 from tests.archive.test_body import wishes
 from tests.archive.test_jobs import sealed
 from tests.archive.test_plan import PLACE as PLACED

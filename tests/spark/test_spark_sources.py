@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import tiers
+from support.archive_rows import rows_of, said_by_archive
 from support.servers import use_server
 from support.tiers import QUEUE
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.reading import rows_of, said_by_archive
 from tests.archive.test_spark import java_rows
 from tests.e2e import harness
 from tests.e2e.harness import here
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.servers import S3Server
+    from support.shop import Shop
 
     from tests.archive.conftest import Sealed
-    from tests.archive.shop import Shop
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import archive, workshop
 from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import QUEUE, batch_of
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, workshop
 from tests.archive.test_merge import merged
 from tests.compaction.test_tier import ALWAYS, workplace
 from tests.spark.test_source_readers import OTHER, Place, Spark, place

@@ -9,10 +9,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from support.archive_jobs import BuiltPlace
+from support.archives_made import loaded
 from support.tiers import QUEUE, TierBuilder
 
-from tests.archive.jobs import BuiltPlace
-from tests.archive.made import loaded
 from tests.archive.test_plan import state
 from tests.archive.test_plan import tier as tier_of
 from tiered.archive.model import Archived

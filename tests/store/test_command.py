@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cli.program import CommandLine, Ran
-from local.harness import unpack
-from store.reading import read_all
+from support.following import unpack
+from support.stored import read_all
 
 from tiered.local.layout import read_topics
 from tiered.model import MessageQueue

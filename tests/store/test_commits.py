@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import SYNC, create
-from store.reading import KINDS, check_same, read_all, without_cluster
+from support.embedded import SYNC, create
+from support.stored import KINDS, check_same, read_all, without_cluster
 
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from store.harness import create, reopen
-from store.javalines import check_as_java_reads
-from store.reading import KINDS
+from support.embedded import create, reopen
+from support.java_lines import check_as_java_reads
 from support.oracle import SMALL as FILES
 from support.oracle import Broker, dump, needs_java, run
+from support.stored import KINDS
 
 from tests.e2e.harness import here
 from tiered.model import MessageQueue, QueueOffset
@@ -73,7 +73,7 @@ def killed_writer(root: Path) -> list[dict[str, int]]:
         "sys.path.insert(0, 'tests')\n"
         "from pathlib import Path\n"
         "from store.test_java import OPTIONS, ORDERS\n"
-        "from store.harness import create\n"
+        "from support.embedded import create\n"
         "from dataclasses import replace\n"
         "from tiered.store.store_options import Flush\n"
         "store = create(Path(sys.argv[1]), replace(OPTIONS, flush=Flush.SYNC))\n"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from store.harness import SMALL, SYNC, create, reopen
-from store.reading import read_all
+from support.embedded import SMALL, SYNC, create, reopen
+from support.stored import read_all
 
 from tiered.errors import InvalidError
 from tiered.format.block import parse_records

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import create, reopen
-from store.javalines import as_java_tells
-from store.replayed import records_of
+from support.embedded import create, reopen
+from support.java_lines import as_java_tells
 from support.journals import PREFIX
 from support.oracle import CLUSTER, ORACLE, SMALL, Broker, needs_java, run
+from support.replayed import records_of
 from support.timed import put_queue
 
 from backends.memory import MemoryStore

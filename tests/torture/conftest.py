@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.servers import use_server
+from support.victims import url_of
 
 from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
-from tests.torture.places import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.points import ROOT, points_in_code, points_in_docs
+from support.reclaiming import OF_RECLAIM
+from support.victims import FAST, Victim
 
 from tests.e2e import harness
 from tests.e2e.harness import here, program
-from tests.torture.places import FAST, Victim
-from tests.torture.reclaiming import OF_RECLAIM
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from support.live import Attach
+from support.reclaiming import NO_GRACE, keys_in, named
+from support.victims import FAST, NAME, Victim
 
 from tests.e2e import harness
 from tests.e2e.harness import here
-from tests.e2e.live import Attach
-from tests.torture.places import FAST, NAME, Victim
-from tests.torture.reclaiming import NO_GRACE, keys_in, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable

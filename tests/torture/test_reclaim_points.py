@@ -8,10 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.e2e import harness
-from tests.e2e.harness import here
-from tests.torture.reclaiming import (
+from support.reclaiming import (
     LITTER,
     NO_GRACE,
     check_end,
@@ -22,6 +19,9 @@ from tests.torture.reclaiming import (
     named,
     tiered_store,
 )
+
+from tests.e2e import harness
+from tests.e2e.harness import here
 from tiered.cli.planned import GC_THREADS
 
 if TYPE_CHECKING:

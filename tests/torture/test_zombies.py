@@ -8,10 +8,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 import pytest
+from support import zombies
 from support.servers import S3Server, use_server
-
-from tests.torture import zombies
-from tests.torture.places import url_of
+from support.victims import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

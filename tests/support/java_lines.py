@@ -6,8 +6,8 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
-from store.reading import read_all
 from support.oracle import dump
+from support.stored import read_all
 
 from tiered.format.message_forms import decompress_body
 from tiered.format.properties import tag_hash

@@ -1,4 +1,4 @@
-"""Processes that end at named points of the store's work: run as ``python -m store.dying FOLDER POINT...``.
+"""Processes that end at named points of the store's work: run as ``python -m support.dying_store FOLDER POINT...``.
 
 One process forks a child for each point, so that what is imported is imported once. The child writes a line for every
 append that was answered; it ends with ``crashpoints.EXIT_CODE`` at its point.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.harness import SYNC, create, reopen
+from support.embedded import SYNC, create, reopen
 
 from tiered import crashpoints
 from tiered.store.new_message import NewMessage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from store.reading import NAMES
+from support.stored import NAMES
 
 from tiered.clock import Clock, SystemClock
 from tiered.store.embedded import MessageStore

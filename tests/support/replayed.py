@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from store.reading import NAMES
+from support.stored import NAMES
 
 from tiered.clock import ManualClock
 from tiered.format.record import Record, decode_record

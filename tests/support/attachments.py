@@ -9,8 +9,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from support.growing import Growing, first_ms
+
 from tests.e2e import harness
-from tests.e2e.growing import Growing, first_ms
 from tiered.attach.observe import collect
 from tiered.attach.writer import Attachment, AttachResult, AttachSettings
 from tiered.clock import SystemClock

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from tests.archive.shop import HOUR_MS, RETRIES, Sent, Shop
+from support.shop import HOUR_MS, RETRIES, Sent, Shop
 
 if TYPE_CHECKING:
     import pyarrow as pa

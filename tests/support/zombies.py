@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from support.faultproxy import FaultProxy, Rule
+from support.growing import Growing, first_ms
+from support.live import Attach
 
 from tests.e2e import harness
-from tests.e2e.growing import Growing, first_ms
 from tests.e2e.harness import here
-from tests.e2e.live import Attach
 
 NAME = "s05-crash"
 LEASE_S = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from support.growing import Growing, first_ms
 from support.servers import S3Server
 
 from tests.e2e import harness
-from tests.e2e.growing import Growing, first_ms
 from tests.e2e.harness import here
 
 if TYPE_CHECKING:

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pyarrow.parquet as pq
+from support.archive_jobs import workshop
 from support.keyed import KeyedTier, Mail
 from zlib_ng import zlib_ng
 
 from backends.errors import BackendError, UnavailableError, UnknownOutcomeError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import workshop
 from tiered.archive import audit, clean, job, latest, lookup, merging, task
 from tiered.archive.body_formats import BodyWish, BodyWishes
 from tiered.archive.clean import apply_clean, plan_clean
