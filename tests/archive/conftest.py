@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures
+from support.command_line import here
 from support.servers import use_server
 from support.shop import Shop, make
 
-from tests.e2e import harness
 from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
-from tests.e2e.harness import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Sealed:
 
     name: str
     url: str
-    dump: harness.Dump
+    dump: captures.Dump
 
 
 @pytest.fixture(scope="session")
@@ -44,10 +44,10 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sealed]:
 
     def tier(name: str) -> Sealed:
         if name not in made:
-            store, url = harness.unpack(name, folder), f"file://{folder}/{name}-tier"
+            store, url = captures.unpack(name, folder), f"file://{folder}/{name}-tier"
             options = ("--to", url, "--once", "--seal")
             assert here("attach", store, *options).code in {0, 1}
-            made[name] = Sealed(name, url, harness.captured(name))
+            made[name] = Sealed(name, url, captures.captured(name))
         return made[name]
 
     return tier

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.command_line import environment, here
 from support.questions import ANSWERS, PAGE, QUESTIONS, WORDS, for_spark, rows_of
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.e2e.harness import environment, here
 from tiered.archive.duck import ask
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.archive_rows import files, read_all, said_by_archive, said_by_java
+from support.command_line import command, environment, here, program
 from support.servers import use_server
 
-from tests.e2e.harness import command, environment, here, program
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:

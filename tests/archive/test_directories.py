@@ -11,11 +11,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from support.archive_jobs import check, workshop
+from support.command_line import here
 from support.tiers import TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.e2e.harness import here
 from tiered.archive.columns import schema
 from tiered.archive.engine import local_engine
 from tiered.archive.job import run_job

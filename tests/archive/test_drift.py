@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.archive_jobs import archive, check, keys, rows, workshop
 from support.archives_made import loaded
+from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
 from tests.archive.test_body import tier_of, wishes
-from tests.e2e.harness import here
 from tiered.archive.audit import read_log
 from tiered.archive.duck import ask
 from tiered.archive.engine import local_engine

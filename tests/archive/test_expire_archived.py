@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.archive_jobs import archive, as_engine, with_other_messages_behind, workshop
 from support.archive_rows import files
+from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
-from tests.e2e.harness import here
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.plan import Limits

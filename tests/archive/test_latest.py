@@ -8,17 +8,17 @@ import io
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 from support import archive_jobs as jobs
 from support.archive_jobs import workshop
+from support.captures import FOLDER, unpack
+from support.command_line import here
 from support.keyed import KeyedTier, Mail
 
 from backends.memory import MemoryStore
-from tests.e2e.harness import here, unpack
 from tiered.archive import latest
 from tiered.archive.audit import Repaired, _take_away, harmed_derived
 from tiered.archive.duck import ask
@@ -39,10 +39,11 @@ from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backends.base import ObjectStore
     from tiered.archive.task import Workshop
 
-STORES = Path(__file__).parents[1] / "data" / "stores"
 QUEUES = [MessageQueue("t", 0), MessageQueue("t", 1)]
 Rows = list[tuple[int, int, str, bytes]]
 
@@ -417,7 +418,7 @@ def test_from_the_command_line(tmp_path: Path):
     planned = here(*told, "--exit-code")
     assert (planned.code, planned.document["topics"][0]["has_work"]) == (1, True)
     (row,) = here(*told, "--apply", "-").good().document["topics"]
-    dumped = gzip.decompress((STORES / "s07-compaction.end.jsonl.gz").read_bytes()).splitlines()
+    dumped = gzip.decompress((FOLDER / "s07-compaction.end.jsonl.gz").read_bytes()).splitlines()
     pulled = {(one["queue_id"], one["keys"]): one for one in map(json.loads, dumped)}
     table = pq.read_table(tmp_path / "p" / row["latest_files"][0])
     found = {(one["queue_id"], one["msg_key"]): one["body"] for one in table.to_pylist()}

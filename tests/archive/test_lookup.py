@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.archives_made import make_archive
+from support.command_line import here
 from support.shop import DAY_MS, HOUR_MS
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.e2e.harness import here
 from tiered.archive import lookup as module
 from tiered.archive import parquet
 from tiered.archive.checked_ranges import ObjectFile

@@ -20,6 +20,7 @@ from support.archive_jobs import (
 )
 from support.archive_rows import files
 from support.archives_made import loaded
+from support.command_line import here, program
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 
@@ -27,7 +28,6 @@ from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tests.archive.test_jobs import MIDNIGHT
-from tests.e2e.harness import here, program
 from tiered.api.broker_place import Place
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.engine import local_engine

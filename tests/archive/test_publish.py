@@ -22,13 +22,13 @@ from support.archive_jobs import (
     with_other_messages_behind,
     workshop,
 )
+from support.command_line import here
 from support.servers import use_server
 from support.tiers import QUEUE, TIME_MS, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tests.archive.test_body import wishes
-from tests.e2e.harness import here
 from tiered.archive import publish as module
 from tiered.archive.bodies import BodyColumns, BodyLayout
 from tiered.archive.columns import schema

@@ -17,6 +17,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from support.archive_jobs import as_engine
 from support.archive_rows import read_all, rows_of, said_by_archive, said_by_java
+from support.command_line import here
 from support.questions import ANSWERS, QUESTIONS, for_spark
 from support.questions import rows_of as rows_of_answer
 from support.servers import use_server
@@ -25,7 +26,6 @@ from backends.errors import ObjectNotFoundError
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.e2e.harness import here
 from tiered.api.broker_place import choose_place
 from tiered.archive import spark
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive

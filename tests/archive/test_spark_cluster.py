@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from support.archive_rows import said_by_java
+from support.command_line import Ran, command, environment, here, until
 from support.spark_processes import PAUSING, SPARK, WORKER, below, job, kill, words_of
 
 from tests.archive.test_crashes import check
-from tests.e2e.harness import Ran, command, environment, here, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

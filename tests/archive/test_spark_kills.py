@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.command_line import here, until
 from support.spark_processes import EXECUTOR, SPARK, WORKER, job, kill
 
 from tests.archive.test_crashes import check
-from tests.e2e.harness import here, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

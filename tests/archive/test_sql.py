@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.archive_jobs import archive, index, keys, workshop
 from support.archives_made import make_archive
+from support.command_line import here
 from support.servers import use_server
 from support.tiers import TierBuilder
 
@@ -21,7 +22,6 @@ from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.e2e.harness import here
 from tiered.archive import duck
 from tiered.archive.duck import ask
 from tiered.archive.exact_names import quoted

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from cli.program import CommandLine, Dump, Start, Unpack, attach, dump, spawn, unpack
+from support.captures import InTopic, Unpack, in_topic, unpack
+from support.command_line import CommandLine, Start, attach, spawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +52,8 @@ def batches_tier(batches: Path, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 @pytest.fixture(scope="session")
-def dumped() -> Dump:
-    return dump
+def dumped() -> InTopic:
+    return in_topic
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from backends.registry import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
     from support.servers import S3Server
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 SIGNED = ("--s3-header", "x-amz-request-payer=requester")
 """Makes every request go through the other of our two clients."""

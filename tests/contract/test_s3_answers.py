@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from support.command_line import here
 from support.servers import S3Server, serving
 
 from backends.errors import (
@@ -28,7 +29,6 @@ from backends.s3 import read_object_lock, read_rules
 from backends.s3_answers import rows
 from backends.s3_settings import S3Options
 from backends.s3_versions import open_versions
-from tests.e2e.harness import here
 from tiered.api.stores import PatientStore, RefusedForNowError
 from tiered.clock import ManualClock
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.e2e import harness
+from support import captures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +19,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def store(name: str) -> Path:
         directory = folder / name
-        return directory if directory.exists() else harness.unpack(name, folder)
+        return directory if directory.exists() else captures.unpack(name, folder)
 
     return store

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.command_line import here, program, until
 from support.mounts import Client, MountProcess, tier_of
 from support.oracle import free_ports
 from support.tls import Authority
 
 from backends.local import HIDDEN
-from tests.e2e.harness import here, program, until
 from tiered.format.remoting import FrameError
 from tiered.metrics import MOUNT_METRICS
 from tiered.mount import protocol

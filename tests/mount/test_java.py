@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import oracle
+from support import captures, command_line, oracle
+from support.command_line import until
 from support.mounts import MountProcess, tier_of
 
-from tests.e2e import harness
-from tests.e2e.harness import until
 from tiered.format.fastjson import loads
 from tiered.local.layout import parse_offsets
 
@@ -48,7 +47,7 @@ def at(name_server: str) -> tuple[str, ...]:
 
 def expected(name: str, topic: str) -> list[Message]:
     """What Java's own store gave of a topic."""
-    messages = harness.captured(name).messages.get(topic, [])
+    messages = captures.captured(name).messages.get(topic, [])
     return [{k: v for k, v in one.items() if k not in OF_THE_DUMP} for one in messages]
 
 
@@ -79,7 +78,7 @@ def test_a_pull_consumer_gets_what_java_read_from_the_store(
 ):
     _, url = tier_of(name, tmp_path)
     with MountProcess(url, tmp_path / "log", *at(name_server)) as mount:
-        for topic in harness.captured(name).messages:
+        for topic in captures.captured(name).messages:
             found = consume("pull", name_server, topic)
             assert sorted(found, key=place) == expected(name, topic), topic
         assert mount.end(signal.SIGTERM)[0] == 0
@@ -142,17 +141,17 @@ def test_beside_the_live_broker_it_is_refused_and_takes_its_place_when_that_is_g
         broker.produce("t", 100, queues=2, seed=8)
         real = consume("pull", broker.address, "t")
         url = f"file://{tmp_path}/tier"
-        refused = harness.program("mount", url, *at(broker.address), "--no-state")
+        refused = command_line.program("mount", url, *at(broker.address), "--no-state")
         assert refused.code == 2  # there is no tier yet
-        harness.here("attach", broker.store, "--to", url, "--once").good()
-        refused = harness.program("mount", url, *at(broker.address))
+        command_line.here("attach", broker.store, "--to", url, "--once").good()
+        refused = command_line.program("mount", url, *at(broker.address))
         assert refused.code == 4
         assert "a broker of this name is registered: broker-a" in refused.error
-        running = harness.here("attach", broker.store, "--to", url, "--decommission")
+        running = command_line.here("attach", broker.store, "--to", url, "--decommission")
         assert running.code == 1
         assert "not done: a broker runs on the store" in running.err
         broker.stop()
-        harness.here("attach", broker.store, "--to", url, "--decommission").good()
+        command_line.here("attach", broker.store, "--to", url, "--decommission").good()
         with MountProcess(url, tmp_path / "log", *at(broker.address)):
             assert consume("pull", broker.address, "t") == real
             rest = consume(
@@ -188,7 +187,7 @@ def test_consumers_that_run_go_on_at_the_mount_and_lose_nothing(tmp_path: Path):
             real = consume("pull", broker.address, "t")
             broker.stop()
             url = f"file://{tmp_path}/tier"
-            told = harness.here(
+            told = command_line.here(
                 "attach", broker.store, "--to", url, "--decommission", "--json"
             ).good()
             assert told.document["decommission"]["consumer_offsets"] >= 4

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from cli.program import CommandLine, unpack
+from support.captures import unpack
+from support.command_line import CommandLine
 
 if TYPE_CHECKING:
     from pathlib import Path

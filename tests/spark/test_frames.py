@@ -17,12 +17,12 @@ from support import keyed, tiers
 from support.archive_jobs import workshop
 from support.archive_rows import files as files_of
 from support.archives_made import make_archive
+from support.command_line import here
 from support.keyed import Mail
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tests.archive.test_merge import merged
-from tests.e2e.harness import here
 from tests.spark.test_stream_plan import Broker
 from tiered.api.broker_place import Place
 from tiered.archive.checked_ranges import ObjectFile

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
+from support.command_line import here
 from support.tiers import QUEUE
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.e2e.harness import here
 from tests.spark.test_stream_plan import OTHER, Broker
 from tiered.archive.columns import schema
 from tiered.archive.selection import Selection, selection_of

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 from support.archive_jobs import archive, workshop
+from support.command_line import here
 from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import QUEUE, TIME_MS, TierBuilder
@@ -26,7 +27,6 @@ from tests.archive.test_jobs import sealed
 from tests.archive.test_plan import PLACE as PLACED
 from tests.archive.test_plan import state as many_archived
 from tests.archive.test_plan import tier as many
-from tests.e2e.harness import here
 from tests.spark.test_stream_plan import PLACE, Broker
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import ArchiveLane

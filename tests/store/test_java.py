@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.command_line import here
 from support.embedded import create, reopen
 from support.java_lines import check_as_java_reads
 from support.oracle import SMALL as FILES
 from support.oracle import Broker, dump, needs_java, run
 from support.stored import KINDS
 
-from tests.e2e.harness import here
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.new_message import NewMessage, delayed
 from tiered.store.special import inner_batch

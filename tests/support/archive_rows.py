@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from tests.e2e.harness import Message
+    from support.captures import Message
 
 
 def folder(url: str) -> Path:

@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from support import captures, command_line, tier_checks
 from support.growing import Growing, first_ms
 
-from tests.e2e import harness
 from tiered.attach.observe import collect
 from tiered.attach.writer import Attachment, AttachResult, AttachSettings
 from tiered.clock import SystemClock
@@ -43,7 +43,7 @@ class Running:
     """
 
     def __init__(self, folder: Path, url: str, options: S3Options | None = None) -> None:
-        whole = harness.unpack(NAME, folder / "whole")
+        whole = captures.unpack(NAME, folder / "whole")
         (folder / "growing").mkdir()
         self.growing = Growing(whole, folder / "growing")
         self.growing.start(first_ms(NAME) - 1000)
@@ -90,7 +90,7 @@ class Running:
         self.growing.grow(round(self.growing.whole_end * share))
         expected = sum(
             message["physical_offset"] + message["size"] <= self.growing.end
-            for messages in harness.captured(NAME).messages.values()
+            for messages in captures.captured(NAME).messages.values()
             for message in messages
         )
         dispatcher = self.attachment.dispatcher
@@ -101,17 +101,17 @@ class Running:
 
     def until(self, what: Callable[[], bool], why: str, seconds_max: float = 20.0) -> None:
         """Wait for something, while it runs."""
-        harness.until(lambda: self.error is not None or what(), why, seconds_max)
+        command_line.until(lambda: self.error is not None or what(), why, seconds_max)
         assert self.error is None, self.error
 
     def check_whole(self, count: int = 2613) -> None:
         """After the block: nothing lost, nothing doubled, nothing wrong."""
         assert self.error is None, self.error
         assert self.result is not None
-        harness.check_sound(self.url, self.growing.store)
-        dump = harness.captured(NAME)
+        tier_checks.check_sound(self.url, self.growing.store)
+        dump = captures.captured(NAME)
         assert dump.count == count
-        assert harness.bounds(self.url) == dump.bounds
+        assert tier_checks.bounds(self.url) == dump.bounds
 
 
 class Held:

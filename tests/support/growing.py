@@ -8,7 +8,7 @@ import shutil
 import struct
 from typing import TYPE_CHECKING
 
-from tests.e2e import harness
+from support import captures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,5 +121,5 @@ class Growing:
 
 def first_ms(name: str) -> int:
     """When the first message of a captured store was stored."""
-    messages = harness.captured(name).messages.values()
+    messages = captures.captured(name).messages.values()
     return min(int(message["store_timestamp_ms"]) for topic in messages for message in topic)

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from support import oracle
-
-from tests.e2e import harness
+from support import captures, command_line, oracle, tier_checks
 
 FRESHNESS_S = 0.5
 LEVEL_SECONDS_MAX = 180.0
@@ -49,7 +47,7 @@ class Producer:
 
     def wait_for(self, count: int) -> None:
         """Until so many messages were acknowledged."""
-        harness.until(lambda: len(self.acked()) >= count, f"{count} acknowledged messages")
+        command_line.until(lambda: len(self.acked()) >= count, f"{count} acknowledged messages")
 
     def ended(self, *codes: int) -> Told:
         """Wait for its end; what it was told."""
@@ -86,10 +84,12 @@ class Attach:
     def start(self) -> Self:
         with self.log.open("ab") as complaints:
             self._process = subprocess.Popen(
-                harness.command(("attach", self.store, "--to", self.url, "--json", *self.options)),
+                command_line.command(
+                    ("attach", self.store, "--to", self.url, "--json", *self.options)
+                ),
                 stdout=subprocess.PIPE,
                 stderr=complaints,
-                env=harness.environment(),
+                env=command_line.environment(),
             )
         return self
 
@@ -127,7 +127,7 @@ class Attach:
         self.send(signal.SIGSTOP)
         tasks = Path(f"/proc/{self.pid}/task")
         assert self.is_running, self.log.read_text()[-2000:]
-        harness.until(lambda: all(map(_has_stopped, tasks.iterdir())), "a stop")
+        command_line.until(lambda: all(map(_has_stopped, tasks.iterdir())), "a stop")
 
     def ended(self, within_s: float = STOP_SECONDS_MAX) -> int:
         """Wait for its own end; the exit code."""
@@ -161,7 +161,7 @@ def _has_stopped(task: Path) -> bool:
 
 def commits(url: str) -> dict[tuple[str, int], int]:
     """Commit offsets of a tier; none while there is no tier yet."""
-    ran = harness.here("status", url, "-o", "jsonl")
+    ran = command_line.here("status", url, "-o", "jsonl")
     if ran.code == 2:
         return {}
     return {(r["topic"], r["queue_id"]): r["commit_offset"] or 0 for r in ran.good().rows}
@@ -178,14 +178,14 @@ def wait_level(url: str, told: Told) -> float:
         found = commits(url)
         return all(found.get(queue, 0) >= end for queue, end in ends.items())
 
-    return harness.until(is_level, "all acknowledged messages in the tier", LEVEL_SECONDS_MAX)
+    return command_line.until(is_level, "all acknowledged messages in the tier", LEVEL_SECONDS_MAX)
 
 
 def check_acknowledged(url: str, told: Told) -> None:
     """Every acknowledged message is in the tier once, in its place, in order, and as it was sent."""
     assert told
     for topic in {row["topic"] for row in told}:
-        found = harness.cat(url, topic)
+        found = tier_checks.cat(url, topic)
         places = [(message["queue_id"], message["queue_offset"]) for message in found]
         for queue_id in {queue_id for queue_id, _ in places}:
             offsets = [offset for number, offset in places if number == queue_id]
@@ -210,6 +210,6 @@ def _as_told(message: dict[str, Any]) -> dict[str, Any]:
 
 def check_against_java(url: str, store: Path) -> None:
     """The tier holds what Java finds in the store of the broker that was killed, field by field."""
-    dump = harness.read_dump(oracle.dump(store))
-    harness.check_equal(url, dump)
-    harness.check_sound(url, store)
+    dump = captures.read_dump(oracle.dump(store))
+    tier_checks.check_equal(url, dump)
+    tier_checks.check_sound(url, store)

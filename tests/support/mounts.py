@@ -16,7 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.e2e.harness import STORES, command, environment, here, unpack, until
+from support.captures import unpack
+from support.command_line import command, environment, here, until
+
 from tiered.format.record import decode_record
 from tiered.format.remoting import (
     ONEWAY,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from tiered.format.record import Record
 
 __all__ = [
-    "STORES",
     "Client",
     "Compacted",
     "MountProcess",

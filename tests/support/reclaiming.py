@@ -6,9 +6,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from support import captures, command_line, tier_checks
+from support.command_line import here, program
+
 from backends.registry import open_store
-from tests.e2e import harness
-from tests.e2e.harness import here, program
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def opened(url: str) -> AbstractContextManager[ObjectStore]:
 
 def tiered_store(store: Path, url: str) -> None:
     """Tier a captured store in small parts, which sealing merges."""
-    here("attach", store, "--to", url, "--once", "--seal", *harness.SMALL).good()
+    here("attach", store, "--to", url, "--once", "--seal", *command_line.SMALL).good()
 
 
 def litter(url: str) -> set[str]:
@@ -74,12 +75,12 @@ def crash(point: str, *arguments: str | Path) -> None:
     assert ran.code == EXIT_CODE, (point, ran)
     url = str(arguments[1])
     assert named(url) <= keys_in(url), point
-    harness.check_sound(url)
+    tier_checks.check_sound(url)
 
 
 def minima(url: str, topic: str) -> list[tuple[int, int]]:
     """[min, commit) of each queue of a topic."""
-    found = harness.bounds(url)
+    found = tier_checks.bounds(url)
     return [bounds for queue, bounds in sorted(found.items()) if queue.topic == topic]
 
 
@@ -88,9 +89,9 @@ def check_end(url: str, store: Path, gone: set[str]) -> None:
     time.sleep(1.1)
     here("gc", url, *NO_GRACE, "--apply", "-").good()
     assert keys_in(url) == named(url)
-    dump = harness.captured(NAME)
+    dump = captures.captured(NAME)
     for topic, messages in dump.messages.items():
-        assert harness.cat(url, topic) == ([] if topic in gone else messages)
+        assert tier_checks.cat(url, topic) == ([] if topic in gone else messages)
     on = here("attach", store, "--to", url, "--once", "--json").good().document
     assert (on["messages"], on["is_complete"]) == (0, True)
-    harness.check_sound(url, store)
+    tier_checks.check_sound(url, store)

@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tests.e2e.harness import here
+from support.command_line import here
+
 from tiered.clock import SystemClock
 from tiered.model import TimestampMs
 from tiered.store.embedded import MessageStore

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.e2e.harness import command, environment, until
+from support.command_line import command, environment, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from support import captures, command_line, tier_checks
+from support.command_line import here
 from support.growing import Growing, first_ms
 from support.servers import S3Server
-
-from tests.e2e import harness
-from tests.e2e.harness import here
 
 if TYPE_CHECKING:
     import random
     from pathlib import Path
 
 NAME = "s05-crash"
-FAST = ("--freshness", "0.1", *harness.SMALL)
+FAST = ("--freshness", "0.1", *command_line.SMALL)
 
 
 class Victim:
@@ -65,8 +64,8 @@ class Victim:
         self.growing.grow(self.growing.whole_end)
         self.growing.crash()
         here("attach", self.growing.store, "--to", self.url, "--once").good()
-        harness.check_equal(self.url, harness.captured(NAME))
-        harness.check_sound(self.url, self.growing.store)
+        tier_checks.check_equal(self.url, captures.captured(NAME))
+        tier_checks.check_sound(self.url, self.growing.store)
 
     def close(self) -> None:
         """Give the broker's lock back."""

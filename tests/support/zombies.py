@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support import captures, command_line, tier_checks
+from support.command_line import here
 from support.faultproxy import FaultProxy, Rule
 from support.growing import Growing, first_ms
 from support.live import Attach
-
-from tests.e2e import harness
-from tests.e2e.harness import here
 
 NAME = "s05-crash"
 LEASE_S = 2
 HASTE_S = 20
 """Seconds beside the lease within which one that was replaced has ended, also on a busy machine."""
 HELD_S_MAX = 2.5 * LEASE_S
-OPTIONS = (*("--freshness", "0.1", *harness.SMALL), "--lease-seconds", str(LEASE_S))
+OPTIONS = (*("--freshness", "0.1", *command_line.SMALL), "--lease-seconds", str(LEASE_S))
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,8 @@ def run(made: Run) -> Seen:
     try:
         seen = _run(made, growing, random.Random(made.seed))
         growing.crash()
-        harness.check_equal(made.url, harness.captured(NAME))
-        harness.check_sound(made.url, growing.store)
+        tier_checks.check_equal(made.url, captures.captured(NAME))
+        tier_checks.check_sound(made.url, growing.store)
     except BaseException as error:
         error.add_note(f"seed {made.seed}, {made.url}")
         raise
@@ -139,9 +138,9 @@ def _run(made: Run, growing: Growing, rng: random.Random) -> Seen:
         arriving.start()
         stack.callback(arriving.stop)
         stack.enter_context(first)
-        harness.until(lambda: _broker(made.url).get("epoch") == 1, "a first writer")
+        command_line.until(lambda: _broker(made.url).get("epoch") == 1, "a first writer")
         stack.enter_context(second)
-        harness.until(lambda: "waiting for the lease" in log.read_text(), "a second writer")
+        command_line.until(lambda: "waiting for the lease" in log.read_text(), "a second writer")
         if proxy:
             proxy.holds = True
         time.sleep(rng.uniform(0.0, 1.5))
@@ -151,8 +150,8 @@ def _run(made: Run, growing: Growing, rng: random.Random) -> Seen:
         fenced_s = time.monotonic() - began_s
         assert first.log.read_text().count("tiered: error: ") == 1, first.log.read_text()
         arriving.finish()
-        count = harness.captured(NAME).count
-        harness.until(lambda: _broker(made.url)["messages"] == count, "all messages")
+        count = captures.captured(NAME).count
+        command_line.until(lambda: _broker(made.url)["messages"] == count, "all messages")
         assert second.stop()["epoch"] == 2
     return Seen(paused_s, proxy.held if proxy else 0, fenced_s)
 
@@ -161,7 +160,7 @@ def _pause_past_the_lease(first: Attach, url: str, rng: random.Random) -> float:
     """Stop it until another has taken over, and its lease is over, and perhaps longer; the seconds that it rested."""
     began_s = time.monotonic()
     pause(first, url)
-    harness.until(lambda: _broker(url)["epoch"] == 2, "a second epoch")
+    command_line.until(lambda: _broker(url)["epoch"] == 2, "a second epoch")
     left_s = began_s + LEASE_S - time.monotonic()
     time.sleep(max(0.0, left_s) + rng.choice((0.0, rng.uniform(0.0, 2.0))))
     first.send(signal.SIGCONT)

@@ -6,8 +6,8 @@ import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
-from cli.program import CommandLine
 from support import captures
+from support.command_line import CommandLine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
     from tiered.local.face import RecordBatch
 

@@ -11,11 +11,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from cli.program import spawn
 from support import oracle
+from support.command_line import here, spawn, until
 from support.timers import Timers
 
-from tests.e2e.harness import here, until
 from tests.timer.test_broker_target import Died
 from tiered.clock import SystemClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE

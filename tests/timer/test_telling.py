@@ -25,7 +25,7 @@ from timer.handover import BATCH
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 
 @pytest.mark.parametrize(
