@@ -1,4 +1,4 @@
-"""S3 servers that are started once per run, when the first test asks for them; and which tests begin."""
+"""What tests of many folders ask for: S3 servers, started once per run, captured stores, a command line; and which begin."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from support.captures import unpack
+from support.command_line import CommandLine
 from support.servers import S3Server, run_minio, run_ministack, run_moto, use_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 settings.register_profile("tiered", deadline=None)  # a loaded machine is not a failure
@@ -95,3 +97,27 @@ def moto_environment(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Serve
     """moto, found through the environment."""
     use_server(moto, monkeypatch)
     return moto
+
+
+@pytest.fixture
+def tiered(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
+    """A command line in this process."""
+    return CommandLine(capfdbinary)
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A captured store by its name. Not to be changed."""
+    folder = tmp_path_factory.mktemp("captured")
+
+    def store(name: str) -> Path:
+        directory = folder / name
+        return directory if directory.exists() else unpack(name, folder)
+
+    return store
+
+
+@pytest.fixture(scope="session")
+def basic(stores: Callable[[str], Path]) -> Path:
+    """A store of 2,613 messages in 25 queues, stopped cleanly. Not to be changed."""
+    return stores("s01-basic")

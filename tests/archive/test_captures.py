@@ -14,7 +14,7 @@ from support.command_line import here
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 FEW = ("s04-batch-compress", "s11-lmq-batchcq")
 NAMES = [

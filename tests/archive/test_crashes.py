@@ -16,9 +16,8 @@ from tiered.crashpoints import EXIT_CODE, VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.archive_fixtures import Sealed
     from support.servers import S3Server
-
-    from tests.archive.conftest import Sealed
 
 MATRIX = {
     "before write": "archive-writing:3",

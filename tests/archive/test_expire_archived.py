@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
+
     from tiered.archive.job import Workshop
 
 NAME = "s04-batch-compress"

@@ -38,8 +38,9 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from support.archive_fixtures import Sealed
+
     from backends.base import ByteRange
-    from tests.archive.conftest import Sealed
     from tiered.archive.plan import Task
     from tiered.archive.task import Workshop
 

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
     from support.command_line import Ran
     from support.shop import Shop
     from typing_extensions import Buffer
-
-    from tests.archive.conftest import Sealed
 
 SOON = ("--give-up-seconds", "0.2")
 BIG = (

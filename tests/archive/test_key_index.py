@@ -31,10 +31,10 @@ from tiered.errors import DataError, OtherVersionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from support.archive_fixtures import Sealed
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
-    from tests.archive.conftest import Sealed
     from tiered.archive.lookup import FoundRow
 
 FILES, GROUPS, ROWS = 6, 3, 300

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 
 def plan(queues: int = 2, segments: int = 4) -> Plan:

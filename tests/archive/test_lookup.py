@@ -30,10 +30,10 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.archive_fixtures import Sealed
     from support.shop import Shop
 
     from backends.base import ObjectStore
-    from tests.archive.conftest import Sealed
     from tiered.archive.lookup import FoundRow
 
 

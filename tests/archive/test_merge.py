@@ -47,8 +47,9 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from support.archive_fixtures import Sealed
+
     from backends.base import ObjectStore
-    from tests.archive.conftest import Sealed
     from tiered.archive.job import Workshop
     from tiered.archive.merging import Merged
 

@@ -44,9 +44,9 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.archive_fixtures import Sealed
     from support.servers import S3Server
 
-    from tests.archive.conftest import Sealed
     from tiered.archive.task import Workshop
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

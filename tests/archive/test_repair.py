@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
+
     from backends.base import ByteRange, ObjectInfo
-    from tests.archive.conftest import Sealed
     from tiered.archive.audit import Repaired
     from tiered.archive.job import Workshop
 

@@ -38,7 +38,8 @@ from tiered.spark.frames import ask_spark
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
+
     from tiered.archive.job import Workshop
 
 

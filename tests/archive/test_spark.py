@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
     from support.servers import S3Server
     from support.shop import Shop
 
     from backends.base import ByteRange
-    from tests.archive.conftest import Sealed
     from tiered.archive.engine import Engine
     from tiered.archive.plan import Work
 

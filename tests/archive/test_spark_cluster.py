@@ -22,7 +22,7 @@ from tests.archive.test_crashes import check
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 HOST = "127.0.0.1"

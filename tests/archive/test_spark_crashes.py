@@ -13,7 +13,7 @@ from tiered.crashpoints import EXIT_CODE, VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 SPARK = ("--engine", "spark", "--master", "local[2,4]")

@@ -15,9 +15,8 @@ from tests.archive.test_crashes import check
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.archive_fixtures import Sealed
     from support.spark_processes import Job
-
-    from tests.archive.conftest import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 CLUSTER = (*SPARK, "--master", "local-cluster[2,1,1024]")

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-@pytest.fixture
-def basic(stores: Callable[[str], Path]) -> Path:
-    return stores("s01-basic")
-
-
 def refused(ran: command_line.Ran, code: int, *words: str | Path) -> None:
     """It ended with ``code``, printed nothing, and its one error line has all these words."""
     assert ran.code == code, ran

@@ -15,7 +15,7 @@ from fetcher.filters.sql_tree import Unanswerable
 from tiered.format.properties import java_text, parse_properties
 
 if TYPE_CHECKING:
-    from filters.conftest import Answers
+    from support.filter_records import Answers
 
     from fetcher.filters import Filter
 

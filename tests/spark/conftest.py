@@ -1,5 +1,5 @@
-"""Captured stores, archives of them and a session of Spark, as tests of archives have them."""
+"""Sealed tiers, archives of them and a session of Spark."""
 
-from tests.archive.conftest import archive_url, sealed, session, shop, stores
+from support.archive_fixtures import archive_url, sealed, session, shop
 
-__all__ = ["archive_url", "sealed", "session", "shop", "stores"]
+__all__ = ["archive_url", "sealed", "session", "shop"]

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
+
     from backends.base import ObjectStore
-    from tests.archive.conftest import Sealed
 
 ALL = ReadAllAvailable()
 EVERY = Selection()

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
     from support.servers import S3Server
     from support.shop import Shop
-
-    from tests.archive.conftest import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"

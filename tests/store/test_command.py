@@ -22,11 +22,6 @@ SMALL = ("--log-file-size", "1MiB", "--queue-items", "100")
 PLACE = {"physical_offset", "store_timestamp_ms", "store_host", "offset_msg_id", "log_offset"}
 
 
-@pytest.fixture
-def tiered(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
-    return CommandLine(capfdbinary)
-
-
 def same(line: dict[str, Any]) -> dict[str, Any]:
     """What a copy keeps."""
     kept = {name: value for name, value in line.items() if name not in PLACE | {"size"}}

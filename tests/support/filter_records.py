@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from support.examples import make
@@ -65,3 +66,16 @@ def batch_of_properties(given: Sequence[Given], *, base: int = 100) -> RecordBat
         store_timestamps_ms=np.zeros(len(rows), np.int64),
         physical_offsets=np.zeros(len(rows), np.int64),
     )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of the real RocketMQ.
+
+    Attributes:
+        messages: Stored properties.
+        rows: ``kind``, ``text``, and ``answers`` (a letter for each message) or ``error``.
+    """
+
+    messages: list[bytes]
+    rows: list[dict[str, Any]]

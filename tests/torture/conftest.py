@@ -1,4 +1,4 @@
-"""A tier's place on each kind of store, and captured stores."""
+"""A tier's place on each kind of store."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 from support.servers import use_server
 from support.victims import url_of
-
-from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
