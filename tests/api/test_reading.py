@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from api.opened import ORDERS, Made
 from support.captures import in_topic
+from support.opened import ORDERS, Made
 from support.tiers import TIME_MS
 
 from tiered.api.reading import interleave

@@ -6,14 +6,13 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from support.archive_jobs import alone, index
+from support.archive_jobs import Counting, alone, index
 from support.archives_made import make_archive
 from support.command_line import here
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.test_lookup import Counting
 from tiered.archive import lookup as key_filters
 from tiered.archive.lookup import (
     PREFIX,

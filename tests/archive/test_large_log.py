@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.archive_jobs import archive, check, workshop
+from support.archive_states import archived, plan, state, tier
 from support.archives_made import loaded
 from support.large_log import as_long_as_real
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.test_plan import archived, plan, state, tier
 from tiered.archive import saved_runs
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.job import log_writer

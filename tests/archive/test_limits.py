@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import captures
-from support.archive_jobs import all_outcomes, archive, as_engine, check, rows, workshop
+from support.archive_jobs import Damaged, all_outcomes, archive, as_engine, check, rows, workshop
 from support.archive_rows import files
+from support.archive_states import COUNT, tier
 from support.bundles import made_part
 from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.test_jobs import Damaged
-from tests.archive.test_plan import COUNT, tier
 from tiered.api.broker_place import Place, choose_place
 from tiered.archive import spark
 from tiered.archive.engine import Workbench, local_engine

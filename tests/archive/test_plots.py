@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.archive_jobs import small
 from support.shop import HOUR_MS
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.test_sql import small
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -15,11 +15,11 @@ from support.archive_jobs import (
     with_other_messages_behind,
     workshop,
 )
+from support.archive_merges import built, merged, named, seen
 from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
 from backends.s3_settings import S3Options
-from tests.archive.test_merge import built, merged, named, seen
 from tiered.archive.audit import read_log
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.duck import ask

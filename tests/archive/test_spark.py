@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.catalog import load_catalog
 from support.archive_jobs import as_engine
-from support.archive_rows import read_all, rows_of, said_by_archive, said_by_java
+from support.archive_rows import java_rows, read_all, rows_of, said_by_archive, said_by_java
 from support.command_line import here
 from support.questions import ANSWERS, QUESTIONS, for_spark
 from support.questions import rows_of as rows_of_answer
@@ -334,10 +334,6 @@ def test_a_stream_tells_of_each_message_once_over_restarts(
     assert sum(run()) == 0
     found = session.read.parquet(str(out)).orderBy(["topic", "queue_id", "queue_offset"])
     assert [said_by_archive(row) for row in rows_of(found.toArrow())] == java_rows(tier)
-
-
-def java_rows(tier: Sealed) -> list[dict[str, Any]]:
-    return [said_by_java(m) for _, found in sorted(tier.dump.messages.items()) for m in found]
 
 
 def test_tasks_and_outcomes_travel(sealed: Callable[[str], Sealed]) -> None:

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.archive_rows import said_by_java
+from support.archive_rows import check, said_by_java
 from support.command_line import Ran, command, environment, here, until
 from support.spark_processes import PAUSING, SPARK, WORKER, below, job, kill, words_of
-
-from tests.archive.test_crashes import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_rows import check
 from support.command_line import here, until
 from support.spark_processes import EXECUTOR, SPARK, WORKER, job, kill
-
-from tests.archive.test_crashes import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from support.archive_jobs import archive, index, keys, workshop
+from support.archive_jobs import archive, index, keys, small, workshop
 from support.archives_made import make_archive
 from support.command_line import here
 from support.servers import use_server
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from tiered.archive.job import Workshop
 
 ODD = ("%RETRY%g", 'quo"ted', "Orders", "orders", "two words", "select")
-
-
-def small(*topics: str) -> Workshop:
-    """Topics of two segments with a message each."""
-    tier = TierBuilder()
-    for topic in topics:
-        for number in range(3):
-            tier.add([f"{topic} {number}".encode()], queue=MessageQueue(topic, 0), roll=True)
-    at = workshop(tier.store)
-    archive(at)
-    return at
 
 
 def values(at: Workshop, question: str) -> list[tuple[Any, ...]]:

@@ -13,11 +13,10 @@ from support import captures
 from support.command_line import here
 from support.journals import PREFIX
 from support.keyed import Mail, batch_of
-from support.tiers import TierBuilder
+from support.tiers import PLACE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import FencedError
 from tiered.journal.lease import Holder, Lease
@@ -126,19 +125,13 @@ def test_gc_deletes_what_was_dropped_and_nothing_else(url: str, tmp_path: Path):
     assert here("verify", url, "--deep", "--strict").good()
 
 
-class Here(Place):
-    """Where the builder writes."""
-
-    prefix = PREFIX  # type: ignore[assignment]
-
-
 def unindexed_tier() -> tuple[Workplace, MemoryStore]:
     store, clock = MemoryStore(), ManualClock()
     builder = TierBuilder(store)
     for number in range(6):
         queue = MessageQueue("t", number)
         builder.add([b"body %d" % (10 * number + n) for n in range(10)], queue=queue)
-    return Workplace(store, store, Here("c", "b"), clock, random.Random(5)), store
+    return Workplace(store, store, PLACE, clock, random.Random(5)), store
 
 
 def test_epochs_of_those_who_only_tidy_up_do_not_end_it():

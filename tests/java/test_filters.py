@@ -9,8 +9,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from filters.test_answers import letters
 from hypothesis import given, settings
+from support.filter_records import letters
 from support.filter_trees import CONDITIONS, SOUPS
 from support.oracle import ORACLE, Broker, needs_java
 

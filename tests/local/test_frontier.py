@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support import following as harness
 from support.fake_store import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
+from support.following import flip_entry
 
-from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local.face import HoleReason

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import following as harness
 from support.fake_store import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
+from support.following import flip_entry
 
 from tiered.format.properties import tag_hash
 from tiered.format.sysflag import MULTI_TAGS
@@ -228,16 +229,6 @@ def test_a_flipped_place_in_an_entry_is_mended_from_the_log(
         assert taken.raw[put.queue][put.offset] == put.raw
     assert set(taken.holes) <= {put.queue}  # a start after a crash does not look at it again
     assert bounds == {MessageQueue(TOPIC, number): (0, EACH) for number in range(QUEUES)}
-
-
-def flip_entry(store: Path, queue: MessageQueue, offset: int, bit: int) -> None:
-    """Flip one bit of an entry, counted from its end: 0 to 63 its tag code, to 95 its size, to 159 its place."""
-    at = offset * 20
-    folder = store / "consumequeue" / queue.topic / str(queue.queue_id)
-    file = max(path for path in folder.iterdir() if int(path.name) <= at)
-    data = bytearray(file.read_bytes())
-    data[at - int(file.name) + 19 - bit // 8] ^= 1 << bit % 8
-    file.write_bytes(data)
 
 
 @pytest.mark.parametrize("bit", [0, 5, 17, 31, 32, 50, 62, 63])

@@ -18,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.captures import unpack
 from support.command_line import command, environment, here, until
-from support.mounts import Client, mounted
+from support.mounts import Client, mounted, page
 from support.oracle import free_ports
 
 from backends.memory import MemoryStore
 from backends.s3_settings import S3Options
-from tests.mount.test_command import page
 from tiered.addresses import Address, why_taken
 from tiered.api.broker_place import Place
 from tiered.clock import ManualClock, SystemClock

@@ -13,6 +13,7 @@ import pytest
 from support import captures, command_line, oracle
 from support.command_line import until
 from support.mounts import MountProcess, tier_of
+from support.oracle import NOT_IN_TIME, TRIES, admin
 
 from tiered.format.fastjson import loads
 from tiered.local.layout import parse_offsets
@@ -53,10 +54,6 @@ def expected(name: str, topic: str) -> list[Message]:
 
 def place(message: Message) -> tuple[int, int]:
     return message["queue_id"], message["queue_offset"]
-
-
-NOT_IN_TIME, TRIES = "RemotingTimeoutException", 12
-"""Clients give a name server 1.5 s or so, which a busy machine may not meet, several times in a row."""
 
 
 def consume(command: str, name_server: str, topic: str, *options: str) -> list[Message]:
@@ -214,23 +211,6 @@ def test_producers_are_sent_away_at_once(name_server: str, tmp_path: Path):
         )
     assert done.returncode != 0
     assert not done.stdout
-
-
-def admin(*words: str, version: str = "5.5") -> str:
-    """What ``mqadmin`` prints; it ends well whatever it met, so the text tells."""
-    command = "admin" if version == "5.5" else f"admin-{version}"
-    for _ in range(TRIES):
-        done = subprocess.run(
-            [oracle.ORACLE, command, *words],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        text = done.stdout + done.stderr
-        if NOT_IN_TIME not in text:
-            break
-    return text
 
 
 def test_messages_by_key_and_what_mqadmin_shows(name_server: str, tmp_path: Path):

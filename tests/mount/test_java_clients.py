@@ -13,8 +13,8 @@ import pytest
 from support import captures, command_line, oracle
 from support.command_line import until
 from support.mounts import Client, MountProcess, tier_of
+from support.oracle import admin
 
-from tests.mount.test_java import admin
 from tiered.format.fastjson import loads
 from tiered.mount import protocol
 

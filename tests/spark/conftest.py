@@ -1,5 +1,6 @@
-"""Sealed tiers, archives of them and a session of Spark."""
+"""Sealed tiers, archives of them, a session of Spark, and a tier that streams read."""
 
 from support.archive_fixtures import archive_url, sealed, session, shop
+from support.streams import place
 
-__all__ = ["archive_url", "sealed", "session", "shop"]
+__all__ = ["archive_url", "place", "sealed", "session", "shop"]

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import captures, command_line, tiers
-from support.archive_rows import rows_of, said_by_archive
+from support.archive_rows import java_rows, rows_of, said_by_archive
 from support.command_line import here
 from support.servers import use_server
+from support.streams import Broker
 from support.tiers import QUEUE
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.test_spark import java_rows
-from tests.spark.test_stream_plan import Broker
 from tiered.archive.selection import Selection
 from tiered.keys import broker_prefix
 from tiered.spark import archive, messages

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from store.test_commits import Groups
-from support.embedded import SMALL, SYNC, create, reopen
+from support.embedded import SMALL, SYNC, Groups, create, reopen
 from support.stored import read_all
 
 from tiered.clock import SystemClock

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from support.embedded import SMALL, SYNC, create, reopen
+from support.embedded import SMALL, SYNC, batch, create, reopen
 from support.stored import read_all
 
 from tiered.errors import InvalidError
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from tiered.store.store_options import StoreOptions
 
 GROUPED = MessageQueue("grouped", 1)
-
-
-def batch(store: MessageStore, count: int) -> NewMessage:
-    messages = [
-        NewMessage("grouped", 1, b"%d" % at, tags="a", keys=f"k{at}") for at in range(count)
-    ]
-    return store.complete(inner_batch(messages))
 
 
 def codes(root: Path, level: int) -> list[int]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from support.journals import PREFIX
 from support.merging import merge, named_bundles
-from support.tiers import TierBuilder
+from support.tiers import PLACE, QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
-from tiered.api.broker_place import Place
+from tiered import keys
 from tiered.clock import ManualClock
-from tiered.keys import BUNDLE, QUEUE, TOPIC
+from tiered.journal.lease import Holder, Lease
 from tiered.log.merge import MergePolicy
+from tiered.log.reader import QueueReader, TierReader
+from tiered.model import QueueOffset
 from tiered.upkeep.gc import apply_gc, plan_gc
 from tiered.upkeep.workplace import Workplace
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from tiered.upkeep.workplace import Plan
 
 GRACE_S = 100
-PLACE = Place("c", "b")
 
 
 class Tier:
@@ -40,7 +42,7 @@ class Tier:
             1  # each draws ids of its own: two with the same would be one that was cloned
         )
         rng = random.Random(self.workplaces)
-        return Workplace(store, store, Here(), clock or self.clock, rng)
+        return Workplace(store, store, PLACE, clock or self.clock, rng)
 
     def restart(self) -> TierBuilder:
         self.writers += 1
@@ -70,25 +72,12 @@ class Tier:
     def data(self) -> set[str]:
         return {
             i.key[len(PREFIX) :]
-            for root in (BUNDLE, TOPIC, QUEUE)
+            for root in (keys.BUNDLE, keys.TOPIC, keys.QUEUE)
             for i in self.store.list(PREFIX + root)
         }
 
     def named(self) -> set[str]:
         return named_bundles(self.builder)
-
-
-class Here(Place):
-    """The place where the builder writes."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__("c", "b")
-
-    @property
-    def prefix(self) -> str:
-        return PREFIX
 
 
 def keys_of(plan: Plan) -> set[str]:
@@ -108,3 +97,28 @@ def old_litter() -> tuple[Tier, list[str]]:
 def merge_all(tier: Tier) -> None:
     """Gather all that is due, of two bundles on."""
     merge(tier.builder, MergePolicy(fan_in=2))
+
+
+def leased(tier: Tier, *, seconds: float = 1000, host: str | None = None) -> Lease:
+    """A writer has taken the lease."""
+    present = Holder.present()
+    holder = replace(present, host=host or present.host)
+    lease = Lease(
+        tier.store, PREFIX, writer="0badcafe", holder=holder, seconds=seconds, clock=tier.clock
+    )
+    assert lease.try_acquire() is None
+    return lease
+
+
+def old_reader(tier: Tier) -> QueueReader:
+    reader = TierReader(tier.store, PREFIX)
+    reader.refresh()
+    return reader.queue(QUEUE)
+
+
+def offsets(reader: QueueReader, start: int) -> list[int]:
+    return [
+        n
+        for batch in reader.batches(QueueOffset(start))
+        for n in range(batch.records.base_offset, batch.records.end_offset)  # type: ignore[union-attr]
+    ]

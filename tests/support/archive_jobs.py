@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-from support.journals import PREFIX
-from support.tiers import TierBuilder
+from support.tiers import PLACE, QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
-from tiered.api.broker_place import Place
+from backends.wrapping import WrappingStore
 from tiered.archive.audit import verify_archive
 from tiered.archive.engine import first_failure, local_engine
 from tiered.archive.job import Workshop, run_job
 from tiered.archive.lookup import build
 from tiered.archive.tables import read_archive
 from tiered.clock import ManualClock
+from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from backends.base import ObjectStore
     from tiered.archive.audit import Report
@@ -31,19 +30,9 @@ if TYPE_CHECKING:
     from tiered.archive.lookup import Built
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltPlace(Place):
-    """Where ``TierBuilder`` builds."""
-
-    @property
-    def prefix(self) -> str:
-        return PREFIX
-
-
 def workshop(tier: ObjectStore, archive: ObjectStore | None = None, seed: int = 0) -> Workshop:
     store = MemoryStore("archive") if archive is None else archive
-    place = BuiltPlace("c", "b")
-    return Workshop(tier, place, store, store, ManualClock(), random.Random(seed))
+    return Workshop(tier, PLACE, store, store, ManualClock(), random.Random(seed))
 
 
 def archive(at: Workshop, jobs: int = 1) -> Result:
@@ -119,3 +108,63 @@ def with_other_messages_behind(tier: TierBuilder, *bodies: bytes) -> TierBuilder
     for body in bodies:
         again.add([body], roll=True)
     return again
+
+
+MIDNIGHT = 6_400_000
+"""The queue offset whose message is stored at midnight, by ``batch_of``."""
+
+
+def sealed_tier(*parts: Sequence[Any], queue: MessageQueue = QUEUE, first: int = 0) -> TierBuilder:
+    """A tier whose one queue has a sealed segment of each part, and an open one."""
+    tier = TierBuilder()
+    for items in (*parts, [b"open"]):
+        tier.add(items, queue=queue, first=first, roll=True)
+    return tier
+
+
+class Damaged(WrappingStore):
+    """One object has a flipped bit."""
+
+    def __init__(self, inner: MemoryStore, key: str) -> None:
+        super().__init__(inner)
+        self._key = key
+
+    def get(self, key, byte_range=None):
+        data = self._inner.get(key, byte_range)
+        return bytes([data[0] ^ 1]) + data[1:] if key.endswith(self._key) else data
+
+    def get_ranges(self, key, byte_ranges):
+        return [self.get(key, one) for one in byte_ranges]
+
+
+def small(*topics: str) -> Workshop:
+    """Topics of two segments with a message each."""
+    tier = TierBuilder()
+    for topic in topics:
+        for number in range(3):
+            tier.add([f"{topic} {number}".encode()], queue=MessageQueue(topic, 0), roll=True)
+    at = workshop(tier.store)
+    archive(at)
+    return at
+
+
+class Counting(WrappingStore):
+    """Counts requests of files."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.requests = 0
+        self.size_bytes = 0
+
+    def get(self, key, byte_range=None):
+        data = self._inner.get(key, byte_range)
+        if key.startswith("data/"):
+            self.requests += 1
+            self.size_bytes += len(data)
+        return data
+
+    def get_ranges(self, key, byte_ranges):
+        found = self._inner.get_ranges(key, byte_ranges)
+        self.requests += 1
+        self.size_bytes += sum(map(len, found))
+        return found

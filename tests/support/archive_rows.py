@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+from support.command_line import here
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from support.archive_fixtures import Sealed
     from support.captures import Message
 
 
@@ -70,3 +72,18 @@ def said_by_archive(row: dict[str, Any]) -> dict[str, Any]:
     for name in ("uniq_key", "keys", "broker", "incarnation"):
         del found[name]
     return found
+
+
+def check(tier: Sealed, url: str) -> None:
+    """After whatever happened one more run leaves nothing to do, and the archive is what Java found, each message once."""
+    here("archive", tier.url, "--to", url).good()
+    verified = here("archive", tier.url, "--to", url, "--verify", "--json").good().document
+    assert (verified["rows"], verified["findings"]) == (tier.dump.count, [])
+    assert verified["files"] == len(files(url)), "files that no entry names"
+    wanted = {t: [said_by_java(m) for m in found] for t, found in tier.dump.messages.items()}
+    found = {t: [said_by_archive(row) for row in rows] for t, rows in read_all(url).items()}
+    assert found == wanted
+
+
+def java_rows(tier: Sealed) -> list[dict[str, Any]]:
+    return [said_by_java(m) for _, found in sorted(tier.dump.messages.items()) for m in found]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+
+from tiered.archive.body_formats import BodyWishes, read_wishes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 ORDER_TYPE = "shop.Order"
 ORDER_AVSC: dict[str, Any] = {
@@ -82,3 +88,27 @@ def message(**fields: Any) -> bytes:
     for name, value in fields.items():
         setattr(order, name, value)
     return order.SerializeToString()
+
+
+def wishes(
+    *formats: str,
+    schema: bytes | None = None,
+    message: Sequence[str] = (),
+    records: bool = False,
+) -> BodyWishes:
+    schemas = [] if schema is None else ["file"]
+    return read_wishes(
+        formats, schemas, message, has_records=records, read=lambda _name: schema or b""
+    )
+
+
+KINDS = (
+    b"id BIGINT, small SMALLINT, price DECIMAL(10, 2), day DATE, at TIMESTAMP, ok BOOLEAN,"
+    b" tags ARRAY<STRING>, inner STRUCT<a: DOUBLE>"
+)
+
+
+ORDER = (
+    b'{"id": 7, "small": 3, "price": 1.25, "day": "2026-11-21", "at": "2026-11-21T10:00:00Z", "ok": true,'
+    b' "tags": ["x"], "inner": {"a": 0.5}}'
+)

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from support.examples import make
 
-from tiered.format.properties import TAGS, parse_properties, tag_hash
+from fetcher.filters import FilterError, TagFilter, compile_filter
+from fetcher.filters.batch import find_value, mark_of
+from fetcher.filters.sql92 import SqlFilter
+from fetcher.filters.sql_tree import Unanswerable
+from tiered.format.properties import TAGS, java_text, parse_properties, tag_hash
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.face import HoleReason, RecordBatch
@@ -17,6 +21,8 @@ from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from fetcher.filters import Filter
 
 QUEUE = MessageQueue("topic", 0)
 
@@ -79,3 +85,28 @@ class Answers:
 
     messages: list[bytes]
     rows: list[dict[str, Any]]
+
+
+LETTERS = {True: "T", False: "F", None: "N"}
+
+
+def letter(made: Filter, raw: bytes) -> str:
+    """T, F, N for null, X where Java throws."""
+    if isinstance(made, TagFilter):
+        return LETTERS[made.matches(parse_properties(raw))]
+    assert isinstance(made, SqlFilter)
+    values = [find_value(b"\x02" + raw, mark_of(name)) for name in made.names]
+    row = tuple(None if value is None else java_text(value) for value in values)
+    try:
+        return LETTERS[made._function(row)]
+    except Unanswerable:
+        return "X"
+
+
+def letters(row: dict[str, Any], messages: list[bytes]) -> str | None:
+    """The answers to one expression; None when it is refused."""
+    try:
+        made = compile_filter(row["text"], row["kind"], strict=False)
+    except FilterError:
+        return None
+    return "".join(letter(made, raw) for raw in messages)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support.archive_states import PLACE, archived, plan, tier
 from support.archives_made import store_state
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.test_plan import PLACE, archived, plan, tier
 from tiered.__main__ import YOUNG_OBJECTS
 from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -369,3 +370,12 @@ class Growing:
         self._lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
         here("store", "put", self.store, self._lines).good()
         here("attach", self.store, "--to", self.url, "--once").good()
+
+
+def page(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

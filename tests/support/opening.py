@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from support.journals import PREFIX
+from support.tiers import PLACE
 
 from backends.wrapping import MeteredStore
-from tiered.api.broker_place import Place
 from tiered.api.open_tier import OpenTier
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from fetcher.limits import FetchSettings
-
-
-class _Place(Place):
-    """The broker whose tier the tests build (its prefix is shorter than real ones)."""
-
-    @property
-    def prefix(self) -> str:
-        return PREFIX
-
-
-PLACE = _Place("c", "b")
 
 
 def opened_over(store: ObjectStore, settings: FetchSettings | None = None) -> OpenTier:

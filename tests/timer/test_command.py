@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import captures
+from support.clocks import Shifted
+from support.timer_stores import CAPTURED_MS, Made, delivered, pending
 
-from tests.timer.test_import import CAPTURED_MS, pending
-from tests.timer.test_local_target import Shifted, delivered
-from tests.timer.test_stores import Made
 from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError
 from tiered.format.sysflag import COMPRESSED

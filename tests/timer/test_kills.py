@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from support.clocks import Shifted
 from support.command_line import spawn
+from support.timer_stores import CAPTURED_MS, delivered, held, pending
 
-from tests.timer.test_import import CAPTURED_MS, held, pending
-from tests.timer.test_local_target import Shifted, delivered
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 from tiered.log.timers import HOUR_MS
 
