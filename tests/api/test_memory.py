@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.keyed import KeyedTier, Mail
-from support.opened import Made
-from support.opening import opened_over
+from support.opened import Made, opened_over
 from support.tiers import PREFIX
 
 from fetcher.limits import MEMORY_BYTES_MIN, FetchSettings

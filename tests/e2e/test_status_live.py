@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import command_line, live, oracle
-from support.fake_store import START_MS, FakeBroker
+from support.broker_files import START_MS, FakeBroker
 from support.live import Attach, Producer
 
 if TYPE_CHECKING:

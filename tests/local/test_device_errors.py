@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import following as harness
-from support.fake_store import TOPIC, FakeBroker
+from support.broker_files import TOPIC, FakeBroker
 
 from tiered.clock import ManualClock
 from tiered.model import MessageQueue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support import following as harness
-from support.fake_store import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
+from support.broker_files import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from support.following import flip_entry
 
 from tiered.clock import ManualClock

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from support import following as harness
-from support.fake_store import FakeBroker
+from support.broker_files import FakeBroker
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support import following as harness
-from support.fake_store import FakeBroker
+from support.broker_files import FakeBroker
 from support.unprivileged import reachable_folder, run_unprivileged
 
 from tiered.errors import ClosedError, DataError, InvalidError

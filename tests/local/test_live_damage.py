@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support import following as harness
-from support.fake_store import START_MS, TOPIC, FakeBroker
+from support.broker_files import START_MS, TOPIC, FakeBroker
 from support.following import flip_entry
 
 from tiered.clock import ManualClock

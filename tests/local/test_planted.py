@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from support import following as harness
-from support.fake_store import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
+from support.broker_files import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from support.following import flip_entry
 
 from tiered.clock import ManualClock

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support import following as harness
-from support.fake_store import FakeBroker
+from support.broker_files import FakeBroker
 
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from support import following as harness
-from support.fake_store import TOPIC, FakeBroker
+from support.broker_files import TOPIC, FakeBroker
 
 from tiered.clock import ManualClock, SystemClock
 from tiered.model import MessageQueue

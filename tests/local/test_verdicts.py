@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import captures
 from support import following as harness
-from support.fake_store import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
+from support.broker_files import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
 from support.following import flip_entry
 
 from tiered.format.properties import tag_hash
@@ -282,7 +283,7 @@ def test_flipped_tag_codes_of_a_broker_s_queues(
     opened.close()
 
 
-@pytest.mark.parametrize("name", harness.NAMES)
+@pytest.mark.parametrize("name", captures.NAMES)
 def test_no_tag_code_of_a_broker_is_wrong(name: str, tmp_path: Path):
     """Nor of several tags in one, and of a retried or delayed message."""
     opened = harness.open_store(harness.unpack(name, tmp_path))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.opened import ORDERS, Made
-from support.replays import EPOCH, MACHINE, add, head, life, part, replay, then, truncate
+from support.queue_entries import EPOCH, MACHINE, add, head, life, part, replay, then, truncate
 from support.tiers import QUEUE, TIME_MS
 
 from tiered.log.cursor import History, history_of, life_at

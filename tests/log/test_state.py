@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bundles import merge_action
-from support.replays import EPOCH, MACHINE, add, gap, life, part, replay
+from support.queue_entries import EPOCH, MACHINE, add, gap, life, part, replay
 from support.tiers import QUEUE, TierBuilder
 
 from tiered.journal.entry import Entry, json_text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bundles import merge_action
-from support.replays import EPOCH, MACHINE, add, gap, head, life, part, replay, then, truncate
+from support.queue_entries import EPOCH, MACHINE, add, gap, head, life, part, replay, then, truncate
 from support.tiers import QUEUE
 
 from tiered.log.parting import first_difference

@@ -7,8 +7,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from support.broker_files import FakeBroker
 from support.embedded import SMALL, create, reopen
-from support.fake_store import FakeBroker
 from support.stored import read_all
 
 from tiered.errors import InvalidError, TieredStoreError

@@ -9,8 +9,9 @@ import tarfile
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from support.captures import FOLDER
 
 from tiered.clock import Clock, ManualClock
 from tiered.local.face import Follower, HoleReason, RecordBatch
@@ -19,9 +20,8 @@ from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent / "data" / "stores"
-NAMES = tuple(sorted(path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.gz")))
 LEFT_ON_DISK = ("commitlog", "consumequeue", "batchconsumequeue", "config", "rocksdbstore/IDENTITY")
 SMALL = ("checkpoint", "abort", "abort.bak", "lock")
 

@@ -1,4 +1,4 @@
-"""Tiers for tests of the Python API: in memory, built part by part."""
+"""Opened tiers, for tests of the Python API: in memory, built part by part, or over a store of the test's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from unittest.mock import patch
 
 import numpy as np
 from support.merging import delete_unnamed, merge, named_bundles
-from support.tiers import TierBuilder
+from support.tiers import PLACE, TierBuilder
 
 from backends.registry import open_store
+from backends.wrapping import MeteredStore
 from tiered.api.broker_place import Place
+from tiered.api.open_tier import OpenTier
 from tiered.api.tier import open as open_tier
 from tiered.local.face import RecordBatch
 from tiered.log.decode import TierBatch
@@ -22,6 +24,8 @@ from tiered.model import LogOffset, MessageQueue, QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from backends.base import ObjectStore
+    from fetcher.limits import FetchSettings
     from tiered.api.tier import Tier
     from tiered.format.record import Record
 
@@ -93,3 +97,10 @@ def batch_of_records(records: Sequence[Record], base: int = 0, codes: int = 7) -
         ),
         LogOffset(1000),
     )
+
+
+def opened_over(store: ObjectStore, settings: FetchSettings | None = None) -> OpenTier:
+    """The tier in a store, replayed."""
+    tier = OpenTier(store, MeteredStore(store), PLACE, settings=settings)
+    tier.refresh()
+    return tier
