@@ -222,7 +222,7 @@ def check_key(key: str) -> None:
 # -- processes -------------------------------------------------------------------------------------
 #
 # A fork copies locks that other threads hold, pools without their threads, and connections that two processes would then
-# write to: whoever uses such a store may wait for ever. So each says at once that it is another process's.
+# write to: a user of such a store may wait for ever. So each says at once that it is another process's.
 
 FORKED = "it was opened by the process that this one was forked off"
 OPEN_ANEW = "open it again in this process, or start processes by `spawn` or `forkserver`"
@@ -334,7 +334,7 @@ class ForeignNames:
     """What listings of one store have left out. Any thread may call anything.
 
     Others write into the same bucket or folder, and one odd name of theirs must stop nothing. So listings leave such
-    things out, and the store remembers them here for whoever has to name them (``tiered verify``, ``doctor``, ``gc``).
+    things out, and the store remembers them here for commands that name them (``tiered verify``, ``doctor``, ``gc``).
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ class BackendError(Exception):
     retriable = False  # whether the same request may succeed later without anybody doing anything
     needs_a_person = False
     """Whether it can succeed only when somebody has mended something: credentials, room, a certificate. Such an
-    error meets every request, so whoever watches the whole store tells of it, once, with what to do."""
+    error meets every request, so the watcher of the whole store tells of it, once, with what to do."""
 
 
 class ObjectNotFoundError(BackendError, FileNotFoundError):
@@ -37,7 +37,7 @@ class PreconditionFailedError(BackendError):
 
 
 class RefusedError(BackendError):
-    """The store refuses the request, whoever makes it, until somebody has changed something. Nothing was done."""
+    """The store refuses this request from anybody until something has been changed. Nothing was done."""
 
     reason = SETTINGS
     needs_a_person = True

@@ -13,7 +13,7 @@ Contract
     equal bytes goes back to an equal version.
 
     Once it is on disk, a large object is dropped from the page cache, where a broker on the same machine needs the
-    room; whoever reads it soon reads what is on the disk.
+    room; a reader soon reads what is on the disk.
 
     Deletion is not forced to disk: after a power loss a deleted object may be back. Folders that
     became empty are removed.
@@ -140,7 +140,7 @@ class LocalFolderStore:
             try:
                 return self._create(folder, name, key, pieces)
             except FileNotFoundError:
-                # Whoever deletes the last object of a folder removes it, maybe between our opening it and the name in it.
+                # The deletion of the last object of a folder removes it, maybe between our opening it and the name in it.
                 self._folders.forget(folder)
             except OSError as error:
                 raise self._refusal(key, error) from error

@@ -205,8 +205,8 @@ class FolderCache:
     folder made anew in the place of a removed one mostly gets its number. Where the file system tells neither, a folder
     is known for as long as it is held open.
 
-    The root's own name, and those above it, are forced when it is first opened, also where it was there already: whoever
-    made it may have been killed before its name was on disk, and nobody else would ever see to that.
+    The root's own name, and those above it, are forced when it is first opened, even if it existed: the process that made
+    it may have been killed before its name was on disk, and nobody else would ever see to that.
 
     At most ``FOLDERS_OPEN_MAX`` descriptors stay open (fewer where the process may open few). Any
     thread may call anything at any time. Nothing here has to survive a crash.
@@ -483,7 +483,7 @@ class Draft:
             path: What it is called for the time being, if anything.
         """
         self.fd = fd  # open for writing
-        self.folder_fd = folder_fd  # where its name will be; held by whoever asked for it
+        self.folder_fd = folder_fd  # where its name will be; held by the caller that asked for it
         self._path = path
 
     def force(self) -> None:

@@ -143,7 +143,7 @@ class MemoryStore:
         return content_version(stored)
 
     def close(self) -> None:
-        """The objects stay, for whoever opens the same name."""
+        """The objects stay, for the next opener of the same name."""
 
     def _object(self, key: str) -> _Object:
         check_key(key)

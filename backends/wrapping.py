@@ -89,7 +89,7 @@ def put_own(store: ObjectStore, key: str, data: Sequence[Buffer] | Buffer) -> No
     """``put_if_absent`` of a key that only this writer makes; an object that has exactly these bytes is taken for ours.
 
     Args:
-        key: Not shared with other writers, unless whoever puts the same bytes means the same.
+        key: Not shared with other writers, unless the same bytes always mean the same.
         data: As for ``put_if_absent``.
 
     Raises:
@@ -108,7 +108,7 @@ def set_own(store: ObjectStore, key: str, data: bytes, expected: Version | None)
     """``compare_and_set``; when another version is there than expected and it has exactly these bytes, it is taken for ours.
 
     Args:
-        data: Bytes that no other writer has, unless whoever writes the same means the same.
+        data: Bytes that no other writer has, unless the same bytes always mean the same.
         expected: As for ``compare_and_set``.
 
     Raises:
@@ -256,7 +256,7 @@ class RetryingStore(WrappingStore):
                 self._inner.put_if_absent(key, data)
             except AlreadyExistsError:
                 self._has_answered = True
-                # Only after a lost answer: else whoever has the same bytes by chance would be taken for us.
+                # Only after a lost answer: else another writer of the same bytes would be taken for us.
                 if not unknown or not self._is_ours(key, data, tries.began_s):
                     raise
             except BackendError as error:
@@ -330,7 +330,7 @@ class RetryingStore(WrappingStore):
                 if not tries.wait_after(error):
                     raise
             else:
-                # Without a lock, as elsewhere: it only ever becomes true, whoever says so.
+                # Without a lock, as elsewhere: it only ever becomes true, in any thread.
                 self._has_answered = True
                 return found
 
@@ -486,7 +486,8 @@ class MeteredStore(WrappingStore):
 
     Requests are counted as S3 bills them: one per call, one per range of ``get_ranges``, and one per
     1,000 keys of a listing, at least one. A request that fails counts too, and as an error beside.
-    Whoever makes a failed request again says so with ``count_retry``. A process forked off the one that made it is refused.
+    A caller that makes a failed request again says so with ``count_retry``. A process forked off
+    the one that made it is refused.
     """
 
     def __init__(self, inner: ObjectStore, prices: Prices | None = None) -> None:

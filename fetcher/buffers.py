@@ -2,7 +2,7 @@
 
 Contract
     ``Memory.lend`` gives a buffer. It comes back by itself when nothing refers to it any more, no view of it, slice of such
-    or array on it; so that whoever holds on to what he was given never sees it change. Until then it is his.
+    or array on it; so that bytes which a caller keeps never change under him.
 
     Buffers are cut from one stretch of addresses, the lowest that are free first, so that what is lent is mostly memory
     that was in use before. What lies free goes back to the system when it is more than a limit, the highest first, and all

@@ -23,7 +23,7 @@ Limits
     Everything cached, on its way or reserved stays within ``cache_bytes``; a read waits for room, read-ahead does
     without. Each read has a deadline. Batches that a caller holds are the caller's.
 
-    Whoever waits for room waits in a row (``fetcher.cache``). A wait ends with the run, with the deadline, or with the
+    Reads that wait for room wait in a row (``fetcher.cache``). A wait ends with the run, with the deadline, or with the
     error of what was waited for; what had been read ahead and failed is asked for once more.
 
 After a crash nothing is left: it holds no state of its own.
@@ -104,7 +104,7 @@ class TieredMessageFetcher:
         """Read nothing yet.
 
         Args:
-            reader: The tier. Whoever makes it refresh, reads without a cursor see the outcome.
+            reader: The tier. Reads without a cursor see what any of its users has had it refresh.
             executor: For requests; with as many threads as may be under way at once.
         """
         self.settings = settings or FetchSettings()

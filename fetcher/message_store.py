@@ -63,7 +63,7 @@ from tiered.errors import (
     TieredStoreError,
 )
 from tiered.log.by_time import StoreRanges, find_by_time
-from tiered.log.marks import mark_of_item
+from tiered.log.fingerprints import fingerprint_of_item
 from tiered.log.parts import Gap
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 
@@ -324,18 +324,18 @@ class TieredMessageStore:
         return Both.of(policy, local, tier, is_one=is_one)
 
     def _is_one(self, queue: MessageQueue, local: QueueBounds, tier: QueueBounds) -> bool:
-        """Whether the last message that the journal knows by its mark and the local store has is one and the same.
+        """Whether the last message that the journal knows by its fingerprint and the local store has is one and the same.
 
         Where there is none to compare, a broker that has less than the tier has to prove it, and no other.
         """
         assert self.local is not None
         assert self.tier is not None
         has_less = is_shorter(local, tier)
-        known = self.tier.last_mark(queue, local.min, min(local.end, tier.end))
+        known = self.tier.last_fingerprint(queue, local.min, min(local.end, tier.end))
         if known is None:
             return not has_less
         try:
-            found = self.local.mark(queue, known[0])
+            found = self.local.fingerprint(queue, known[0])
         except ClosedError:
             raise
         except TieredStoreError:
@@ -446,12 +446,12 @@ class LocalSide:
     ) -> RecordBatch | None:
         return self._store.read(queue, start, bytes_max=bytes_max, count_max=count_max)
 
-    def mark(self, queue: MessageQueue, offset: QueueOffset) -> int:
-        """Mark of a message; 0: it is not there."""
+    def fingerprint(self, queue: MessageQueue, offset: QueueOffset) -> int:
+        """Fingerprint of a message; 0: it is not there."""
         batch = self.read(queue, offset, 1, 1)
         if batch is None or batch.base_offset != offset:
             return 0
-        return mark_of_item(batch, 0)
+        return fingerprint_of_item(batch, 0)
 
     def first_message(self, queue: MessageQueue) -> tuple[QueueOffset, int] | None:
         """Queue offset and store time of the first message; None: there is none."""
@@ -535,8 +535,10 @@ class TierSide:
         life = self._reader.state.life(queue)
         return None if life is None else QueueBounds(life.min_offset, life.commit_offset)
 
-    def last_mark(self, queue: MessageQueue, low: int, end: int) -> tuple[QueueOffset, int] | None:
-        """The last message of ``[low, end)`` of which the journal has a mark, and the mark."""
+    def last_fingerprint(
+        self, queue: MessageQueue, low: int, end: int
+    ) -> tuple[QueueOffset, int] | None:
+        """The last message of ``[low, end)`` of which the journal has a fingerprint, and the fingerprint."""
         view = self.view(queue)
         for part in reversed(view.parts if view is not None else []):
             at = QueueOffset(part.queue_end - 1)

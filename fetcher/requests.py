@@ -432,7 +432,7 @@ class Deadlines(Generic[T]):
 class Wishes:
     """All wishes that have not ended, and all pieces that wait to be sent.
 
-    A wish ends when it leaves its piece (``leave``, ``end_all``); whoever called that has to end its future.
+    A wish ends when it leaves its piece (``leave``, ``end_all``); the caller has to end its future.
     """
 
     def __init__(self, limits: TransferLimits, counts: Counter[str]) -> None:

@@ -8,7 +8,7 @@ moment and leaves what is to be done in ``effects``; ``fetcher.transfers`` does 
 Ordering. First come, first served within a stream and a lane. What does not fit (bytes, tokens) holds up all behind
 it, so that a large request is never starved by small ones; a single one larger than the limit passes alone.
 
-Ends. A wish ends exactly once: whoever takes it out of its range (``Asked.piece`` becomes None) decides its end. A
+Ends. A wish ends exactly once: the thread that takes it out of its range (``Asked.piece`` becomes None) decides its end. A
 slot is given back only when its call has returned, whatever has become of the askers.
 
 Retries. None, with two exceptions that are no retries of the same thing: the hedge; and when a merged request fails

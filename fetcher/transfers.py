@@ -12,7 +12,7 @@ in the executor's threads, outside of the lock; their callbacks may ask again. A
 of the executor from its next call.
 
 Errors and retries. A future ends with bytes, with the store's error (``BackendError``, as it is), with
-``DeadlineError``, or cancelled. Nothing is retried here; ``backends.wrapping`` below does that, and whoever asked may
+``DeadlineError``, or cancelled. Nothing is retried here; ``backends.wrapping`` below does that, and the caller may
 ask again. Merging is never seen by an asker: a range that is not there fails alone.
 
 A crash leaves nothing: this only reads.
@@ -144,7 +144,7 @@ class Transfers:
                 asked, stream, key, byte_range, urgent=urgent, deadline_s=deadline_s, now_s=now_s
             )
             effects = self._state.take_effects()
-        # Without the lock: whoever is told may ask again before this returns.
+        # Without the lock: a caller that is told may ask again before this returns.
         self._do(effects)
         return asked
 

@@ -82,7 +82,7 @@ def require_ours(is_ours: Callable[[], bool]) -> None:
     """Give nothing away while another run may have begun.
 
     Raises:
-        StoreUnavailableError: It may. Whoever keeps the lease finds out; as soon as it is renewed, calling again goes on.
+        StoreUnavailableError: It may. The lease's keeper finds out; as soon as it is renewed, calling again goes on.
     """
     if not is_ours():
         raise StoreUnavailableError(

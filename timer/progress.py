@@ -1,7 +1,7 @@
 """How far who delivers from a store directory is with its timers, and what he has delivered beyond what he noted.
 
 Two note it: a broker in ``config/timercheck`` and ``config/delayOffset.json``, some seconds late, and our own wheel
-(``timer.local_target``) in ``config/tieredWheel.json``, which goes first where it has noted a time. Whoever was killed has
+(``timer.local_target``) in ``config/tieredWheel.json``, which goes first where it has noted a time. A killed run has
 delivered for a moment more than he noted. What that was is found among what came into the topics since: it bears due time
 and unique id of its timer, or it is the message of a delay level, by unique id, topic and number of attempts.
 """

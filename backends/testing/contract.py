@@ -1,4 +1,4 @@
-"""The contract suite: what every ``ObjectStore`` does, whoever made it.
+"""The contract suite: what every ``ObjectStore`` does, ours and others'.
 
 Use it by a subclass in a test module that gives a fixture ``store``, an empty store of its own for
 each test::

@@ -264,7 +264,7 @@ def lose_and_rebuild(tier: KeyedTier, *, collected: bool) -> None:
             tier.store.delete(info.key)
     with ThreadPoolExecutor(2) as pool:
         plan = plan_rebuild(tier.store, PREFIX, pool)
-    assert (plan.proposal.losses, plan.refused) == ([], [])
+    assert (plan.rebuilt.losses, plan.refused) == ([], [])
     apply_rebuild(workplace(tier), plan, accept_gaps=False)
 
 

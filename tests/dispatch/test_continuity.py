@@ -189,7 +189,7 @@ def test_nothing_in_common_above_the_local_minimum_begins_anew_there():
 def test_a_tier_without_marks_is_read_instead(monkeypatch: pytest.MonkeyPatch):
     store, local = MemoryStore(), stored(60)
     with monkeypatch.context() as patched:
-        patched.setattr("tiered.log.composite.mark_of_item", lambda batch, number: 0)
+        patched.setattr("tiered.log.composite.fingerprint_of_item", lambda batch, number: 0)
         run_once(store, local)
     assert all(part.last == 0 for part in lives(store)[0].parts())
     assert counted(run_once(store, local, seed=2)) == (0, 0)
@@ -631,7 +631,7 @@ def test_a_copy_that_lags_and_can_read_what_was_damaged_waits():
 
 
 def test_what_was_merged_while_it_was_open_is_not_truncated_by_the_next_writer():
-    """A merged part bears the mark of its last record."""
+    """A merged part bears the fingerprint of its last record."""
     store, local = MemoryStore(), stored(12)
     for seed in range(3):
         run_once(store, local, seed=seed)

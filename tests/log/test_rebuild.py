@@ -36,7 +36,7 @@ from tiered.log.bundle_tables import Refused, Tabled, read_bundle_table
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergeOutput, MergeRun
 from tiered.log.parts import Parts
-from tiered.log.proposal import REBUILT_STRIDE
+from tiered.log.rebuilt_state import REBUILT_STRIDE
 from tiered.log.state import TierMachine, queue_action
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
@@ -86,7 +86,7 @@ def test_a_lost_journal_comes_back():
     before = builder.journal.state
     plan = rebuild(builder.store)
     assert plan.damage.startswith("there is no journal")
-    assert (plan.proposal.losses, plan.proposal.orphans, plan.refused) == ([], [], [])
+    assert (plan.rebuilt.losses, plan.rebuilt.orphans, plan.refused) == ([], [], [])
     after = state_of(builder.store)
     assert told(after) == told(before)
     assert after.epoch == before.epoch + 1
@@ -222,7 +222,7 @@ def test_what_a_later_writer_wrote_rules_over_what_an_older_one_left():
     before = later.journal.state
     lose_journal(builder.store)
     plan = rebuild(builder.store)
-    assert len(plan.proposal.orphans) == 1
+    assert len(plan.rebuilt.orphans) == 1
     assert told(state_of(builder.store)) == told(before)
     assert_whole(builder.store)
 
@@ -251,7 +251,7 @@ def test_of_a_round_that_was_never_named_nothing_wins_over_what_was_written_in_i
     before = later.journal.state
     lose_journal(builder.store)
     plan = rebuild(builder.store)
-    assert plan.proposal.orphans == [orphan.bundle.key]
+    assert plan.rebuilt.orphans == [orphan.bundle.key]
     assert told(state_of(builder.store)) == told(before)
 
 
@@ -270,7 +270,7 @@ def test_merged_sections_stand_for_what_they_were_made_of(deleted: bool, level: 
         builder.store.delete(PREFIX + key)
     lose_journal(builder.store)
     plan = rebuild(builder.store)
-    assert set(plan.proposal.orphans) == (set() if deleted else old)
+    assert set(plan.rebuilt.orphans) == (set() if deleted else old)
     assert told(state_of(builder.store)) == told(before)
     assert_whole(builder.store)
 
@@ -325,7 +325,7 @@ def test_a_merge_that_came_too_late_for_what_was_truncated_is_no_history(has_old
     lose_journal(builder.store)
     plan = rebuild(builder.store)
     after = state_of(builder.store)
-    assert made.stored.bundle.key in plan.proposal.orphans
+    assert made.stored.bundle.key in plan.rebuilt.orphans
     assert told(after)[QUEUE][-1] == told(before)[QUEUE][-1]
     assert_whole(builder.store)
 
@@ -372,7 +372,7 @@ def test_a_damaged_footer_costs_nothing_and_is_said(packs: bool):
     lose_journal(builder.store)
     plan = rebuild(builder.store)
     assert plan.refused == []
-    said = [note for note in plan.proposal.notes if "proves itself" in note]
+    said = [note for note in plan.rebuilt.notes if "proves itself" in note]
     assert {note.partition(":")[0] for note in said} == set(bundles)
     assert told(state_of(builder.store)) == told(before)
 
@@ -436,7 +436,7 @@ def test_missing_objects_are_a_gap_only_if_the_person_says_so():
     builder.store.delete(PREFIX + middle.bundle.key)
     lose_journal(builder.store)
     plan = plan_of(builder.store)
-    (loss,) = plan.proposal.losses
+    (loss,) = plan.rebuilt.losses
     assert (loss.queue, loss.start, loss.end) == (QUEUE, 3, 6)
     assert loss.log_bytes == middle.log.size_bytes
     with pytest.raises(InvalidError, match="accept-gaps"):
@@ -454,7 +454,7 @@ def test_a_lost_beginning_is_said():
     builder.store.delete(PREFIX + first.bundle.key)
     lose_journal(builder.store)
     plan = rebuild(builder.store)
-    assert "expired or are lost" in plan.proposal.notes[0]
+    assert "expired or are lost" in plan.rebuilt.notes[0]
     assert state_of(builder.store).queues[QUEUE][0].min_offset == 2
     assert_whole(builder.store)
 
@@ -489,7 +489,7 @@ def test_it_can_be_done_again():
     for _ in range(3):
         lose_journal(builder.store)
         before = rebuild(builder.store)
-    assert before.proposal.state.epoch == 4  # none is given twice: the lease remembers
+    assert before.rebuilt.state.epoch == 4  # none is given twice: the lease remembers
     store = builder.store
     assert before.number == 3 * REBUILT_STRIDE
     key = PREFIX + f"journal/{before.number:020d}.checkpoint"

@@ -26,7 +26,7 @@ from support.tiers import QUEUE, TierBuilder
 from tiered.errors import InvalidError
 from tiered.keys import maker_of
 from tiered.log.history import named_bundles
-from tiered.log.proposal import (
+from tiered.log.rebuilt_state import (
     EXPIRED_GAP,
     LOST_GAP,
     BuiltLife,
@@ -79,8 +79,8 @@ def expire(builder: TierBuilder, start: int, end: int, *, life: int = 0) -> None
 
 
 def spans(plan: RebuildPlan) -> list[tuple[int, int]]:
-    assert {(loss.queue, loss.incarnation) for loss in plan.proposal.losses} <= {(QUEUE, 0)}
-    return [(loss.start, loss.end) for loss in plan.proposal.losses]
+    assert {(loss.queue, loss.incarnation) for loss in plan.rebuilt.losses} <= {(QUEUE, 0)}
+    return [(loss.start, loss.end) for loss in plan.rebuilt.losses]
 
 
 def gaps(life: QueueLife) -> list[tuple[int, int, str]]:
@@ -455,7 +455,7 @@ def test_every_offset_that_the_readable_journal_knows_is_a_message_or_a_gap(
     for key in gone:
         builder.store.delete(key)
     plan = plan_of(builder.store)
-    if plan.proposal.losses:
+    if plan.rebuilt.losses:
         with pytest.raises(InvalidError, match="accept-gaps"):
             apply(plan, builder.store)
     apply(plan, builder.store, accept_gaps=True, accept_unread=True)
@@ -467,7 +467,7 @@ def test_every_offset_that_the_readable_journal_knows_is_a_message_or_a_gap(
     there = {
         offset for part in after.parts() for offset in range(part.queue_offset, part.queue_end)
     }
-    lost = {offset for gap in plan.proposal.losses for offset in range(gap.start, gap.end)}
+    lost = {offset for gap in plan.rebuilt.losses for offset in range(gap.start, gap.end)}
     held = {offset for gap in after.gaps for offset in range(gap.start, gap.end)}
     assert set(range(before.min_offset, before.commit_offset)) <= there | held
     assert set(range(before.min_offset, before.commit_offset)) - there - recorded <= lost

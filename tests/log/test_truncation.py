@@ -12,7 +12,7 @@ from support.bundles import merge_action
 from support.queue_entries import EPOCH, MACHINE, add, gap, head, life, part, replay, then, truncate
 from support.tiers import QUEUE
 
-from tiered.log.parting import first_difference
+from tiered.log.divergence import first_difference
 from tiered.log.parts import Parts
 from tiered.log.truncation import Head, head_of, is_tail, rest_of
 from tiered.log.verify_report import check_state

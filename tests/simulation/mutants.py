@@ -27,7 +27,7 @@ from tiered.journal.append import JournalWriter
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key, entry_key
-from tiered.log import composite, merge, parting, state
+from tiered.log import composite, divergence, merge, state
 from tiered.log.composite import CommitColumns, CompositeFlatFile, GroupCommit
 from tiered.log.parts import Parts
 from tiered.upkeep import compact
@@ -268,12 +268,12 @@ def _beginning_not_told() -> Patches:
 
 def _anew_behind_what_expired() -> Patches:
     """A queue that is made anew begins with what retention has left of it."""
-    begin = parting.begin_anew
+    begin = divergence.begin_anew
 
     def silent(queue: Any, life: Any, bounds: Any, start: int = 0) -> Any:
         return begin(queue, life, bounds, max(start, bounds.min))
 
-    return [mock.patch.object(module, "begin_anew", silent) for module in (parting, continuity)]
+    return [mock.patch.object(module, "begin_anew", silent) for module in (divergence, continuity)]
 
 
 def _later_part_first() -> Patches:
@@ -459,13 +459,13 @@ def _tail_not_held() -> Patches:
 
 def _truncate_at_the_wrong_offset() -> Patches:
     """One message too many."""
-    first = parting.first_difference
+    first = divergence.first_difference
 
     def early(low: int, high: int, *rest: Any) -> tuple[int, bool]:
         end, is_common = first(low, high, *rest)
         return (end - 1 if low + 1 < end < high else end), is_common
 
-    return [mock.patch.object(parting, "first_difference", early)]
+    return [mock.patch.object(divergence, "first_difference", early)]
 
 
 def _incarnation_not_begun() -> Patches:
@@ -578,7 +578,7 @@ def _mark_stays_behind_a_cut() -> Patches:
 
 
 def _cut_differently(change: Callable[[Head, Any], Head]) -> Patches:
-    cut = parting._cut
+    cut = divergence._cut
 
     def other(life: Any, *arguments: Any) -> Any:
         found = cut(life, *arguments)
@@ -588,7 +588,7 @@ def _cut_differently(change: Callable[[Head, Any], Head]) -> Patches:
         (part,) = [one for one in life.parts() if one.queue_offset == head.queue_offset]
         return end, change(head, part)
 
-    return [mock.patch.object(parting, "_cut", other)]
+    return [mock.patch.object(divergence, "_cut", other)]
 
 
 def _tags_of_the_first() -> Patches:
@@ -769,12 +769,12 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "incarnation not begun": _incarnation_not_begun,
     "what was truncated is forgotten": _tail_forgotten,
     "what was truncated is another once it is merged": _tail_known_by_its_parts,
-    "a merged part with its first part's mark": _first_mark_kept,
+    "a merged part with its first part's fingerprint": _first_mark_kept,
     "a merged part with its last part's holes": _holes_of_the_last,
     "a merged part with times that are taken to rise": _times_of_ends,
     "a part with times that are taken to rise": _times_of_the_first_and_last,
     "a part that is cut keeps no holes": _holes_stay_behind_a_cut,
-    "a part that is cut keeps its mark": _mark_stays_behind_a_cut,
+    "a part that is cut keeps its fingerprint": _mark_stays_behind_a_cut,
     "tag codes of a batch's first record": _tags_of_the_first,
     "the gap of an emptied queue goes to its end": _gap_to_the_end,
     "a lagging copy is not looked at when it grows": _lag_not_looked_at,

@@ -16,9 +16,9 @@ from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
 from tiered.journal.append import JournalWriter
 from tiered.keys import JOURNAL
+from tiered.log.divergence import fingerprints_to_witness
 from tiered.log.expiry import plan_expiry
 from tiered.log.history import TierHistory
-from tiered.log.parting import marks_to_witness
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
@@ -278,13 +278,13 @@ def test_what_was_compared_with_a_store_that_changed_meanwhile_does_not_count(
     lost: list[_Queue] = []
 
     def loses(*arguments: Any) -> tuple[int, ...]:
-        found = marks_to_witness(*arguments)
+        found = fingerprints_to_witness(*arguments)
         lost.append(local._queues[queue].cut(0))
         return found
 
     with dispatching(store, local, seed=2) as dispatcher:
         with monkeypatch.context() as patched:
-            patched.setattr("tiered.dispatch.continuity.marks_to_witness", loses)
+            patched.setattr("tiered.dispatch.continuity.fingerprints_to_witness", loses)
             dispatcher.follow(lambda: False, until_idle=True)
             assert dispatcher.drain(20), dispatcher.fault
         for one in lost:

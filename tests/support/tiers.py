@@ -21,7 +21,7 @@ from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.append import JournalWriter
 from tiered.local.face import HoleReason, Quarantined, RecordBatch
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
-from tiered.log.parting import measure
+from tiered.log.divergence import measure
 from tiered.log.parts import QueueLife, queue_action
 from tiered.log.state import TierMachine
 from tiered.log.truncation import Head

@@ -4,7 +4,7 @@ Overview: an ``AsyncTier`` wraps a ``Tier``. What may wait for the store runs in
 loop is held up only by handing messages over. Followers that wait for more wait in the loop, without a thread, however many
 they are; one listing of the journal serves all that wait at that moment.
 
-Cancelling: whoever awaits is let go at once. A read that a thread is amid of runs on until its answer, its deadline or
+Cancelling: the awaiting task is released at once. A read that a thread is amid of runs on until its answer, its deadline or
 ``close``; of an iterator it is kept, and the next ``anext`` has what it gives (``AsyncReading``).
 
 Ordering, retries and errors are those of ``Tier``.
@@ -272,7 +272,7 @@ class AsyncTier:
             return await future
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # Cancelled by the pool that was shut down, not by whoever awaits: that is told as what it is.
+            # Cancelled by the pool that was shut down, not by the task that awaits: that is told as what it is.
             if self._closing.is_set() and task is not None and not task.cancelling():
                 raise self._closed() from None
             raise
@@ -387,7 +387,7 @@ class AsyncReading(Generic[T]):
         found = await self._outcome(asyncio.shield(self._step))
         if self._is_over:  # closed meanwhile
             return
-        self._step = None  # not before: whoever is cancelled leaves it to the next
+        self._step = None  # not before: a cancelled task leaves it to the next
         if found is not None:
             self._ready.extend(found)
         elif self._pause is None:

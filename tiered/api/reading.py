@@ -37,7 +37,7 @@ class Span:
     cursor: QueueCursor  # on the history
     start: QueueOffset  # first queue offset
     stop: QueueOffset  # one past the last
-    is_firm: bool = False  # whoever reads has named the end: it is read ahead up to there
+    is_firm: bool = False  # the reader has named the end: it is read ahead up to there
 
 
 def require_positive(name: str, value: float) -> None:

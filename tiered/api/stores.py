@@ -154,8 +154,8 @@ def open_for_reading(
 #
 # Nothing is retried here. Once ``wait_out_refusals`` was called, a refusal (credentials revoked or expired, a permission
 # taken away, a certificate that is not accepted any more) comes as a ``RefusedForNowError``, which those above try again
-# as they do any outage: whoever follows a broker for months must not end because a key was rotated. Before that, and for
-# whoever runs once, a refusal ends the run. A refused write has changed nothing, so trying again is harmless.
+# as they do any outage: a reader that follows a broker for months must not end because a key was rotated. Before that, and
+# for a single run, a refusal ends the run. A refused write has changed nothing, so trying again is harmless.
 #
 # A store that is nearly full takes small objects and refuses large ones. So it counts as full until it has taken one that
 # was put after the last refusal and is as large as the smallest refused one, or has refused none for a minute. Else each

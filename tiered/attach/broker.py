@@ -153,7 +153,7 @@ def _is_bare(directory: str) -> bool:
             not one.is_dir() or any(one.iterdir()) for one in found
         )
     except OSError:
-        return False  # said by whoever opens it
+        return False  # its opener reports it
 
 
 def require_apart(directory: str, url: str) -> None:

@@ -16,7 +16,7 @@ Retries and errors: what the tier or the disk could not do is tried again, with 
 of failures and once a minute while they last. A defect ends this thread, not the writer: the tier is then complete but for
 its index, an ERROR says so, and the writer counts as not well (``defect``).
 
-After a crash: what was collected is gone, and is collected again by whoever comes next.
+After a crash: what was collected is gone, and is collected again by the next writer.
 """
 
 from __future__ import annotations

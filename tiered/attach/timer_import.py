@@ -167,7 +167,7 @@ class TimerFollower:
         """Touch nothing yet.
 
         Args:
-            local: Shows timer topics; whoever follows it keeps it fresh.
+            local: Shows timer topics; its follower keeps it fresh.
             bare: Of the tier, without tries.
             freshness_s: Between two looks, at least.
         """

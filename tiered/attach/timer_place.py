@@ -1,6 +1,6 @@
 """Where a broker's timers lie: ``timer/`` below its prefix, with a journal, a lease and bundles of their own.
 
-So taking and handing over timers never fences the writer of the broker's topics, and whoever reads topics never meets a
+So taking and handing over timers never fences the writer of the broker's topics, and a reader of topics never meets a
 timer; everything that works on a tier works on this one as well.
 """
 

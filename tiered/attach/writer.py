@@ -154,7 +154,7 @@ class Attachment:
             options: For S3.
             rng: For tests; by default from the system.
             announce: Told of a holder whose lease is waited for.
-            stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
+            stopping: ``stop`` sets it; its holder can end the waiting in here as well.
 
         Raises:
             ClosedError: ``stopping`` was set while the store was opened, or its names were waited for.
@@ -200,7 +200,7 @@ class Attachment:
             self._journal.catch_up()  # reads first: a store that cannot be reached is told soonest
             self._require_same_store()
             able = require_conditional_writes(self._store, self._rng, self.meter.url)
-            # The lease before the epoch: whoever is alive and writes is waited for, and not fenced out of his work.
+            # The lease before the epoch: a living writer is waited for, and not fenced out in the middle of its work.
             self._lease.acquire(
                 wait=self._settings.wait, announce=self._announce, stop=self._wait_stopping
             )

@@ -1,10 +1,10 @@
 """Continuity: what was taken last is held against the local store, so that nothing the broker truncated is silent.
 
 Overview: a queue is *open* until its last record taken was met again in the local store at its queue offset (queue offset,
-store time, unique key, body CRC: ``tiered.log.marks``). It is looked at: when dispatch starts; when the follower says that
-its offsets fell or that the store was looked at anew; behind each bulk read of compensation; and now and then
-(``patrol``). Such a look costs one local read and no request to the tier, since the journal has the marks. A queue that
-does not fit is *suspect*: nothing of it is taken until a compensate thread has decided (``resolve``):
+store time, unique key, body CRC: ``tiered.log.fingerprints``). It is looked at: when dispatch starts; when the follower
+says that its offsets fell or that the store was looked at anew; behind each bulk read of compensation; and now and then
+(``patrol``). Such a look costs one local read and no request to the tier, since the journal has the fingerprints. A queue
+that does not fit is *suspect*: nothing of it is taken until a compensate thread has decided (``resolve``):
 
 - the local store has the same messages, but fewer: a lagging copy. Nothing is done; it is looked at again when it grows.
 - it has other messages from some offset on: ``truncate`` ends the queue there (power loss, truncation, a backup).
@@ -33,17 +33,17 @@ from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
 from tiered.dispatch.group_commit import Fact, retry_level
-from tiered.log.marks import HOLE, mark_of_item
-from tiered.log.parting import (
+from tiered.log.divergence import (
     Change,
     begin_anew,
-    mark_in_tier,
-    marks_to_witness,
+    fingerprint_in_tier,
+    fingerprints_to_witness,
     measure,
     plan_beginning,
     plan_change,
     was_taken,
 )
+from tiered.log.fingerprints import HOLE, fingerprint_of_item
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ _PATROL_S = 0.25
 _PATROL_QUEUES = 16
 """Every ``_PATROL_S`` so many queues at most: about one percent of a processor."""
 _AGAIN_S = 2.0
-"""A queue is patrolled at most so often; and so often one is resolved of which the journal has no mark."""
+"""A queue is patrolled at most so often; and so often one is resolved of which the journal has no fingerprint."""
 _COMPLAIN_S = 60.0
 _RIPE_S = 30.0
 """A queue that is shorter than the tier is resolved at the latest after this time, if the follower lags so long."""
@@ -183,10 +183,10 @@ _RIPE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Vouched:
-    """A last record that cannot be compared by the journal's mark alone, and was decided on."""
+    """A last record that cannot be compared by the journal's fingerprint alone, and was decided on."""
 
     offset: QueueOffset
-    marks: tuple[int, ...]
+    fingerprints: tuple[int, ...]
     """What the local store had there, and before it, downwards to the nearest message that both sides have."""
 
 
@@ -195,7 +195,7 @@ class _Short:
     """A local queue that is shorter than the tier, and has nothing else."""
 
     end: QueueOffset  # of the local queue
-    mark: int | None
+    fingerprint: int | None
     """Of its last record; None: it has none, since it was deleted or retention has emptied it."""
 
 
@@ -216,7 +216,7 @@ class Continuity:
         """Wire it.
 
         Args:
-            store: Where tier records are read, when marks do not decide.
+            store: Where tier records are read, when fingerprints do not decide.
             files: The write sides, which are made anew when a queue has moved; and where new queues begin.
         """
         self._local = local
@@ -315,7 +315,7 @@ class Continuity:
         return moved
 
     def _may_read(self, now_s: float) -> bool:
-        """Whether a queue may be resolved now only because the journal has no mark of it: one now and then."""
+        """Whether a queue may be resolved now only because the journal has no fingerprint of it: one now and then."""
         return now_s >= self._read_s
 
     def _next_in_ring(self, now_s: float) -> list[MessageQueue]:
@@ -328,7 +328,9 @@ class Continuity:
     def _forget_emptied(self) -> None:
         """Queues that have grown since they were empty, and are empty again, are looked at anew: a gap to be told."""
         emptied = [
-            (queue, one.end) for queue, one in list(self._lagging.items()) if one.mark is None
+            (queue, one.end)
+            for queue, one in list(self._lagging.items())
+            if one.fingerprint is None
         ]
         bounds = self._local.queues() if emptied else {}
         for queue, end in emptied:
@@ -387,10 +389,10 @@ class Continuity:
         known = self._lagging.get(queue)
         if known is None:
             return False
-        if known.mark is None:
-            return self._local_mark(queue, 0) is None
-        is_longer = self._local_mark(queue, known.end) is not None
-        return not is_longer and self._local_mark(queue, known.end - 1) == known.mark
+        if known.fingerprint is None:
+            return self._local_fingerprint(queue, 0) is None
+        is_longer = self._local_fingerprint(queue, known.end) is not None
+        return not is_longer and self._local_fingerprint(queue, known.end - 1) == known.fingerprint
 
     # -- of any thread --------------------------------------------------------------------------
 
@@ -400,32 +402,32 @@ class Continuity:
         """Hold the last record taken against the local store. One small local read, two where nothing was taken.
 
         Args:
-            last: What was taken last, and its mark.
+            last: What was taken last, and its fingerprint.
         """
         if last is None:
             return self._beginnings.look(queue, start)
-        offset, mark = last
-        found = self._local_mark(queue, offset)
+        offset, fingerprint = last
+        found = self._local_fingerprint(queue, offset)
         if found is None:
-            found = self._compacted_mark(queue, offset)
+            found = self._compacted_fingerprint(queue, offset)
         if found is None:
             return Look.SHORTER
-        if mark > 0 and found > 0:
-            return Look.SAME if found == mark else Look.DIFFERENT
+        if fingerprint > 0 and found > 0:
+            return Look.SAME if found == fingerprint else Look.DIFFERENT
         return Look.SAME if found == 0 or self._is_vouched(queue, offset, found) else Look.UNKNOWN
 
     def _is_vouched(self, queue: MessageQueue, offset: QueueOffset, found: int) -> bool:
         """Whether a record that cannot be compared was decided on, and nothing has changed there since."""
         vouched = self._vouched.get(queue)
-        if vouched is None or (vouched.offset, vouched.marks[0]) != (offset, found):
+        if vouched is None or (vouched.offset, vouched.fingerprints[0]) != (offset, found):
             return False
         return self._is_as_seen(queue, vouched)
 
     def _is_as_seen(self, queue: MessageQueue, vouched: _Vouched) -> bool:
         """Whether the local store still has what was seen, or retention has taken it."""
-        for at, mark in enumerate(vouched.marks):
-            found = self._local_mark(queue, vouched.offset - at)
-            if found not in {mark, 0} and not (found is None and not mark):
+        for at, fingerprint in enumerate(vouched.fingerprints):
+            found = self._local_fingerprint(queue, vouched.offset - at)
+            if found not in {fingerprint, 0} and not (found is None and not fingerprint):
                 return False
         return True
 
@@ -443,7 +445,7 @@ class Continuity:
 
         Args:
             batch: Begins before ``start``.
-            last: What was taken last, and its mark.
+            last: What was taken last, and its fingerprint.
         """
         if last is None:
             is_odd = not self._beginnings.is_right(batch.queue, start)
@@ -457,12 +459,12 @@ class Continuity:
         self, queue: MessageQueue, last: tuple[QueueOffset, int], batch: RecordBatch
     ) -> bool:
         """Whether a batch has another record in the place of the last one taken, or one that only the tier can tell."""
-        (offset, mark), number = last, last[0] - batch.base_offset
+        (offset, fingerprint), number = last, last[0] - batch.base_offset
         if not 0 <= number < batch.count:
             return False
-        found = mark_of_item(batch, number) if batch.sizes[number] else HOLE
-        if mark > 0 and found > 0:
-            return found != mark
+        found = fingerprint_of_item(batch, number) if batch.sizes[number] else HOLE
+        if fingerprint > 0 and found > 0:
+            return found != fingerprint
         return not self._is_vouched(queue, offset, found)
 
     def suspect(self, queue: MessageQueue) -> None:
@@ -473,19 +475,19 @@ class Continuity:
     @property
     def lagging(self) -> int:
         """Queues of which the tier has more than the local store, and nothing else: a lagging copy."""
-        return sum(one.mark is not None for one in list(self._lagging.values()))
+        return sum(one.fingerprint is not None for one in list(self._lagging.values()))
 
-    def _local_mark(self, queue: MessageQueue, offset: int) -> int | None:
-        """Mark of a local record; 0 when it has expired, ``HOLE``, or None when the queue ends before it."""
+    def _local_fingerprint(self, queue: MessageQueue, offset: int) -> int | None:
+        """Fingerprint of a local record; 0 when it has expired, ``HOLE``, or None when the queue ends before it."""
         batch = self._local.read(queue, QueueOffset(offset), bytes_max=1, count_max=1)
         if batch is None:
             return None
         if batch.base_offset != offset:
             return 0
-        return mark_of_item(batch, 0) if batch.sizes[0] else HOLE
+        return fingerprint_of_item(batch, 0) if batch.sizes[0] else HOLE
 
-    def _compacted_mark(self, queue: MessageQueue, offset: int) -> int | None:
-        """Mark of a record that only the compaction log has, since all of the queue has expired.
+    def _compacted_fingerprint(self, queue: MessageQueue, offset: int) -> int | None:
+        """Fingerprint of a record that only the compaction log has, since all of the queue has expired.
 
         0 when newer ones have taken its place: the log goes on behind it. None when it ends before it.
         """
@@ -493,7 +495,7 @@ class Continuity:
         if left is None:
             return None
         is_there = left.base_offset == offset and left.sizes[0] > 0
-        return mark_of_item(left, 0) if is_there else 0
+        return fingerprint_of_item(left, 0) if is_there else 0
 
     # -- of a compensate thread -----------------------------------------------------------------
 
@@ -555,25 +557,27 @@ class Continuity:
 
         reader = QueueReader.of_life(self._store, self._prefix, queue, life)
 
-        def local_mark(offset: int) -> int:
-            return self._local_mark(queue, offset) or 0
+        def local_fingerprint(offset: int) -> int:
+            return self._local_fingerprint(queue, offset) or 0
 
-        def tier_mark(offset: int) -> int:
-            return mark_in_tier(reader, offset)
+        def tier_fingerprint(offset: int) -> int:
+            return fingerprint_in_tier(reader, offset)
 
         # Both before the histories are held against each other: what comes to the store meanwhile is known to nobody.
         is_shorter = bounds.end < life.commit_offset
-        short = _Short(bounds.end, local_mark(bounds.end - 1)) if is_shorter else None
+        short = _Short(bounds.end, local_fingerprint(bounds.end - 1)) if is_shorter else None
         last, vouched = file.last_taken, None
-        if last and (not last[1] or local_mark(last[0]) == HOLE):
+        if last and (not last[1] or local_fingerprint(last[0]) == HOLE):
             low = min(last[0], max(life.min_offset, bounds.min))
-            vouched = _Vouched(last[0], marks_to_witness(low, last[0], local_mark, tier_mark))
+            vouched = _Vouched(
+                last[0], fingerprints_to_witness(low, last[0], local_fingerprint, tier_fingerprint)
+            )
         change = plan_change(
             queue,
             life,
             bounds,
-            local_mark=local_mark,
-            tier_mark=tier_mark,
+            local_fingerprint=local_fingerprint,
+            tier_fingerprint=tier_fingerprint,
             read_items=lambda part, count: measure(self._store, self._prefix, part, count),
         )
         if change is None and vouched:
@@ -592,7 +596,7 @@ class Continuity:
         if life and last:
             look, found = self.look(queue, file.append_offset, last), None
             if look is Look.UNKNOWN:
-                found = self._local_mark(queue, last[0])
+                found = self._local_fingerprint(queue, last[0])
             # A hole that ends the tier must not hide a message: what comes with it may be new, too.
             if look is Look.DIFFERENT or (found is not None and found > 0):
                 return begin_anew(queue, life, bounds)

@@ -252,7 +252,7 @@ def plan_bundles(taken: Sequence[GroupCommit], bundle_bytes: int) -> list[list[G
 
 _QUICK_S = 5.0
 _SLOW_S = 15.0
-"""Half of a store's usual deadline (30 s): whoever comes near it has too much beside it."""
+"""Half of a store's usual deadline (30 s): a flush that comes near it has too much beside it."""
 _AT_FIRST = 2
 
 
@@ -291,7 +291,7 @@ class GroupCommitter:
 
         Args:
             submit: Told of what is durable, in the order of each queue.
-            context: Its ``wake`` is set when a round is due, for whoever calls ``scan``.
+            context: Its ``wake`` is set when a round is due, for the caller of ``scan``.
             guard: Runs a thread's body and reports its error.
         """
         settings, clock = context.settings, context.clock

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiered.local.face import MISSING_REASONS, RecordBatch
+from tiered.log.fingerprints import fingerprint_of_item
 from tiered.log.flat_file import ITEM_BYTES, encode_items
-from tiered.log.marks import mark_of_item
 from tiered.log.parts import QueueLife
 from tiered.model import LogOffset, MessageQueue, QueueBounds, QueueOffset
 
@@ -119,7 +119,7 @@ class GroupCommit:
     batches: Sequence[RecordBatch]  # its records; let go when it is handed on to be named
     data_bytes: int  # bytes of its records
     count: int  # its items
-    last: int = 0  # mark of its last record (``tiered.log.marks``); 0 when the last item is a hole
+    last: int = 0  # fingerprint of its last record (``tiered.log.fingerprints``); 0 when the last item is a hole
     stored: StoredBundle | None = None
     """The bundle that its section lies in, as soon as that is durable."""
     number: int = 0  # of the section in the bundle
@@ -289,14 +289,14 @@ class CompositeFlatFile:
 
     @property
     def last_taken(self) -> tuple[QueueOffset, int] | None:
-        """The last item taken (in front of a gap, when that is the last thing known), and its mark.
+        """The last item taken (in front of a gap, when that is the last thing known), and its fingerprint.
 
-        The mark is 0 when the item is a hole, or when the journal does not say; None: nothing has been taken.
+        The fingerprint is 0 when the item is a hole, or when the journal does not say; None: nothing has been taken.
         """
         if not self._buffer:
             return self._last
         batch = self._buffer[-1][0]
-        return QueueOffset(batch.end_offset - 1), mark_of_item(batch, -1)
+        return QueueOffset(batch.end_offset - 1), fingerprint_of_item(batch, -1)
 
     @property
     def is_held(self) -> bool:
@@ -354,7 +354,7 @@ class CompositeFlatFile:
             batches,
             size,
             batches[-1].end_offset - self._taken_offset,
-            mark_of_item(batches[-1], -1),
+            fingerprint_of_item(batches[-1], -1),
         )
         self._last = QueueOffset(commit.queue_end - 1), commit.last
         self._tail.size_bytes += size

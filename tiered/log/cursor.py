@@ -1,4 +1,4 @@
-"""A cursor over a queue's lives: whoever reads a queue piece by piece stays on one history of it.
+"""A cursor over a queue's lives: who reads a queue in steps stays on one history of it.
 
 Overview
     Queue offsets alone do not say which messages are meant. The broker may truncate an end of a queue and write others at

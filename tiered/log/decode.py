@@ -1,6 +1,6 @@
 """From the checked bytes of a part to its records: items, what they point at, and whether both agree.
 
-Pure: whoever has read the bytes (``tiered.log.reader`` one after another, ``fetcher`` ahead) has them decoded here, so
+Pure: bytes that were read (by ``tiered.log.reader`` one after another, by ``fetcher`` ahead) are decoded here, so
 that no reader hands out a record that does not say of itself what its index says of it.
 """
 

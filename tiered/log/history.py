@@ -142,7 +142,7 @@ class TierHistory:
 
     Attributes:
         base: The state at its beginning, or before; None unless ``covers``.
-        once_named: Keys below the prefix that were part of history before the grace: whoever made them, none of them that
+        once_named: Keys below the prefix that were part of history before the grace: made by any process; none of them that
             is not named now will ever be named again.
         bound: The journal may be trimmed up to this checkpoint, which is whole as another behind it is; 0: not at all.
         problems: What is strange about checkpoints that would be relied on: one says another thing than replay.

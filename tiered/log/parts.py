@@ -104,7 +104,7 @@ class Part:
     holes: int  # items without a message
     store_min_ms: int  # smallest store time; -1 when all items are holes
     store_max_ms: int  # greatest store time; -1 likewise
-    last: int = 0  # mark of the last item's record (``tiered.log.marks``); 0: not known, or a hole
+    last: int = 0  # fingerprint of the last item's record (``tiered.log.fingerprints``); 0: not known, or a hole
     records_at: int = 0
     """Position of its first byte in the section's records: above 0 for what lies behind a cut."""
     items_at: int = 0  # number of its first item in the section
@@ -218,7 +218,7 @@ class _Rows:
                 return False
             end = at + len(bundles)
             if end > len(self.rows):
-                # Into a new array: whoever looks at the old one goes on doing so.
+                # Into a new array: readers of the old one keep it as it was.
                 room = bytearray(max(end, at + at // 2 + _SPARE) * PART.itemsize)
                 room[: at * PART.itemsize] = self.rows[:at].tobytes()
                 self._room, self.rows = room, np.frombuffer(room, PART)
@@ -537,7 +537,7 @@ class QueueLife:
     """Of what the broker truncated: where it was cut off, whatever of it has expired since; else -1."""
     cut_by: int = 0
     """Likewise: number of the journal entry that cut it off, by which it is known again whatever is merged,
-    compacted or given up of it; else 0, as where bundles alone tell of it (``tiered.log.proposal``)."""
+    compacted or given up of it; else 0, as where bundles alone tell of it (``tiered.log.rebuilt_state``)."""
     passes: tuple[Pass, ...] = ()
     """Of compaction, as many as still matter; the last says how far it is compacted."""
 
@@ -677,7 +677,7 @@ def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) 
 def encode_columns(parts: Iterable[Parts]) -> dict[str, Any]:
     """Many rows of parts as JSON: their bundles once, and each column packed by itself.
 
-    So whoever reads it holds the rows and one column more, however many there are.
+    So a reader holds the rows and one column more, however many parts there are.
     """
     number: dict[Bundle, int] = {}
     several = list(parts)

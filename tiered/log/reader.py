@@ -62,7 +62,7 @@ class TierReader:
 
     @property
     def state(self) -> TierState:
-        """As of the last ``refresh``, of whomever: reading refreshes when an object is gone."""
+        """As of the last ``refresh`` by any caller: reading refreshes when an object is gone."""
         return self._journal.state
 
     @property

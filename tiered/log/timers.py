@@ -109,7 +109,7 @@ class TimerHour:
 
     A file is handed over in sweeps, since it may grow meanwhile: a sweep takes the items from ``done`` to ``end``, but those
     that are held back, in the order of due time and offset; ``rank`` of them are handed over (or dropped). What cannot be
-    read is held back, and handed over when it can: whoever has the run takes it out of ``held`` behind that.
+    read is held back, and handed over when it can: the run that does so takes it out of ``held`` afterwards.
     """
 
     due_min_ms: int  # smallest due time

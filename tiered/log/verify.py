@@ -44,8 +44,8 @@ from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key
 from tiered.local.face import HoleReason
 from tiered.log.broker_tables import HANDOVER, is_handed_over, read_handover
 from tiered.log.history import named_objects, parts_by_bundle
-from tiered.log.proposal import REBUILT_STRIDE
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
+from tiered.log.rebuilt_state import REBUILT_STRIDE
 from tiered.log.state import Gap, TierMachine
 from tiered.log.timers import FACTS, kept_facts
 from tiered.log.truncation import is_tail

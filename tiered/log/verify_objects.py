@@ -18,9 +18,9 @@ from tiered.format.object import parse_trailer
 from tiered.format.record import RecordFault
 from tiered.keys import parse_index_key
 from tiered.log.bundles import sections_of
+from tiered.log.fingerprints import fingerprint_of
 from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.indexed import uncovered
-from tiered.log.marks import mark_of
 from tiered.log.ranges import Ranges, clipped, joined, without
 from tiered.log.salvage import OpenSectionBytes, lost_items, open_damaged
 from tiered.log.sections import split_section
@@ -355,13 +355,15 @@ class _PartCheck:
         self._last(log, where, starts, sizes)
 
     def _last(self, log: memoryview, where: Ints, starts: Ints, sizes: Ints) -> None:
-        """By its mark the last record is known again when the local store is looked at."""
+        """By its fingerprint the last record is known again when the local store is looked at."""
         part = self._part
         if not part.last or not len(where) or int(where[-1]) != part.count - 1:
             return
         start = int(starts[-1])
-        if mark_of(log[start : start + int(sizes[-1])]) != part.last:
-            self._problem("record", "the last record is not the one whose mark the journal has")
+        if fingerprint_of(log[start : start + int(sizes[-1])]) != part.last:
+            self._problem(
+                "record", "the last record is not the one whose fingerprint the journal has"
+            )
 
     def _owners(self, block: RecordBlock, where: Ints, of_item: Ints, sound: Flags) -> None:
         """Whether the records are of this queue and of their items' queue offsets."""

@@ -55,7 +55,7 @@ RETRY_S: Final = 30.0
 PLACES_S: Final = 30.0
 """How often brokers are looked for."""
 FORGOTTEN_MS: Final = 86_400_000
-"""After so long without a sign the object of a member is deleted by whoever sees it."""
+"""After so long without a sign the object of a member is deleted by any member that sees it."""
 PORTS_TRIED: Final = 1000
 
 

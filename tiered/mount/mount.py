@@ -171,7 +171,7 @@ class Mount:
         Args:
             options: For S3.
             announce: Told of another mount whose lease is waited for.
-            stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
+            stopping: ``stop`` sets it; its holder can end the waiting in here as well.
 
         Raises:
             NotHandedOverError: The broker was not decommissioned, and has to be.

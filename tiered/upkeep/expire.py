@@ -26,9 +26,9 @@ import numpy as np
 from backends.errors import ObjectNotFoundError
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError
+from tiered.log.divergence import Change, fingerprint_in_tier, measure, plan_end
 from tiered.log.expiry import ExpiryStep, expired, newest_ms, plan_expiry, plan_handed, plan_removal
 from tiered.log.flat_file import ITEM, ITEM_BYTES
-from tiered.log.parting import Change, mark_in_tier, measure, plan_end
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.sections import read_range
 from tiered.log.timers import HOUR_MS, hour_queue
@@ -471,7 +471,7 @@ def _step(
         queue,
         life,
         end,
-        tier_mark=lambda offset: mark_in_tier(reader, offset),
+        tier_fingerprint=lambda offset: fingerprint_in_tier(reader, offset),
         read_items=lambda part, count: measure(at.store, at.prefix, part, count),
     )
     gone = _ended(life, change.action, life.commit_offset)

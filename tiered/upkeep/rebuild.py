@@ -1,7 +1,7 @@
 """Rebuild: a lost or damaged journal, or a key index, again from what objects say of themselves. Plan, then apply.
 
 Overview: ``plan_rebuild`` reads the journal as far as it goes, lists all objects, reads every bundle's table, and
-lets ``tiered.log.proposal`` propose a state. ``apply_rebuild`` makes that state the tier's: an epoch's entry and its
+lets ``tiered.log.rebuilt_state`` propose a state. ``apply_rebuild`` makes that state the tier's: an epoch's entry and its
 checkpoint, with a number beyond every one that can have been used (the next multiple of ``REBUILT_STRIDE``).
 
 Ordering: lease; the epoch's entry, which fences; a listing, which must be the plan's; the checkpoint; the replay that shows
@@ -57,16 +57,16 @@ from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
 from tiered.log.bundle_tables import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
 from tiered.log.indexed import after_index, index_action
-from tiered.log.proposal import (
+from tiered.log.reader import TierReader
+from tiered.log.rebuilt_state import (
     REBUILT_STRIDE,
     Loss,
-    Proposal,
+    RebuiltState,
     ends_behind,
     expired_behind,
     not_found,
     propose,
 )
-from tiered.log.reader import TierReader
 from tiered.log.sections import read_range
 from tiered.log.state import TierMachine, TierState, require_known
 from tiered.log.timers import TIMER_TOPIC, kept_facts, mended_facts
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action, Entry
     from tiered.log.parts import IndexObject, SectionRange, TierState
-    from tiered.log.proposal import LifeKey
+    from tiered.log.rebuilt_state import LifeKey
     from tiered.upkeep.workplace import Workplace
 
 Listed = dict[str, list[Any]]
@@ -110,7 +110,7 @@ class RebuildPlan:
     number: int  # of the checkpoint to be written
     listing: Listed
     """Of each folder but the lease how many objects it has, and a fingerprint of their keys and sizes."""
-    proposal: Proposal  # the new state, of the new epoch, and what is to be said of it
+    rebuilt: RebuiltState  # the new state, of the new epoch, and what is to be said of it
     refused: list[Refused] = field(default_factory=list)
     """Bundles whose own table is of no use, or of which only entries tell."""
     objects: int = 0  # bundles read
@@ -118,7 +118,7 @@ class RebuildPlan:
     @property
     def unread(self) -> list[Refused]:
         """Those of which the proposed state has nothing."""
-        named = named_bundles(self.proposal.state)
+        named = named_bundles(self.rebuilt.state)
         return [one for one in self.refused if one.key not in named]
 
 
@@ -199,7 +199,7 @@ def plan_rebuild(
             do="delete that object, and rebuild then",
         )
     if not damage:
-        return RebuildPlan("", number, listing.folders, Proposal(reader.state))
+        return RebuildPlan("", number, listing.folders, RebuiltState(reader.state))
     tabled, refused = _tables(store, prefix, listing, executor, progress)
 
     def read(want: SectionRange) -> memoryview:
@@ -207,7 +207,7 @@ def plan_rebuild(
 
     history = reader.state.history or remembered.history
     behind = _whole_entries_behind(reader, prefix, listing)
-    proposal = propose(
+    rebuilt = propose(
         tabled,
         replace(reader.state, history=history),
         sizes={info.key[len(prefix) :]: info.size_bytes for info in listing.data},
@@ -220,21 +220,21 @@ def plan_rebuild(
         ],
         behind=behind,
     )
-    state = replace(proposal.state, epoch=proposal.state.epoch + 1)
-    state = _with_handover(store, listing.meta, prefix, state, proposal.notes)
-    proposal.state = _with_timers(store, prefix, reader, state, proposal.notes)
-    proposal.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
+    state = replace(rebuilt.state, epoch=rebuilt.state.epoch + 1)
+    state = _with_handover(store, listing.meta, prefix, state, rebuilt.notes)
+    rebuilt.state = _with_timers(store, prefix, reader, state, rebuilt.notes)
+    rebuilt.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
     if listing.indexes:
-        proposal.notes.append(
+        rebuilt.notes.append(
             f"the key index ({listing.indexes} objects) is given up; the next writer makes it again"
         )
     ends, lows = ends_behind(reader.state, behind), expired_behind(reader.state, behind)
     refused += starmap(Refused, not_found(state, ends, lows))
-    if not any(proposal.parts()):
+    if not any(rebuilt.parts()):
         refused += [
             Refused(key, "its key is of no form that is known here") for key in listing.unknown
         ]
-    return RebuildPlan(damage, number, listing.folders, proposal, refused, len(listing.data))
+    return RebuildPlan(damage, number, listing.folders, rebuilt, refused, len(listing.data))
 
 
 def _tables(
@@ -367,8 +367,8 @@ def apply_rebuild(
     """
     if _is_applied(at, plan):
         return False
-    if plan.proposal.losses and not accept_gaps:
-        first, *others = plan.proposal.losses
+    if plan.rebuilt.losses and not accept_gaps:
+        first, *others = plan.rebuilt.losses
         more = f", and {len(others)} more of the like" if others else ""
         raise InvalidError(
             f"objects are missing: those of {first}{more}",
@@ -385,7 +385,7 @@ def apply_rebuild(
         )
     require_conditional_writes(at.store, at.rng, at.store.url)
     _require_unchanged(at, plan)
-    before = replace(plan.proposal.state, epoch=plan.proposal.state.epoch - 1)
+    before = replace(plan.rebuilt.state, epoch=plan.rebuilt.state.epoch - 1)
     in_new_epoch(at, partial(_look_and_replace, at, plan), anew=Anew(plan.number, before))
     return True
 
@@ -397,7 +397,7 @@ def _is_applied(at: Workplace, plan: RebuildPlan) -> bool:
         found = reader.read_checkpoint(plan.number)
     except DataError:
         return False
-    return found is not None and found[0].queues == plan.proposal.state.queues
+    return found is not None and found[0].queues == plan.rebuilt.state.queues
 
 
 def _require_unchanged(at: Workplace, plan: RebuildPlan, without: str = "") -> None:
@@ -434,9 +434,9 @@ WHAT = "rebuild"
 
 def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
     """What ``tiered rebuild --json`` shows."""
-    proposal = plan.proposal
-    lives = [life for all_of in proposal.state.queues.values() for life in all_of]
-    parts = list(proposal.parts())
+    rebuilt = plan.rebuilt
+    lives = [life for all_of in rebuilt.state.queues.values() for life in all_of]
+    parts = list(rebuilt.parts())
     return {
         "format": 1,
         "url": url,
@@ -447,17 +447,17 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
         "was_applied": False,
         "damage": plan.damage,
         "number": plan.number,
-        "epoch": proposal.state.epoch,
-        "queues": len(proposal.state.queues),
+        "epoch": rebuilt.state.epoch,
+        "queues": len(rebuilt.state.queues),
         "objects": plan.objects,
         "parts": len(parts),
         "messages": sum(part.count - part.holes for part in parts),
-        "gaps": sum(len(life.gaps) for life in lives) - len(proposal.losses),
-        "losses": [_loss(loss) for loss in proposal.losses],
-        "orphans": proposal.orphans,
+        "gaps": sum(len(life.gaps) for life in lives) - len(rebuilt.losses),
+        "losses": [_loss(loss) for loss in rebuilt.losses],
+        "orphans": rebuilt.orphans,
         "refused": [{"key": one.key, "reason": one.reason} for one in plan.refused],
         "unread_count": len(plan.unread),
-        "notes": proposal.notes,
+        "notes": rebuilt.notes,
     }
 
 
@@ -480,7 +480,7 @@ def save_rebuild(plan: RebuildPlan, place: Place, url: str, path: str) -> None:
     """
     document = plan_document(plan, place, url)
     document |= {"what": WHAT, "listing": plan.listing}
-    save_plan(path, document | {"state": TierMachine().dump(plan.proposal.state)})
+    save_plan(path, document | {"state": TierMachine().dump(plan.rebuilt.state)})
 
 
 def load_rebuild(path: str, place: Place, url: str) -> RebuildPlan:
@@ -499,7 +499,7 @@ def load_rebuild(path: str, place: Place, url: str) -> RebuildPlan:
         raise InvalidError(
             f"this is not a plan of a rebuild: {error!r:.200}", where=where
         ) from error
-    problem = next(iter(check_state(plan.proposal.state)), None)
+    problem = next(iter(check_state(plan.rebuilt.state)), None)
     if problem is not None:
         raise InvalidError(
             f"the plan contradicts itself: {problem.where}: {problem.detail}",
@@ -514,14 +514,14 @@ def _plan_of(document: dict[str, Any]) -> RebuildPlan:
         Loss(MessageQueue(loss.pop("topic"), loss.pop("queue_id")), **loss)
         for loss in document["losses"]
     ]
-    proposal = Proposal(
+    rebuilt = RebuiltState(
         TierMachine().load(document["state"]), document["orphans"], losses, document["notes"]
     )
     return RebuildPlan(
         str(document["damage"]),
         int(document["number"]),
         {folder: list(row) for folder, row in document["listing"].items()},
-        proposal,
+        rebuilt,
         [Refused(**one) for one in document["refused"]],
         int(document["objects"]),
     )

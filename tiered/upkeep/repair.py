@@ -28,9 +28,9 @@ from tiered.errors import DataError
 from tiered.format.bundle import build_packed_section, build_section
 from tiered.keys import parse_data_key
 from tiered.log.bundle_tables import Tabled, read_bundle_table
+from tiered.log.fingerprints import fingerprint_of
 from tiered.log.flat_file import encode_items
 from tiered.log.history import named_objects, parts_by_bundle
-from tiered.log.marks import mark_of
 from tiered.log.merge import BUNDLE_BYTES_MAX, MergeOutput, MergeRun
 from tiered.log.parts import Parts
 from tiered.log.sections import read_range
@@ -398,7 +398,7 @@ def _is_same(found: PartBytes, part: Part, log: Buffer | None, items: Buffer | N
     if (log is not None and log != records) or (items is not None and items != index):
         return False
     if part.last:
-        return mark_of(_last_record(records, index, part)) == part.last
+        return fingerprint_of(_last_record(records, index, part)) == part.last
     # It ends with a hole, and items alone prove no record: other messages may be as long.
     is_packed_alike = part.is_whole and _section(part, found).place.crc == place.crc
     return log is not None or is_packed_alike

@@ -1,8 +1,8 @@
-"""Marks: 32 bits by which a record is known again, wherever its bytes lie.
+"""Fingerprints: 32 bits by which a record is known again, wherever its bytes lie.
 
-A mark is made of queue offset, store time, body CRC, body size and unique key; not of the physical offset, which a
-restored store changes. Two different messages at one queue offset have the same mark once in four thousand million times.
-0 is no mark: not known, or a hole. Where it matters that it is a hole, it is ``HOLE``; that is in no entry.
+A fingerprint is made of queue offset, store time, body CRC, body size and unique key; not of the physical offset, which a
+restored store changes. Two different messages at one queue offset share a fingerprint once in four thousand million times.
+0 stands for none: not known, or a hole. Where it matters that it is a hole, it is ``HOLE``; that is in no entry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiered.local.face import RecordBatch
 
 HOLE = -1
-"""In the place of a mark: there is an item, and no message."""
+"""In the place of a fingerprint: there is an item, and no message."""
 
 _LONG = struct.Struct(">q")
 _INT = struct.Struct(">i")
@@ -36,8 +36,8 @@ _KEY = b"UNIQ_KEY\x01"
 _IDENTITY = struct.Struct(">qqIi")
 
 
-def mark_of(record: Buffer) -> int:
-    """The mark of a sound record; 0 when these bytes are none."""
+def fingerprint_of(record: Buffer) -> int:
+    """The fingerprint of a sound record; 0 when these bytes are not a record."""
     view = memoryview(record).cast("B")
     if view.nbytes < RECORD_BYTES_MIN:
         return 0
@@ -53,10 +53,10 @@ def mark_of(record: Buffer) -> int:
     return zlib_ng.crc32(identity + unique) or 1
 
 
-def mark_of_item(batch: RecordBatch, number: int) -> int:
-    """The mark of a batch's item; 0 for a hole."""
+def fingerprint_of_item(batch: RecordBatch, number: int) -> int:
+    """The fingerprint of a batch's item; 0 for a hole."""
     size = int(batch.sizes[number])
     if size <= 0:
         return 0
     start = int(batch.positions[number])
-    return mark_of(memoryview(batch.data).cast("B")[start : start + size])
+    return fingerprint_of(memoryview(batch.data).cast("B")[start : start + size])

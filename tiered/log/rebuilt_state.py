@@ -45,9 +45,9 @@ from tiered.format.items import ITEM_BYTES
 from tiered.journal.entry import EPOCH
 from tiered.keys import maker_of
 from tiered.log.bundles import named_sections
+from tiered.log.fingerprints import fingerprint_of
 from tiered.log.flat_file import ITEM
 from tiered.log.history import named_bundles
-from tiered.log.marks import mark_of
 from tiered.log.parts import Gap, Part, Parts, QueueLife, SectionRange, Segment, TierState
 from tiered.log.truncation import Head, head_of, is_tail
 from tiered.log.wellformed import check_action
@@ -68,7 +68,7 @@ SKIPPED_MAX = 1000
 
 
 @dataclass(slots=True)
-class Proposal:
+class RebuiltState:
     """What a rebuilt journal would say."""
 
     state: TierState  # the tier's state; its epoch is the highest that any object shows
@@ -93,7 +93,7 @@ def propose(
     read: Read,
     epochs: Iterable[int] = (),
     behind: Iterable[Entry] = (),
-) -> Proposal:
+) -> RebuiltState:
     """Make the state that the bundles allow.
 
     Args:
@@ -108,7 +108,7 @@ def propose(
     lows = expired_behind(known, behind)
     tails, of_tails = _tails(known, present)
     made = [one.said.object_id.epoch for one in tabled]
-    proposal = Proposal(replace(known, epoch=max([known.epoch, *epochs, *made])))
+    rebuilt = RebuiltState(replace(known, epoch=max([known.epoch, *epochs, *made])))
     queues: dict[MessageQueue, list[QueueLife]] = defaultdict(list)
     lives = {(queue, life.incarnation) for queue, all_of in known.queues.items() for life in all_of}
     for queue, incarnation in sorted(candidates.lives() | lives):
@@ -122,21 +122,21 @@ def propose(
         chain = choose(some, queue, incarnation, known, read)
         told = KnownLife.of(known_life(known, queue, incarnation), named, lows.get(key, 0))
         built = build_life(chain, queue, incarnation, told)
-        proposal.losses += built.losses
-        proposal.notes += built.notes
+        rebuilt.losses += built.losses
+        rebuilt.notes += built.notes
         if built.life is not None and _skip(queues[queue], incarnation):
             count = max(quarantined.get(key, 0), built.life.quarantined)
             mine = tails[key]
             over = choose_tail(some, [part for tail in mine for part in tail.parts()])
             queues[queue] += [*mine, *build_tails(over, incarnation, UNKNOWN_END)]
             queues[queue].append(replace(built.life, quarantined=count))
-    proposal.state = replace(
-        proposal.state,
+    rebuilt.state = replace(
+        rebuilt.state,
         queues={queue: _ended(lives) for queue, lives in queues.items() if lives},
         indexes=(),
     )
-    proposal.orphans = sorted(sizes.keys() - named_bundles(proposal.state).keys())
-    return proposal
+    rebuilt.orphans = sorted(sizes.keys() - named_bundles(rebuilt.state).keys())
+    return rebuilt
 
 
 def _section(part: Part) -> tuple[str, int]:
@@ -406,7 +406,9 @@ class _LatePart:
         if at < low:
             return None
         try:
-            return _mark_at(one.part, at, self._read) == _mark_at(merged.part, at, self._read)
+            return _fingerprint_at(one.part, at, self._read) == _fingerprint_at(
+                merged.part, at, self._read
+            )
         except (DataError, BackendError):
             return None
 
@@ -433,15 +435,15 @@ def _by_age(
     return (one, two) if one.rank < two.rank else (two, one)
 
 
-def _mark_at(part: Part, at: int, read: Read) -> tuple[int, int, int]:
-    """Where the record of a queue offset lies, how large it is, and its mark."""
+def _fingerprint_at(part: Part, at: int, read: Read) -> tuple[int, int, int]:
+    """Where the record of a queue offset lies, how large it is, and its fingerprint."""
     begin = (at - part.queue_offset) * ITEM_BYTES
     item = np.frombuffer(memoryview(read(part.index.part_of(begin, begin + ITEM_BYTES))), ITEM)[0]
     start, size = int(item["log_offset"]), int(item["size"])
     low = start - part.log_offset
     if size <= 0 or not 0 <= low <= low + size <= part.log_bytes:
         return start, size, 0
-    return start, size, mark_of(read(part.log.part_of(low, low + size)))
+    return start, size, fingerprint_of(read(part.log.part_of(low, low + size)))
 
 
 def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Part | None:

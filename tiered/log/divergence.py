@@ -1,4 +1,4 @@
-"""What to say of a queue whose local history parts from the tier's: ``truncate`` or ``incarnation``, or nothing.
+"""What to say of a queue whose local history diverges from the tier's: ``truncate`` or ``incarnation``, or nothing.
 
 ``plan_change`` is pure; the two functions behind it read the tier for it. ``plan_end`` is the same by a person's word.
 """
@@ -13,8 +13,8 @@ import numpy as np
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
+from tiered.log.fingerprints import HOLE, fingerprint_of_item
 from tiered.log.flat_file import ITEM, ITEM_BYTES
-from tiered.log.marks import HOLE, mark_of_item
 from tiered.log.parts import Gap, queue_action
 from tiered.log.sections import read_range
 from tiered.log.truncation import Head
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 # -- divergence ---------------------------------------------------------------------------------------
 #
-# Where a queue's local history parts from the tier's: one pure search over two functions that tell marks.
+# Where a queue's local history diverges from the tier's: one pure search over two functions that tell fingerprints.
 #
 # Equality of a prefix is monotone: when two histories differ at one offset, they differ at all later ones. So the last
-# common message is found by bisection, first over the last messages of the parts (whose marks the journal has), then
+# common message is found by bisection, first over the last messages of the parts (whose fingerprints the journal has), then
 # within one part. Offsets that cannot be compared (a hole on either side, a gap) are passed over downwards, and decide
 # nothing.
 
@@ -45,7 +45,7 @@ UNCOMPARED_MAX = 64
 def first_difference(
     low: int, high: int, ends: Sequence[int], same: Callable[[int], bool | None]
 ) -> tuple[int, bool]:
-    """Find where two histories part.
+    """Find where two histories diverge.
 
     Args:
         high: One past the last that both have; above ``low``.
@@ -103,7 +103,7 @@ def _first_answer(
     return above, None
 
 
-# -- parting --------------------------------------------------------------------------------
+# -- change ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +126,15 @@ def plan_change(
     life: QueueLife,
     bounds: QueueBounds,
     *,
-    local_mark: Callable[[int], int],
-    tier_mark: Callable[[int], int],
+    local_fingerprint: Callable[[int], int],
+    tier_fingerprint: Callable[[int], int],
     read_items: Callable[[Part, int], tuple[int, int]],
 ) -> Change | None:
     """What to say of a queue, by what both sides have.
 
     Args:
         bounds: What the local store has of it; not empty.
-        local_mark: Mark of a local record; 0 when there is nothing to compare, ``HOLE`` when nobody can read it.
+        local_fingerprint: Of a local record; 0 when there is nothing to compare, ``HOLE`` when it cannot be read.
         read_items: Of the first items of a part: the bytes of the commit log that they need, and holes among them.
 
     Returns:
@@ -146,8 +146,8 @@ def plan_change(
         return None
 
     def same(offset: int) -> bool | None:
-        theirs = local_mark(offset)
-        ours = tier_mark(offset) if theirs > 0 else 0
+        theirs = local_fingerprint(offset)
+        ours = tier_fingerprint(offset) if theirs > 0 else 0
         return theirs == ours if theirs > 0 and ours > 0 else None
 
     end, is_common = int(low), False
@@ -157,10 +157,10 @@ def plan_change(
         if (
             bounds.end >= life.commit_offset
         ):  # else a copy that lags would lose what is behind a hole
-            end = _first_message_for_hole(low, end, local_mark, tier_mark)
+            end = _first_message_for_hole(low, end, local_fingerprint, tier_fingerprint)
         if end == high:
             return None
-    cut = _cut(life, QueueOffset(end), tier_mark, read_items) if is_common else None
+    cut = _cut(life, QueueOffset(end), tier_fingerprint, read_items) if is_common else None
     if cut is None:
         return begin_anew(queue, life, bounds)
     return _end_at(queue, life, *cut, "the local store has other messages from queue offset {} on")
@@ -171,7 +171,7 @@ def plan_end(
     life: QueueLife,
     end: QueueOffset,
     *,
-    tier_mark: Callable[[int], int],
+    tier_fingerprint: Callable[[int], int],
     read_items: Callable[[Part, int], tuple[int, int]],
 ) -> Change:
     """What to say when a person has decided where a queue ends; the other arguments are those of ``plan_change``.
@@ -181,7 +181,7 @@ def plan_end(
             of the life, so the queue begins anew there.
     """
     why = "a person has truncated what is from queue offset {} on"
-    cut = _cut(life, end, tier_mark, read_items) if end > life.min_offset else None
+    cut = _cut(life, end, tier_fingerprint, read_items) if end > life.min_offset else None
     if cut is not None:
         return _end_at(queue, life, *cut, why)
     start = life.min_offset
@@ -191,7 +191,10 @@ def plan_end(
 
 
 def _first_message_for_hole(
-    low: int, end: int, local_mark: Callable[[int], int], tier_mark: Callable[[int], int]
+    low: int,
+    end: int,
+    local_fingerprint: Callable[[int], int],
+    tier_fingerprint: Callable[[int], int],
 ) -> int:
     """Where the local store has messages for holes of the tier, behind the last message that both have.
 
@@ -199,8 +202,8 @@ def _first_message_for_hole(
     """
     found = end
     for offset in range(end - 1, max(low, end - UNCOMPARED_MAX) - 1, -1):
-        theirs = local_mark(offset)
-        ours = tier_mark(offset) if theirs > 0 else 0
+        theirs = local_fingerprint(offset)
+        ours = tier_fingerprint(offset) if theirs > 0 else 0
         if ours > 0:
             return found
         if ours == HOLE:
@@ -208,18 +211,21 @@ def _first_message_for_hole(
     return found
 
 
-def marks_to_witness(
-    low: int, last: int, local_mark: Callable[[int], int], tier_mark: Callable[[int], int]
+def fingerprints_to_witness(
+    low: int,
+    last: int,
+    local_fingerprint: Callable[[int], int],
+    tier_fingerprint: Callable[[int], int],
 ) -> tuple[int, ...]:
-    """Marks of the local records from ``last`` down to the nearest message that both sides have, or to ``low``.
+    """Fingerprints of the local records from ``last`` down to the nearest message that both sides have, or to ``low``.
 
     All but that message are of records that cannot be compared; if one of them is another later on, it may be possible.
     """
     found = []
     for offset in range(last, max(low, last - UNCOMPARED_MAX) - 1, -1):
-        theirs = local_mark(offset)
+        theirs = local_fingerprint(offset)
         found.append(theirs)
-        if theirs > 0 and tier_mark(offset) == theirs:
+        if theirs > 0 and tier_fingerprint(offset) == theirs:
             break
     return tuple(found)
 
@@ -293,7 +299,7 @@ def _end_at(
 def _cut(
     life: QueueLife,
     end: QueueOffset,
-    tier_mark: Callable[[int], int],
+    tier_fingerprint: Callable[[int], int],
     read_items: Callable[[Part, int], tuple[int, int]],
 ) -> tuple[QueueOffset, Head | None] | None:
     """Where to end, and what stays of the part that this lies in; None when nothing of the life would be left.
@@ -308,12 +314,12 @@ def _cut(
         size, holes = read_items(part, count)
     except (DataError, ObjectNotFoundError):
         return (part.queue_offset, None) if part.queue_offset > life.min_offset else None
-    last = max(0, tier_mark(end - 1))
+    last = max(0, tier_fingerprint(end - 1))
     return end, Head(part.queue_offset, part.log_offset, size, holes, last, part.holes)
 
 
-def mark_in_tier(reader: QueueReader, offset: int) -> int:
-    """Mark of a tier record: the journal's if it has it, else the record is read; 0 in a gap or near damage."""
+def fingerprint_in_tier(reader: QueueReader, offset: int) -> int:
+    """Fingerprint of a tier record: the journal's if it has it, else the record is read; 0 in a gap or near damage."""
     part = next((p for p in reader.life.parts() if p.queue_end - 1 == offset), None)
     if part and part.last:
         return part.last
@@ -323,7 +329,7 @@ def mark_in_tier(reader: QueueReader, offset: int) -> int:
         return 0
     if found is None or isinstance(found, Gap) or found.records.base_offset != offset:
         return 0
-    return mark_of_item(found.records, 0) if found.records.sizes[0] else HOLE
+    return fingerprint_of_item(found.records, 0) if found.records.sizes[0] else HOLE
 
 
 def measure(store: ObjectStore, prefix: str, part: Part, count: int) -> tuple[int, int]:
