@@ -1,4 +1,4 @@
-"""S3 servers that are started once per run, when the first test asks for them; and which tests begin."""
+"""What tests of many folders ask for: S3 servers, started once per run, captured stores, a command line; and which begin."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from support.servers import S3Server, run_minio, run_ministack, run_moto
+from support.captures import unpack
+from support.command_line import CommandLine
+from support.servers import S3Server, run_minio, run_ministack, run_moto, use_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 settings.register_profile("tiered", deadline=None)  # a loaded machine is not a failure
@@ -97,11 +99,25 @@ def moto_environment(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Serve
     return moto
 
 
-def use_server(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the environment name ``server`` and hide what else this machine knows of AWS."""
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, "/nonexistent")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def tiered(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
+    """A command line in this process."""
+    return CommandLine(capfdbinary)
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A captured store by its name. Not to be changed."""
+    folder = tmp_path_factory.mktemp("captured")
+
+    def store(name: str) -> Path:
+        directory = folder / name
+        return directory if directory.exists() else unpack(name, folder)
+
+    return store
+
+
+@pytest.fixture(scope="session")
+def basic(stores: Callable[[str], Path]) -> Path:
+    """A store of 2,613 messages in 25 queues, stopped cleanly. Not to be changed."""
+    return stores("s01-basic")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from api.opened import Made
+from support.opened import Made
 
 from backends.wrapping import WrappingStore
 from tiered import open_async

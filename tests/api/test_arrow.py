@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from api.opened import ORDERS, Made, batch_of_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import HOST_V4, HOST_V6, INT32, INT64, PROPERTIES, make
+from support.opened import ORDERS, Made, batch_of_records
 
 from tiered.api.arrow import COLUMNS, ArrowMaker, load_pyarrow, schema
 from tiered.api.message import messages_of

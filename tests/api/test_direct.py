@@ -6,8 +6,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from api.opened import ORDERS, Made
 from support.fetching import rows
+from support.opened import ORDERS, Made
 
 from tiered.errors import ClosedError, DataError
 from tiered.log.decode import TierBatch

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from api.opened import Made
+from support.opened import Made
 
 from backends.errors import PermissionDeniedError, UnavailableError
 from backends.wrapping import WrappingStore

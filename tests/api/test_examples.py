@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cli.program import attach, dump, unpack
+from support.captures import in_topic, unpack
+from support.command_line import attach
 
 from tiered.api.aio import AsyncTier
 from tiered.api.arrow import COLUMNS
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reading.md").read_text("utf-8")
-ORDERS = dump("s01-basic", "orders")
+ORDERS = in_topic("s01-basic", "orders")
 
 
 @pytest.fixture(scope="module")

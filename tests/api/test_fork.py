@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
+from support import captures
+from support.command_line import here
+from support.servers import use_server
 
 import tiered
-from tests.e2e import harness
-from tests.e2e.harness import here
 from tiered.api.local_and_tier import open_message_store
 from tiered.errors import InvalidError
 
@@ -32,7 +32,7 @@ HANGS_AFTER_S = 100
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return harness.unpack("s01-basic", tmp_path_factory.mktemp("captured"))
+    return captures.unpack("s01-basic", tmp_path_factory.mktemp("captured"))
 
 
 @pytest.fixture(params=["file", "s3"])

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from api.opened import ORDERS, Made
+from support.opened import ORDERS, Made
 
 from tiered.api.aio import AsyncTier
 from tiered.errors import ExpiredError

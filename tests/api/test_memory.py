@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from api.opened import Made
 from support.keyed import KeyedTier, Mail
-from support.opening import opened_over
+from support.opened import Made, opened_over
 from support.tiers import PREFIX
 
 from fetcher.limits import MEMORY_BYTES_MIN, FetchSettings

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from api.opened import ORDERS, Made
-from cli.program import dump
+from support.captures import in_topic
+from support.opened import ORDERS, Made
 from support.tiers import TIME_MS
 
 from tiered.api.reading import interleave
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def basic_tier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from cli.program import attach, unpack
+    from support.captures import unpack
+    from support.command_line import attach
 
     store = unpack("s01-basic", tmp_path_factory.mktemp("stores"))
     return attach(store, tmp_path_factory.mktemp("tiers") / "basic")
@@ -34,7 +35,8 @@ def basic_tier(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def batches_tier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from cli.program import attach, unpack
+    from support.captures import unpack
+    from support.command_line import attach
 
     store = unpack("s11-lmq-batchcq", tmp_path_factory.mktemp("stores"))
     return attach(store, tmp_path_factory.mktemp("tiers") / "batches")
@@ -60,7 +62,7 @@ def made(*parts: int) -> Made:
 def test_messages_are_what_java_reads(
     fixture: str, name: str, topic: str, request: pytest.FixtureRequest
 ):
-    expected = dump(name, topic)
+    expected = in_topic(name, topic)
     with open_tier(request.getfixturevalue(fixture)) as tier:
         assert topic in tier.topics()
         found = [
@@ -180,7 +182,7 @@ def test_offset_for_time_takes_milliseconds_and_datetimes():
 
 
 def test_query_finds_by_key(basic_tier: str):
-    wanted = next(m for m in dump("s01-basic", "orders") if m["keys"])
+    wanted = next(m for m in in_topic("s01-basic", "orders") if m["keys"])
     with open_tier(basic_tier) as tier:
         key = wanted["keys"].split()[0]
         found = tier.query("orders", key)
@@ -276,7 +278,8 @@ def test_several_iterators_at_once_have_read_ahead_of_their_own():
 
 
 def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):
-    from cli.program import attach, unpack
+    from support.captures import unpack
+    from support.command_line import attach
 
     url = attach(unpack("s01-basic", tmp_path), tmp_path / "tier")
     with open_tier(url) as tier:
@@ -289,7 +292,7 @@ def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):
             file.chmod(0o600)
             file.write_bytes(data)
     good = {
-        m["queue_offset"]: m["msg_id"] for m in dump("s01-basic", "orders") if not m["queue_id"]
+        m["queue_offset"]: m["msg_id"] for m in in_topic("s01-basic", "orders") if not m["queue_id"]
     }
     with open_tier(url) as tier:
         found = []
@@ -309,7 +312,7 @@ def test_closed():
 
 def test_a_query_that_is_closed_under_says_so(basic_tier: str, monkeypatch: pytest.MonkeyPatch):
     """Its threads are shut down when it has found in the index where to look."""
-    (wanted, *_) = dump("s01-basic", "orders")
+    (wanted, *_) = in_topic("s01-basic", "orders")
     tier = open_tier(basic_tier)
     kind, real = type(tier.store), type(tier.store).get
 
@@ -340,8 +343,7 @@ def test_what_expires_while_it_is_read_says_where_to_go_on():
 
 
 def test_a_tier_in_s3(s3_environment: S3Server, tmp_path: Path):
-    from cli.program import run
-
+    from tiered.__main__ import run
     from tiered.cli.call import Surroundings
 
     bucket = s3_environment.bucket()

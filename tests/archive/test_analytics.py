@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.command_line import environment, here
+from support.questions import ANSWERS, PAGE, QUESTIONS, WORDS, for_spark, rows_of
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.questions import ANSWERS, PAGE, QUESTIONS, WORDS, for_spark, rows_of
-from tests.e2e.harness import environment, here
 from tiered.archive.duck import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from support.shop import Shop
+
     from backends.base import ObjectStore
-    from tests.archive.shop import Shop
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -12,18 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import (
+    Damaged,
+    archive,
+    check,
+    is_shared,
+    keys,
+    rows,
+    sealed_tier,
+    workshop,
+)
+from support.archives_made import loaded
+from support.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message, wishes
 from support.tiers import QUEUE, TierBuilder, record_of
 from zlib_ng import zlib_ng
 
 from backends.local import LocalFolderStore
-from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
-from tests.archive.jobs import archive, check, is_shared, keys, rows, workshop
-from tests.archive.made import loaded
-from tests.archive.test_jobs import Damaged
 from tiered.archive import duck
 from tiered.archive.audit import read_log, verify_archive
 from tiered.archive.bodies import BodyColumns, BodyLayout, is_name
-from tiered.archive.body_formats import BodyWishes, read_wishes
+from tiered.archive.body_formats import read_wishes
 from tiered.archive.checked_ranges import with_sums
 from tiered.archive.columns import topic_schema
 from tiered.archive.engine import local_engine
@@ -36,31 +44,11 @@ from tiered.format.message_forms import InnerMessage, encode_inner_messages
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
 ONE = b'{"id": 1, "name": "a", "items": [{"sku": "x", "n": 2}]}'
 TWO = b'{"id": 2, "name": "b", "extra": true}'
-
-
-def wishes(
-    *formats: str,
-    schema: bytes | None = None,
-    message: Sequence[str] = (),
-    records: bool = False,
-) -> BodyWishes:
-    schemas = [] if schema is None else ["file"]
-    return read_wishes(
-        formats, schemas, message, has_records=records, read=lambda _name: schema or b""
-    )
-
-
-def tier_of(*parts: Sequence[Any], queue: MessageQueue = QUEUE) -> TierBuilder:
-    tier = TierBuilder()
-    for items in (*parts, [b"open"]):
-        tier.add(items, queue=queue, roll=True)
-    return tier
 
 
 def values(at: Workshop) -> list[dict[str, Any]]:
@@ -70,7 +58,7 @@ def values(at: Workshop) -> list[dict[str, Any]]:
 
 
 def test_json_is_inferred_once_and_then_fixed() -> None:
-    tier = tier_of([ONE], [TWO, b'{"id": 3, "name": null, "items": []}'])
+    tier = sealed_tier([ONE], [TWO, b'{"id": 3, "name": null, "items": []}'])
     at = replace(workshop(tier.store), wishes=wishes("json"))
     result = archive(at)
     assert (result.misfits, result.unknown) == (0, [])
@@ -99,7 +87,7 @@ def test_json_is_inferred_once_and_then_fixed() -> None:
 
 def test_what_does_not_fit_keeps_its_row_and_is_put_aside_too() -> None:
     bad = [b'{"id": "x"}', b"no json", b"", b'{"id": 1}{"id": 2}']
-    at = workshop(tier_of([ONE, *bad, TWO, None]).store)
+    at = workshop(sealed_tier([ONE, *bad, TWO, None]).store)
     at = replace(at, wishes=wishes("json", schema=b"id BIGINT"))
     result = archive(at)
     assert (result.rows, result.misfits, result.bad, result.holes) == (6, 4, 0, 1)
@@ -127,7 +115,7 @@ def test_what_does_not_fit_keeps_its_row_and_is_put_aside_too() -> None:
 
 
 def test_of_two_jobs_that_infer_the_first_one_s_columns_hold() -> None:
-    tier = tier_of([ONE], [TWO])
+    tier = sealed_tier([ONE], [TWO])
     tier.add([b'{"id": 1.5}'], queue=MessageQueue("other", 0))
     tier.add([b"open"], queue=MessageQueue("other", 0), roll=True)
     at = replace(workshop(tier.store), wishes=wishes("json"))
@@ -146,7 +134,7 @@ def test_of_two_jobs_that_infer_the_first_one_s_columns_hold() -> None:
 def test_a_job_that_is_overtaken_while_it_fixes_takes_what_the_other_has_fixed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json"))
+    at = replace(workshop(sealed_tier([ONE]).store), wishes=wishes("json"))
     rival = log_writer(at)
     infer = "tiered.archive.job._Sample.infer"
 
@@ -161,7 +149,7 @@ def test_a_job_that_is_overtaken_while_it_fixes_takes_what_the_other_has_fixed(
 
 
 def test_columns_are_added_only() -> None:
-    tier = tier_of([ONE])
+    tier = sealed_tier([ONE])
     at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
     archive(at)
     tier.add([TWO], roll=True)
@@ -188,7 +176,7 @@ def test_columns_are_added_only() -> None:
 
 
 def test_readers_see_one_table_whatever_columns_files_have(tmp_path: Path) -> None:
-    tier = tier_of([b"first"])
+    tier = sealed_tier([b"first"])
     at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
     archive(at)
     tier.add([TWO], roll=True)
@@ -243,7 +231,7 @@ def test_no_row_is_left_out_because_its_number_is_none(tmp_path: Path) -> None:
     whole = {"type": "record", "name": "Whole", "fields": [{"name": "o", "type": inner}, every]}
     schema = json.dumps({**whole, "fields": [fields[0], *whole["fields"]]}).encode()
     bodies = [struct.pack("<ddBBdB", x, x, 2, 2, x, 0) for x in (1.0, math.nan, 2.0)]
-    tier = tier_of(bodies)
+    tier = sealed_tier(bodies)
     at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
     assert archive(replace(at, wishes=wishes("avro", schema=schema))).misfits == 0
     for where in ("value_x > 5", "isnan(value_x)", "value_o.x > 5", "NOT (value_x < 5)"):
@@ -257,7 +245,7 @@ def test_no_row_is_left_out_because_its_number_is_none(tmp_path: Path) -> None:
 
 
 def test_bodies_that_tell_nothing_stay_bytes() -> None:
-    at = replace(workshop(tier_of([b"a", b"[1]", b"{}"]).store), wishes=wishes("json"))
+    at = replace(workshop(sealed_tier([b"a", b"[1]", b"{}"]).store), wishes=wishes("json"))
     result = archive(at)
     assert (result.unknown, result.misfits, values(at)) == ([QUEUE.topic], 0, [{}, {}, {}])
     assert read_log(at).bodies == {}
@@ -272,7 +260,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_whatever_a_producer_calls_a_field_jobs_go_on(name: str, tmp_path: Path) -> None:
     """Its columns stand in the log for ever, and each later job reads them, of whichever topic it is."""
-    tier = tier_of([json.dumps({name: 1, "id": 2}).encode()])
+    tier = sealed_tier([json.dumps({name: 1, "id": 2}).encode()])
     tier.add([ONE], queue=MessageQueue("other", 0), roll=True)
     tier.add([b"open"], queue=MessageQueue("other", 0), roll=True)
     at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
@@ -299,7 +287,7 @@ def test_whatever_a_producer_calls_a_field_jobs_go_on(name: str, tmp_path: Path)
 @pytest.mark.parametrize("more", [0, 2], ids=["all of it", "the first"])
 def test_damage_where_columns_are_looked_for_is_that_segment_s_alone(how: str, more: int) -> None:
     """What is behind it, and what other topics have, becomes columns all the same; the task itself tells of the damage."""
-    tier, other = tier_of([ONE], *[[TWO]] * more), MessageQueue("other", 0)
+    tier, other = sealed_tier([ONE], *[[TWO]] * more), MessageQueue("other", 0)
     key = tier.journal.state.queues[QUEUE][0].segments[0].parts[0].log.key
     tier.add([ONE], queue=other, roll=True)
     tier.add([b"open"], queue=other, roll=True)
@@ -317,7 +305,7 @@ def test_damage_where_columns_are_looked_for_is_that_segment_s_alone(how: str, m
 def test_stored_records_byte_for_byte() -> None:
     batch = encode_inner_messages([InnerMessage(0, body, b"") for body in (b"x", b"y")])
     items = [b"a", (2, batch), b"b", None, (1, b"this is no batch")]
-    at = replace(workshop(tier_of(items).store), wishes=wishes(records=True))
+    at = replace(workshop(sealed_tier(items).store), wishes=wishes(records=True))
     result = archive(at)
     assert (result.rows, result.bad, result.holes) == (4, 1, 1)
     raw = {row["queue_offset"]: row["record"] for row in rows(at)}
@@ -329,7 +317,7 @@ def test_stored_records_byte_for_byte() -> None:
         3: record_of(QUEUE, 3, b"b", time_ms=time_ms + 3),
     }
     assert check(at).compared == 1
-    plain = workshop(tier_of([b"a", b"b"]).store)
+    plain = workshop(sealed_tier([b"a", b"b"]).store)
     plain = replace(plain, wishes=wishes(records=True))
     archive(plain)
     assert [row["record"][-1:] for row in rows(plain)] == [b"\x02", b"\x02"]
@@ -337,7 +325,7 @@ def test_stored_records_byte_for_byte() -> None:
 
 
 def test_other_columns_are_other_files_and_plain_ones_are_as_ever() -> None:
-    tier, found = tier_of([ONE]), {}
+    tier, found = sealed_tier([ONE]), {}
     for name, wish in (
         ("plain", wishes()),
         ("raw", wishes("raw")),
@@ -352,7 +340,7 @@ def test_other_columns_are_other_files_and_plain_ones_are_as_ever() -> None:
 
 
 def test_a_worker_gets_the_layout() -> None:
-    at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json", records=True))
+    at = replace(workshop(sealed_tier([ONE]).store), wishes=wishes("json", records=True))
     seen: list[Any] = []
 
     def engine(do: Any, works: Any) -> Any:
@@ -369,7 +357,7 @@ def test_a_worker_gets_the_layout() -> None:
 
 
 def test_a_stretch_of_columns_that_the_log_does_not_have_is_refused() -> None:
-    at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json"))
+    at = replace(workshop(sealed_tier([ONE]).store), wishes=wishes("json"))
     archive(at)
     ((lane, (one,)),) = read_log(at).lanes.items()
     state = read_log(at)
@@ -380,7 +368,7 @@ def test_a_stretch_of_columns_that_the_log_does_not_have_is_refused() -> None:
 
 
 def test_damage_in_a_decoded_column_is_found() -> None:
-    tier = tier_of([ONE])
+    tier = sealed_tier([ONE])
     at = replace(workshop(tier.store), wishes=wishes("json"))
     archive(at)
     ((lane, (one,)),) = read_log(at).lanes.items()
@@ -402,7 +390,7 @@ def test_damage_in_a_decoded_column_is_found() -> None:
 
 
 def test_merged_files_keep_their_columns() -> None:
-    tier = tier_of([ONE], [b"bad", ONE])
+    tier = sealed_tier([ONE], [b"bad", ONE])
     at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
     archive(at)
     tier.add([TWO], roll=True)

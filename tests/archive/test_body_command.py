@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.e2e.harness import here
+from support.command_line import here
 
 if TYPE_CHECKING:
     from pathlib import Path

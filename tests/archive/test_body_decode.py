@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 
-from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 from tiered.archive.bodies import (
     BodyColumns,
     BodyLayout,

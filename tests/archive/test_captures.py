@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pandas as pd
 import pytest
-
-from tests.archive.reading import files, folder, read_all, rows_of, said_by_archive, said_by_java
-from tests.e2e import harness
-from tests.e2e.harness import here
+from support import captures
+from support.archive_rows import files, folder, read_all, rows_of, said_by_archive, said_by_java
+from support.command_line import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 FEW = ("s04-batch-compress", "s11-lmq-batchcq")
 NAMES = [
-    name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in harness.NAMES
+    name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in captures.NAMES
 ]
 
 
@@ -57,7 +56,7 @@ def test_what_is_not_sealed_is_named(
     ran = here("archive", url, "--to", archive_url, "--json").good()
     assert ran.document["segments"] == 0
     opened = sum(row["end"] - row["start"] for row in ran.document["open"])
-    assert opened == harness.captured("s04-batch-compress").count
+    assert opened == captures.captured("s04-batch-compress").count
     assert "not sealed" in ran.err
     assert files(archive_url) == []
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.archive_jobs import archive, check, workshop
+from support.compacting import QUEUE, compact
 from support.keyed import KeyedTier, Mail
 from support.merging import merge
 
-from tests.archive.jobs import archive, check, workshop
-from tests.compaction.test_tier import QUEUE, compact
 from tiered.archive.audit import verify_archive
 from tiered.archive.engine import local_engine
 from tiered.archive.evidence import Evidence

@@ -7,18 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
+from support.archive_rows import check
+from support.command_line import command, environment, here, program
+from support.servers import use_server
 
-from tests.archive.reading import files, read_all, said_by_archive, said_by_java
-from tests.e2e.harness import command, environment, here, program
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.archive_fixtures import Sealed
     from support.servers import S3Server
-
-    from tests.archive.conftest import Sealed
 
 MATRIX = {
     "before write": "archive-writing:3",
@@ -80,14 +79,3 @@ def test_on_a_server(
         question = f'SELECT count(*) AS n, sum(body_crc) AS crcs FROM "{topic}"'
         (row,) = here("sql", url, question, "-o", "jsonl").good().rows
         assert row == {"n": len(messages), "crcs": sum(m["body_crc"] for m in messages)}
-
-
-def check(tier: Sealed, url: str) -> None:
-    """After whatever happened one more run leaves nothing to do, and the archive is what Java found, each message once."""
-    here("archive", tier.url, "--to", url).good()
-    verified = here("archive", tier.url, "--to", url, "--verify", "--json").good().document
-    assert (verified["rows"], verified["findings"]) == (tier.dump.count, [])
-    assert verified["files"] == len(files(url)), "files that no entry names"
-    wanted = {t: [said_by_java(m) for m in found] for t, found in tier.dump.messages.items()}
-    found = {t: [said_by_archive(row) for row in rows] for t, rows in read_all(url).items()}
-    assert found == wanted

@@ -10,12 +10,12 @@ import pandas as pd
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import check, workshop
+from support.command_line import here
 from support.tiers import TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import check, workshop
-from tests.e2e.harness import here
 from tiered.archive.columns import schema
 from tiered.archive.engine import local_engine
 from tiered.archive.job import run_job
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.archive.shop import Shop
+    from support.shop import Shop
 
 Row = tuple[str, int, int, bytes]
 NAMES = ("topic", "queue_id", "queue_offset", "body")

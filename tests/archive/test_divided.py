@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_jobs import bodies, check, rows, workshop
 from support.broken import COUNT as MESSAGES
 from support.broken import SOUND, TOPIC, build
+from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
-from tests.archive.jobs import bodies, check, rows, workshop
-from tests.e2e.harness import here
 from tiered.archive.engine import local_engine
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import first_error, log_writer, run_job

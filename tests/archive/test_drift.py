@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import archive, check, keys, rows, sealed_tier, workshop
+from support.archives_made import loaded
+from support.bodies import wishes
+from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
-from tests.archive.jobs import archive, check, keys, rows, workshop
-from tests.archive.made import loaded
-from tests.archive.test_body import tier_of, wishes
-from tests.e2e.harness import here
 from tiered.archive.audit import read_log
 from tiered.archive.duck import ask
 from tiered.archive.engine import local_engine
@@ -46,7 +46,7 @@ def summed(at: Workshop, column: str = "value_late") -> Any:
 
 
 def drifted() -> tuple[TierBuilder, Workshop]:
-    tier = tier_of([EARLY], [LATE, LATE, b'{"id": "x"}'], [LATE])
+    tier = sealed_tier([EARLY], [LATE, LATE, b'{"id": "x"}'], [LATE])
     at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
     return tier, at
 
@@ -75,7 +75,7 @@ def test_members_without_a_column_are_counted_in_the_result_and_in_the_log() -> 
 
 
 def test_what_fits_is_not_nulled_by_what_does_not() -> None:
-    tier = tier_of([b'{"id": 1, "amount": "x"}', b'{"id": "y", "amount": 2}'])
+    tier = sealed_tier([b'{"id": 1, "amount": "x"}', b'{"id": "y", "amount": 2}'])
     at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT, amount BIGINT"))
     assert archive(at).misfits == 2
     assert [(row["value_id"], row["value_amount"], row["body_error"]) for row in rows(at)] == [
@@ -121,7 +121,7 @@ def keys_of(at: Workshop) -> set[str]:
 
 
 def test_what_was_archived_as_bytes_becomes_columns() -> None:
-    at = workshop(tier_of([LATE], [EARLY, LATE]).store)
+    at = workshop(sealed_tier([LATE], [EARLY, LATE]).store)
     archive(at)
     wished = replace(at, wishes=wishes("json"))
     with pytest.raises(InvalidError, match="archived as bytes"):
@@ -133,7 +133,7 @@ def test_what_was_archived_as_bytes_becomes_columns() -> None:
 
 
 def test_more_of_a_topic_archived_as_bytes_becomes_columns_and_the_rest_is_told() -> None:
-    tier = tier_of([LATE])
+    tier = sealed_tier([LATE])
     at = workshop(tier.store)
     archive(at)
     tier.add([LATE], roll=True)
@@ -200,7 +200,7 @@ def test_an_entry_that_is_late_or_of_other_rows_is_refused() -> None:
 
 
 def test_a_file_that_others_share_is_not_replaced_in_part() -> None:
-    tier = tier_of([LATE], [LATE])
+    tier = sealed_tier([LATE], [LATE])
     at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
     run_job(at, local_engine(at.bench, 1), small_bytes=1 << 20)
     ((lane, (one, two)),) = read_log(at).lanes.items()

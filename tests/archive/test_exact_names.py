@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
+from support.archive_jobs import archive, workshop
+from support.bodies import wishes
 from support.tiers import TierBuilder
 
 from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, workshop
-from tests.archive.test_body import wishes
 from tiered.archive.duck import LATEST, ask
 from tiered.archive.exact_names import ExactNames, exact_names, quoted, table_names
 from tiered.errors import InvalidError

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import archive, as_engine, with_other_messages_behind, workshop
+from support.archive_rows import files
+from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
-from tests.archive.jobs import archive, as_engine, with_other_messages_behind, workshop
-from tests.archive.reading import files
-from tests.e2e.harness import here
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.plan import Limits
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
+
     from tiered.archive.job import Workshop
 
 NAME = "s04-batch-compress"

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import archive, check, keys, rows, workshop
+from support.archive_states import COUNT, tier
 from support.bundles import made_part
 from support.tiers import TierBuilder
 
@@ -18,8 +20,6 @@ from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, check, keys, rows, workshop
-from tests.archive.test_plan import COUNT, tier
 from tiered.api.broker_place import Place, choose_place
 from tiered.archive import parquet, task
 from tiered.archive.columns import schema
@@ -38,8 +38,9 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from support.archive_fixtures import Sealed
+
     from backends.base import ByteRange
-    from tests.archive.conftest import Sealed
     from tiered.archive.plan import Task
     from tiered.archive.task import Workshop
 

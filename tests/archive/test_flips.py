@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from support.archive_jobs import archive, check, index, workshop
+from support.archives_made import make_archive
 from support.tiers import QUEUE, TierBuilder
 
 from backends.base import ByteRange
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, index, workshop
-from tests.archive.made import make_archive
 from tiered.archive import parquet
 from tiered.archive.audit import verify_archive
 from tiered.archive.checked_ranges import ObjectFile
@@ -69,7 +69,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ObjectStor
 
 
 def only_file(store: ObjectStore) -> Path:
-    from tests.archive.reading import files
+    from support.archive_rows import files
 
     (file,) = files(store.url)
     return file

@@ -7,14 +7,14 @@ import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_jobs import archive, check, workshop
+from support.command_line import here, program
 from support.disks import Disk, small_disk
+from support.spark_processes import SPARK
 from support.tiers import TierBuilder
 
 from backends.errors import StoreFullError
 from backends.memory import MemoryStore
-from tests.archive.jobs import archive, check, workshop
-from tests.archive.spark_processes import SPARK
-from tests.e2e.harness import here, program
 from tiered.archive import spark
 from tiered.archive.engine import Workbench
 from tiered.archive.job import first_error
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
+    from support.command_line import Ran
+    from support.shop import Shop
     from typing_extensions import Buffer
-
-    from tests.archive.conftest import Sealed
-    from tests.archive.shop import Shop
-    from tests.e2e.harness import Ran
 
 SOON = ("--give-up-seconds", "0.2")
 BIG = (

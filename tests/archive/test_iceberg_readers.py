@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import archive, workshop
+from support.bodies import KINDS, ORDER, wishes
+from support.command_line import environment
 from support.environments import ROOT, fetched, python_of
+from support.lakes import published, table_of
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, workshop
-from tests.archive.test_body import wishes
-from tests.archive.test_publish import KINDS, ORDER, published, table_of
-from tests.e2e.harness import environment
 from tiered.archive.job import log_writer
 from tiered.archive.merging import merge, plan_merge
 from tiered.model import MessageQueue

@@ -10,6 +10,22 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import (
+    MIDNIGHT,
+    Damaged,
+    all_outcomes,
+    archive,
+    as_engine,
+    bodies,
+    check,
+    keys,
+    rows,
+    sealed_tier,
+    with_other_messages_behind,
+    workshop,
+)
+from support.compacting import QUEUE as KEYED
+from support.compacting import compact
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 from support.merging import merge as merge_tier
@@ -18,19 +34,6 @@ from support.tiers import QUEUE, TIME_MS, TierBuilder
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import (
-    all_outcomes,
-    archive,
-    as_engine,
-    bodies,
-    check,
-    keys,
-    rows,
-    with_other_messages_behind,
-    workshop,
-)
-from tests.compaction.test_tier import QUEUE as KEYED
-from tests.compaction.test_tier import compact
 from tiered.archive import job, lookup, merging, parquet, spark
 from tiered.archive.audit import Report, apply_repair, plan_repair, read_log, verify_archive
 from tiered.archive.engine import local_engine, rolling
@@ -58,21 +61,11 @@ if TYPE_CHECKING:
     from backends.base import ByteRange, ObjectInfo
     from tiered.log.parts import TierState
 
-MIDNIGHT = 6_400_000
-"""The queue offset whose message is stored at midnight, by ``batch_of``."""
 OTHER = MessageQueue("other", 0)
 
 
-def sealed(*parts: Sequence[object], first: int = 0) -> TierBuilder:
-    """A tier whose one queue has a sealed segment of each part, and an open one."""
-    tier = TierBuilder()
-    for items in (*parts, [b"open"]):
-        tier.add(items, first=first, roll=True)  # type: ignore[arg-type]
-    return tier
-
-
 def test_each_offset_becomes_a_row_or_is_put_aside() -> None:
-    tier = sealed([b"a", None, b"b"], [None, b"c", (2, b"this is no batch"), b"d"])
+    tier = sealed_tier([b"a", None, b"b"], [None, b"c", (2, b"this is no batch"), b"d"])
     at = workshop(tier.store)
     result = archive(at)
     assert (result.segments, result.rows, result.holes, result.bad) == (2, 4, 2, 2)
@@ -98,7 +91,7 @@ def test_a_segment_of_holes_alone_is_archived() -> None:
 
 
 def test_a_segment_is_divided_at_midnight() -> None:
-    tier = sealed([b"%d" % n for n in range(6)], first=MIDNIGHT - 2)
+    tier = sealed_tier([b"%d" % n for n in range(6)], first=MIDNIGHT - 2)
     at = workshop(tier.store)
     archive(at)
     days = [(key.split("/")[2], key.split("/")[3][:43]) for key in keys(at)]
@@ -124,7 +117,7 @@ def test_a_gap_lies_between_stretches() -> None:
 
 
 def test_damage_of_one_segment_leaves_the_others() -> None:
-    tier = sealed([b"a" * 100], [b"b" * 100])
+    tier = sealed_tier([b"a" * 100], [b"b" * 100])
     part = tier.journal.state.queues[QUEUE][0].segments[0].parts[0]
     at = workshop(Damaged(tier.store, part.log.key))
     result = archive(at)
@@ -135,7 +128,7 @@ def test_damage_of_one_segment_leaves_the_others() -> None:
 
 
 def test_a_file_that_does_not_reconcile_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = workshop(sealed([b"a", b"b"]).store)
+    at = workshop(sealed_tier([b"a", b"b"]).store)
     whole = parquet.open_whole
 
     def shorter(data: object) -> object:
@@ -273,7 +266,7 @@ def test_an_end_of_which_bundles_alone_tell_is_known_by_its_offsets() -> None:
 
 
 def test_another_job_between_work_and_commit() -> None:
-    tier = sealed([b"a"], [b"b"])
+    tier = sealed_tier([b"a"], [b"b"])
     tier.add([b"x"], queue=OTHER)
     tier.add([b"y"], queue=OTHER, roll=True)
     at, rival = workshop(tier.store), workshop(tier.store)
@@ -290,7 +283,7 @@ def test_another_job_between_work_and_commit() -> None:
 
 
 def test_replay_refuses_what_overlaps_or_is_not_whole() -> None:
-    at = workshop(sealed([b"a", b"b"]).store)
+    at = workshop(sealed_tier([b"a", b"b"]).store)
     (task,) = (result := archive(at)).plan.tasks
     assert result.segments == 1
     log = log_writer(at)
@@ -303,26 +296,11 @@ def test_replay_refuses_what_overlaps_or_is_not_whole() -> None:
 
 
 def test_a_deaf_store_and_nested_places_are_refused() -> None:
-    tier = sealed([b"a"])
+    tier = sealed_tier([b"a"])
     with pytest.raises(InvalidError, match="conditional"):
         archive(workshop(tier.store, Deaf(MemoryStore("archive"))))
     with pytest.raises(InvalidError, match="within each other"):
         archive(workshop(tier.store, tier.store))
-
-
-class Damaged(WrappingStore):
-    """One object has a flipped bit."""
-
-    def __init__(self, inner: MemoryStore, key: str) -> None:
-        super().__init__(inner)
-        self._key = key
-
-    def get(self, key, byte_range=None):
-        data = self._inner.get(key, byte_range)
-        return bytes([data[0] ^ 1]) + data[1:] if key.endswith(self._key) else data
-
-    def get_ranges(self, key, byte_ranges):
-        return [self.get(key, one) for one in byte_ranges]
 
 
 class Deaf(WrappingStore):
@@ -335,7 +313,7 @@ class Deaf(WrappingStore):
 
 def test_a_log_that_is_gone_is_not_taken_for_a_new_archive_s() -> None:
     """Archived anew beside the files of before, rows would be there twice for whoever reads the directory."""
-    at = workshop(sealed([b"a"], [b"b"]).store)
+    at = workshop(sealed_tier([b"a"], [b"b"]).store)
     archive(at)
     for key in keys(at, "_log/"):
         at.archive.delete(key)
@@ -348,7 +326,7 @@ def test_a_log_that_is_gone_is_not_taken_for_a_new_archive_s() -> None:
 
 
 def test_a_job_that_dies_before_its_first_files_are_archived_is_no_lost_log() -> None:
-    at = workshop(sealed([b"a"], [b"b"]).store)
+    at = workshop(sealed_tier([b"a"], [b"b"]).store)
 
     def dies(_do: object, _works: object) -> Any:
         at.archive.put_if_absent("data/topic_dir=orders/date=1970-01-01/0.parquet", b"half a file")
@@ -362,7 +340,7 @@ def test_a_job_that_dies_before_its_first_files_are_archived_is_no_lost_log() ->
 
 
 def test_somebody_else_s_files_are_no_trace_of_an_archive() -> None:
-    at = workshop(sealed([b"a"]).store)
+    at = workshop(sealed_tier([b"a"]).store)
     at.archive.put_if_absent("data/notes.txt", b"mine")
     assert archive(at).rows == 1
 
@@ -449,7 +427,7 @@ def test_who_fails_while_others_work_leaves_no_thread(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The traceback holds on to whatever the failed one had in hand, so nothing may wait for a collection of garbage."""
-    tier = sealed(*([b"%d" % number] for number in range(12)))
+    tier = sealed_tier(*([b"%d" % number] for number in range(12)))
     at = workshop(tier.store)
     run_job(at, local_engine(at.bench, 1), limits=Limits(bytes_max=1))
     if what != "archive":
@@ -479,7 +457,7 @@ def test_who_fails_while_others_work_leaves_no_thread(
 
 def test_the_same_work_done_twice_at_once_is_the_same() -> None:
     """As by a task that Spark tries again, or a second one beside a slow one."""
-    at = workshop(sealed([b"a", None, b"b"], [b"c"]).store)
+    at = workshop(sealed_tier([b"a", None, b"b"], [b"c"]).store)
 
     def engine(do: Any, works: Any) -> Any:
         for work in works:
@@ -509,7 +487,7 @@ class Counting(WrappingStore):
 
 def test_a_long_run_leaves_a_log_that_few_requests_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "COMMIT_FILES", 1)
-    at = workshop(sealed(*([b"%d" % number] for number in range(31))).store)
+    at = workshop(sealed_tier(*([b"%d" % number] for number in range(31))).store)
     assert archive(at).entries == 31
     again = Counting(at.archive)
     assert len(read_archive(again).lanes) == 1

@@ -6,14 +6,13 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_jobs import Counting, alone, index
+from support.archives_made import make_archive
+from support.command_line import here
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import alone, index
-from tests.archive.made import make_archive
-from tests.archive.test_lookup import Counting
-from tests.e2e.harness import here
 from tiered.archive import lookup as key_filters
 from tiered.archive.lookup import (
     PREFIX,
@@ -31,10 +30,10 @@ from tiered.errors import DataError, OtherVersionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from support.archive_fixtures import Sealed
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
-    from tests.archive.conftest import Sealed
     from tiered.archive.lookup import FoundRow
 
 FILES, GROUPS, ROWS = 6, 3, 300

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.archive_jobs import archive, check, workshop
+from support.archive_states import archived, plan, state, tier
+from support.archives_made import loaded
+from support.large_log import as_long_as_real
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, check, workshop
-from tests.archive.large_log import as_long_as_real
-from tests.archive.made import loaded
-from tests.archive.test_plan import archived, plan, state, tier
 from tiered.archive import saved_runs
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.job import log_writer
@@ -62,7 +62,7 @@ def test_planning_where_ninety_nine_in_a_hundred_are_archived(lanes: int, tmp_pa
     """A hundred segments of each queue, in a process of its own; ``pytest -s`` tells what it took."""
 
     def call(code: str) -> str:
-        words = [sys.executable, "-c", f"from tests.archive.large_log import *; {code}"]
+        words = [sys.executable, "-c", f"from support.large_log import *; {code}"]
         ran = subprocess.run(
             words, check=True, stdout=subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": "tests:."}
         )

@@ -6,19 +6,17 @@ import base64
 import gzip
 import io
 import json
-import random
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.keyed import KeyedTier, Mail
+from support import archive_jobs as jobs
+from support.captures import FOLDER, unpack
+from support.command_line import here
+from support.keyed import Mail
+from support.newest_rows import QUEUES, History
 
-from backends.memory import MemoryStore
-from tests.archive import jobs
-from tests.archive.jobs import workshop
-from tests.e2e.harness import here, unpack
 from tiered.archive import latest
 from tiered.archive.audit import Repaired, _take_away, harmed_derived
 from tiered.archive.duck import ask
@@ -28,8 +26,6 @@ from tiered.archive.latest import (
     delete_leftovers,
     folder_of,
     latest_version,
-    plan_latest,
-    read_latest,
     update_latest,
 )
 from tiered.clock import ManualClock
@@ -39,72 +35,9 @@ from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backends.base import ObjectStore
-    from tiered.archive.task import Workshop
-
-STORES = Path(__file__).parents[1] / "data" / "stores"
-QUEUES = [MessageQueue("t", 0), MessageQueue("t", 1)]
-Rows = list[tuple[int, int, str, bytes]]
-
-
-class History:
-    """A tier that grows, its archive, and what a replay says."""
-
-    def __init__(self, seed: int = 1) -> None:
-        self.rng = random.Random(seed)
-        self.tier = KeyedTier()
-        self.at: Workshop = workshop(
-            self.tier.store, MemoryStore("archive", now_ms=lambda: 1_700_000_000_000)
-        )
-        self.sent: dict[MessageQueue, list[Mail]] = {queue: [] for queue in QUEUES}
-
-    def grow(self, parts: int = 3) -> None:
-        for queue in QUEUES:
-            for part in range(parts):
-                some = [self._mail() for _ in range(25)]
-                self.tier.post(queue, some, roll=not part and bool(self.sent[queue]))
-                self.sent[queue] += some
-            life = self.tier.journal.state.life(queue)
-            assert life
-            base = life.segments[-1].base_offset
-            self.tier.say(queue_action("seal", queue, life.incarnation, segment=base))
-        jobs.archive(self.at)
-
-    def _mail(self) -> Mail:
-        rng = self.rng
-        keys = () if rng.random() < 0.1 else (f"k{rng.randrange(12)}",)
-        body = b"" if rng.random() < 0.15 else rng.randbytes(20)
-        return Mail(keys, body=body, time_ms=1_600_000_000_000 + rng.randrange(10**9))
-
-    def expected(self, *, across: bool = False) -> Rows:
-        found: dict[Any, Any] = {}
-        for queue, mails in self.sent.items():
-            for at, mail in enumerate(mails):
-                if mail.keys:
-                    scope = () if across else (queue.queue_id,)
-                    order = (mail.time_ms if across else 0, at, queue.queue_id)
-                    row = (queue.queue_id, at, mail.keys[0], mail.body)
-                    found[*scope, mail.keys] = max(
-                        found.get((*scope, mail.keys), ((-1, 0, 0),)), (order, row)
-                    )
-        return sorted(row for _, row in found.values() if row[3])
-
-    def plan(self, *, across: bool = False) -> latest.LatestPlan:
-        return plan_latest(self.at.archive, self.at.place, "t", across_queues=across)
-
-    def update(self, run: str, clock: ManualClock | None = None, *, across: bool = False) -> Any:
-        return update_latest(self.at.archive, self.plan(across=across), clock or ManualClock(), run)
-
-    def rows(self) -> Rows:
-        table = read_latest(self.at.archive, self.at.place, "t")
-        assert table is not None
-        return sorted(
-            (row["queue_id"], row["queue_offset"], row["msg_key"], row["body"])
-            for row in table.to_pylist()
-        )
-
-    def files(self) -> list[str]:
-        return [info.key for info in self.at.archive.list(ROOT)]
 
 
 @pytest.mark.parametrize("across", [False, True])
@@ -417,7 +350,7 @@ def test_from_the_command_line(tmp_path: Path):
     planned = here(*told, "--exit-code")
     assert (planned.code, planned.document["topics"][0]["has_work"]) == (1, True)
     (row,) = here(*told, "--apply", "-").good().document["topics"]
-    dumped = gzip.decompress((STORES / "s07-compaction.end.jsonl.gz").read_bytes()).splitlines()
+    dumped = gzip.decompress((FOLDER / "s07-compaction.end.jsonl.gz").read_bytes()).splitlines()
     pulled = {(one["queue_id"], one["keys"]): one for one in map(json.loads, dumped)}
     table = pq.read_table(tmp_path / "p" / row["latest_files"][0])
     found = {(one["queue_id"], one["msg_key"]): one["body"] for one in table.to_pylist()}

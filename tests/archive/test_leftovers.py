@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from support.archive_jobs import archive, check, index, keys, workshop
+from support.archive_merges import built, merged, named, seen
+from support.newest_rows import History
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, check, index, keys, workshop
-from tests.archive.test_latest import History
-from tests.archive.test_merge import built, merged, named, seen
 from tiered.archive import job, latest, task
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.job import log_writer

@@ -9,17 +9,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures
+from support.archive_jobs import Damaged, all_outcomes, archive, as_engine, check, rows, workshop
+from support.archive_rows import files
+from support.archive_states import COUNT, tier
 from support.bundles import made_part
+from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import all_outcomes, archive, as_engine, check, rows, workshop
-from tests.archive.reading import files
-from tests.archive.test_jobs import Damaged
-from tests.archive.test_plan import COUNT, tier
-from tests.e2e import harness
-from tests.e2e.harness import here
 from tiered.api.broker_place import Place, choose_place
 from tiered.archive import spark
 from tiered.archive.engine import Workbench, local_engine
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 
 def plan(queues: int = 2, segments: int = 4) -> Plan:
@@ -319,7 +318,7 @@ def test_open_segments_are_sealed_unless_a_writer_is_at_work(
     ran = here("archive", url, "--to", archive_url, "--seal", "--json").good()
     said = ran.document
     assert f"tiered: {said['sealed']} open segments sealed" in ran.err
-    count = harness.captured("s04-batch-compress").count
+    count = captures.captured("s04-batch-compress").count
     assert said["rows"] == count
     assert said["sealed"] == said["segments"]
     assert here("archive", url, "--to", archive_url, "--seal", "--json").document["sealed"] == 0

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.archive_jobs import Counting
+from support.archives_made import make_archive
+from support.command_line import here
+from support.shop import DAY_MS, HOUR_MS
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from backends.wrapping import WrappingStore
-from tests.archive.made import make_archive
-from tests.archive.shop import DAY_MS, HOUR_MS
-from tests.e2e.harness import here
 from tiered.archive import lookup as module
 from tiered.archive import parquet
 from tiered.archive.checked_ranges import ObjectFile
@@ -30,9 +30,10 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.archive_fixtures import Sealed
+    from support.shop import Shop
+
     from backends.base import ObjectStore
-    from tests.archive.conftest import Sealed
-    from tests.archive.shop import Shop
     from tiered.archive.lookup import FoundRow
 
 
@@ -90,28 +91,6 @@ def test_what_cannot_be_asked(archive: ObjectStore) -> None:
 
 
 # -- what is read ---------------------------------------------------------------------------------
-
-
-class Counting(WrappingStore):
-    """Counts requests of files."""
-
-    def __init__(self, inner: MemoryStore) -> None:
-        super().__init__(inner)
-        self.requests = 0
-        self.size_bytes = 0
-
-    def get(self, key, byte_range=None):
-        data = self._inner.get(key, byte_range)
-        if key.startswith("data/"):
-            self.requests += 1
-            self.size_bytes += len(data)
-        return data
-
-    def get_ranges(self, key, byte_ranges):
-        found = self._inner.get_ranges(key, byte_ranges)
-        self.requests += 1
-        self.size_bytes += sum(map(len, found))
-        return found
 
 
 FILES, GROUPS, ROWS = 6, 3, 400

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.archives_made import loaded
+from support.large_log import as_long_as_real
 
-from tests.archive.large_log import as_long_as_real
-from tests.archive.made import loaded
 from tiered.archive import saved_runs
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Archived, ArchiveLane, ParquetFile, SideFile

@@ -10,17 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import (
+    MIDNIGHT,
+    archive,
+    check,
+    is_shared,
+    with_other_messages_behind,
+    workshop,
+)
+from support.archive_merges import OTHER, SECOND, built, merged, named, seen
+from support.archive_rows import files
+from support.archives_made import loaded
+from support.command_line import here, program
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, check, is_shared, rows, with_other_messages_behind, workshop
-from tests.archive.made import loaded
-from tests.archive.reading import files
-from tests.archive.test_jobs import MIDNIGHT
-from tests.e2e.harness import here, program
 from tiered.api.broker_place import Place
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.engine import local_engine
@@ -40,41 +47,9 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from support.archive_fixtures import Sealed
+
     from backends.base import ObjectStore
-    from tests.archive.conftest import Sealed
-    from tiered.archive.job import Workshop
-    from tiered.archive.merging import Merged
-
-SECOND = MessageQueue(QUEUE.topic, 7)
-OTHER = MessageQueue("other", 0)
-
-
-def built(*, first: int = 0) -> TierBuilder:
-    """Three sealed segments of each of two queues of a topic, and one of another topic's."""
-    tier = TierBuilder()
-    for queue in (QUEUE, SECOND):
-        for body in (b"a", b"b", b"c", b"open"):
-            tier.add([body, None, body * 2], queue=queue, first=first, roll=True)
-    tier.add([b"x"], queue=OTHER, roll=True)
-    tier.add([b"open"], queue=OTHER, roll=True)
-    return tier
-
-
-def merged(at: Workshop, **more: Any) -> Merged:
-    log = log_writer(at)
-    plan = plan_merge(log.state, takes=lambda _lane: True, **more)
-    return merge(at, log, plan)
-
-
-def named(at: Workshop) -> list[str]:
-    found = files_by_topic(log_writer(at).state)
-    return [file.key for some in found.values() for file in some]
-
-
-def seen(at: Workshop) -> list[dict[str, Any]]:
-    """All rows of the files that the log names, in order of topic, queue and offset."""
-    found = [row for key in named(at) for row in rows(at, key)]
-    return sorted(found, key=lambda row: (row["topic"], row["queue_id"], row["queue_offset"]))
 
 
 def test_rows_and_proofs_stay_what_they_were() -> None:
@@ -433,7 +408,8 @@ GOLDEN = (
 
 
 def test_golden_bytes_of_the_new_actions() -> None:
-    from tests.archive.test_plan import state
+    from support.archive_states import state
+
     from tiered.archive.machine import clean_action
     from tiered.archive.moves import NewFile, Replaced, pieces_of
 
@@ -470,7 +446,8 @@ PACK = (
 
 
 def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
-    from tests.archive.test_plan import archived
+    from support.archive_states import archived
+
     from tiered.archive.machine import JobRecord, job_action
     from tiered.archive.model import ArchiveLane
     from tiered.archive.moves import pack_action

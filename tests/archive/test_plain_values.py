@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 import pytest
+from support.archive_jobs import archive, small, workshop
+from support.command_line import here
 from support.tiers import TierBuilder
 
 from backends.local import LocalFolderStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, workshop
-from tests.archive.test_sql import small
-from tests.e2e.harness import here
 from tiered.archive.duck import ask
 from tiered.cli.plain_values import plain_column, plain_rows
 from tiered.cli.values import json_text, printable

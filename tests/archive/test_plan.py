@@ -4,65 +4,33 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from support.bundles import made_part
+from support.archive_states import COUNT, archived, plan, segment, state, tier
+from support.archives_made import loaded
 from support.work import calls
 
-from tests.archive.made import loaded
-from tiered.api.broker_place import Place
 from tiered.archive.columns import schema
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
 from tiered.archive.model import (
-    Archived,
     ArchiveLane,
-    ParquetFile,
     SideFile,
     Truncation,
     date_text,
     partition_value,
 )
-from tiered.archive.plan import Plan, plan_archive
 from tiered.archive.selection import selection_of
 from tiered.archive.tables import plan_files
 from tiered.journal.entry import Entry
-from tiered.log.parts import Parts, QueueLife, Segment, TierState
+from tiered.log.parts import Parts, QueueLife, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
-PLACE = Place("c", "b")
-COUNT = 100
-"""Messages of a segment."""
+if TYPE_CHECKING:
+    from tiered.archive.plan import Plan
+
 CALLS_MAX = 60
 """A segment, twice what it takes here; quadratic work would take thousands."""
-
-
-def segment(number: int, count: int = COUNT) -> Segment:
-    base, first = LogOffset(number * 1000), QueueOffset(number * COUNT)
-    times = number * 10, number * 10 + 9
-    part = made_part(first, base, count, key=f"log-{number}", times=times, last=7)
-    return Segment(base, first, 0, sealed=True, parts=Parts.of([part]))
-
-
-def tier(queues: int, segments: int) -> TierState:
-    rows = tuple(segment(number) for number in range(segments))
-    end = QueueOffset(segments * COUNT)
-    life = QueueLife(0, QueueOffset(0), end, LogOffset(segments * 1000), rows)
-    return TierState(queues={MessageQueue("t", number): (life,) for number in range(queues)})
-
-
-def archived(number: int) -> Archived:
-    low, high = number * COUNT, (number + 1) * COUNT
-    file = ParquetFile(f"k-{number}", low, high, COUNT, 9, 9, number * 10, number * 10 + 9, 5, 5)
-    return Archived(low, high, 0, 0, 1000, (file,), None, ((f"log-{number}", "etag"),))
-
-
-def state(queues: int, numbers: range) -> ArchiveState:
-    found = tuple(map(archived, numbers))
-    return ArchiveState({ArchiveLane("c", "b", "t", queue, 0): found for queue in range(queues)})
-
-
-def plan(tier_state: TierState, archive: ArchiveState):
-    return plan_archive(tier_state, PLACE, archive, takes=lambda _topic: True)
 
 
 @pytest.mark.parametrize("queues", [5, pytest.param(100, marks=pytest.mark.slow)])

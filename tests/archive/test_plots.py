@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.archive_jobs import small
+from support.shop import HOUR_MS
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.shop import HOUR_MS
-from tests.archive.test_sql import small
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from tests.archive.shop import Shop
+    from support.shop import Shop
 
 DOCS = Path(__file__).parents[2] / "docs"
 CHARTS = ["bytes", "latency", "rate", "sizes"]

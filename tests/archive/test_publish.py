@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,14 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import use_server
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.types import StringType
-from support.tiers import QUEUE, TIME_MS, TierBuilder
-
-from backends.registry import open_store
-from backends.s3_settings import S3Options
-from tests.archive.jobs import (
+from support.archive_jobs import (
     alone,
     archive,
     check,
@@ -27,8 +21,14 @@ from tests.archive.jobs import (
     with_other_messages_behind,
     workshop,
 )
-from tests.archive.test_body import wishes
-from tests.e2e.harness import here
+from support.bodies import KINDS, ORDER, wishes
+from support.command_line import here
+from support.lakes import published, table_of
+from support.servers import use_server
+from support.tiers import QUEUE, TIME_MS, TierBuilder
+
+from backends.registry import open_store
+from backends.s3_settings import S3Options
 from tiered.archive import publish as module
 from tiered.archive.bodies import BodyColumns, BodyLayout
 from tiered.archive.columns import schema
@@ -36,7 +36,7 @@ from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.plan import Limits
-from tiered.archive.publish import Destination, Published, expire_snapshots, publish, table_name
+from tiered.archive.publish import Destination, expire_snapshots, publish, table_name
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
@@ -44,9 +44,9 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.archive_fixtures import Sealed
     from support.servers import S3Server
 
-    from tests.archive.conftest import Sealed
     from tiered.archive.task import Workshop
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -68,20 +68,6 @@ def at(tmp_path: Path) -> Iterator[Workshop]:
         made = workshop(tier.store, store)
         archive(made)
         yield made
-
-
-def published(at: Workshop, catalog: str) -> list[Published]:
-    return list(
-        publish(at.archive, Destination(catalog, "lake"), S3Options(), local_engine(at.bench, 2))
-    )
-
-
-def table_of(catalog: str, topic: str, namespace: str = "lake") -> Any:
-    from pyiceberg.catalog import load_catalog
-
-    reach = {"s3.endpoint": os.environ.get("AWS_ENDPOINT_URL_S3", "")}
-    with closing(load_catalog("tiered", uri=catalog, **reach)) as found:
-        return found.load_table(f"{namespace}.{table_name(topic)}")
 
 
 def rows(catalog: str, topic: str, *columns: str) -> list[dict[str, Any]]:
@@ -238,16 +224,6 @@ def test_a_topic_that_cannot_be_published_does_not_keep_the_others(
     with pytest.raises(DataError):
         published(at, catalog)
     assert len(rows(catalog, "zebra")) == 1
-
-
-KINDS = (
-    b"id BIGINT, small SMALLINT, price DECIMAL(10, 2), day DATE, at TIMESTAMP, ok BOOLEAN,"
-    b" tags ARRAY<STRING>, inner STRUCT<a: DOUBLE>"
-)
-ORDER = (
-    b'{"id": 7, "small": 3, "price": 1.25, "day": "2026-11-21", "at": "2026-11-21T10:00:00Z", "ok": true,'
-    b' "tags": ["x"], "inner": {"a": 0.5}}'
-)
 
 
 def test_columns_that_come_later_are_added(tmp_path: Path, catalog: str) -> None:

@@ -6,6 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import all_outcomes, archive, as_engine, check, keys, rows, workshop
+from support.archive_rows import files
+from support.command_line import here, program
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
@@ -14,9 +17,6 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import all_outcomes, archive, as_engine, check, keys, rows, workshop
-from tests.archive.reading import files
-from tests.e2e.harness import here, program
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
 from tiered.archive.engine import local_engine
 from tiered.archive.job import PROBE_OLD_MS, first_error, log_writer, run_job
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
+
     from backends.base import ByteRange, ObjectInfo
-    from tests.archive.conftest import Sealed
     from tiered.archive.audit import Repaired
     from tiered.archive.job import Workshop
 

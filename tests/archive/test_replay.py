@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_states import COUNT, archived, state
+from support.archives_made import loaded
 
-from tests.archive.made import loaded
-from tests.archive.test_plan import COUNT, archived, state
 from tiered.archive.machine import (
     ArchiveMachine,
     ArchiveState,

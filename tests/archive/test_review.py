@@ -6,10 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.tiers import QUEUE, TierBuilder
-
-from backends.s3_settings import S3Options
-from tests.archive.jobs import (
+from support.archive_jobs import (
     all_outcomes,
     archive,
     check,
@@ -18,8 +15,11 @@ from tests.archive.jobs import (
     with_other_messages_behind,
     workshop,
 )
-from tests.archive.test_merge import built, merged, named, seen
-from tests.e2e.harness import here
+from support.archive_merges import built, merged, named, seen
+from support.command_line import here
+from support.tiers import QUEUE, TierBuilder
+
+from backends.s3_settings import S3Options
 from tiered.archive.audit import read_log
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.duck import ask
@@ -38,7 +38,8 @@ from tiered.spark.frames import ask_spark
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
+
     from tiered.archive.job import Workshop
 
 

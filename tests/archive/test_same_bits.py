@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from support.archive_jobs import archive, check, keys, sealed_tier, workshop
+from support.bodies import avro, wishes
 from zlib_ng import zlib_ng
 
-from tests.archive.bodies import avro
-from tests.archive.jobs import archive, check, keys, workshop
-from tests.archive.test_body import tier_of, wishes
 from tiered.archive.audit import apply_repair, plan_repair, read_log, verify_archive
 from tiered.archive.checked_ranges import with_sums
 from tiered.archive.engine import local_engine
@@ -34,7 +33,7 @@ NESTED = b"""{"o": {"x": NaN, "l": [1.5, NaN, null]}, "s": [{"f": NaN}, {}]}"""
 
 
 def archived(bodies: Sequence[bytes], **how: Any) -> Workshop:
-    at = workshop(tier_of(*[[body] for body in bodies]).store)
+    at = workshop(sealed_tier(*[[body] for body in bodies]).store)
     at = replace(at, wishes=wishes(how.pop("form", "json"), **how))
     assert archive(at).misfits == 0
     return at

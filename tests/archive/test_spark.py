@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import use_server
 from pyiceberg.catalog import load_catalog
+from support.archive_jobs import as_engine
+from support.archive_rows import java_rows, read_all, rows_of, said_by_archive, said_by_java
+from support.command_line import here
+from support.questions import ANSWERS, QUESTIONS, for_spark
+from support.questions import rows_of as rows_of_answer
+from support.servers import use_server
 
 from backends.errors import ObjectNotFoundError
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import as_engine
-from tests.archive.questions import ANSWERS, QUESTIONS, for_spark
-from tests.archive.questions import rows_of as rows_of_answer
-from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java
-from tests.e2e.harness import here
 from tiered.api.broker_place import choose_place
 from tiered.archive import spark
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
     from support.servers import S3Server
+    from support.shop import Shop
 
     from backends.base import ByteRange
-    from tests.archive.conftest import Sealed
-    from tests.archive.shop import Shop
     from tiered.archive.engine import Engine
     from tiered.archive.plan import Work
 
@@ -334,10 +334,6 @@ def test_a_stream_tells_of_each_message_once_over_restarts(
     assert sum(run()) == 0
     found = session.read.parquet(str(out)).orderBy(["topic", "queue_id", "queue_offset"])
     assert [said_by_archive(row) for row in rows_of(found.toArrow())] == java_rows(tier)
-
-
-def java_rows(tier: Sealed) -> list[dict[str, Any]]:
-    return [said_by_java(m) for _, found in sorted(tier.dump.messages.items()) for m in found]
 
 
 def test_tasks_and_outcomes_travel(sealed: Callable[[str], Sealed]) -> None:

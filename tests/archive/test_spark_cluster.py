@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-
-from tests.archive.reading import said_by_java
-from tests.archive.spark_processes import PAUSING, SPARK, WORKER, below, job, kill, words_of
-from tests.archive.test_crashes import check
-from tests.e2e.harness import Ran, command, environment, here, until
+from support.archive_rows import check, said_by_java
+from support.command_line import Ran, command, environment, here, until
+from support.spark_processes import PAUSING, SPARK, WORKER, below, job, kill, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 HOST = "127.0.0.1"

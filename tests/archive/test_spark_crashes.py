@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.archive_rows import check
+from support.command_line import here, program
 
-from tests.archive.test_crashes import check
-from tests.e2e.harness import here, program
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 SPARK = ("--engine", "spark", "--master", "local[2,4]")

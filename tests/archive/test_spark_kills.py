@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.archive.spark_processes import EXECUTOR, SPARK, WORKER, job, kill
-from tests.archive.test_crashes import check
-from tests.e2e.harness import here, until
+from support.archive_rows import check
+from support.command_line import here, until
+from support.spark_processes import EXECUTOR, SPARK, WORKER, job, kill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.archive.conftest import Sealed
-    from tests.archive.spark_processes import Job
+    from support.archive_fixtures import Sealed
+    from support.spark_processes import Job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 CLUSTER = (*SPARK, "--master", "local-cluster[2,1,1024]")

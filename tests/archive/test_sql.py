@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from conftest import use_server
+from support.archive_jobs import archive, index, keys, small, workshop
+from support.archives_made import make_archive
+from support.command_line import here
+from support.servers import use_server
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, index, keys, workshop
-from tests.archive.made import make_archive
-from tests.e2e.harness import here
 from tiered.archive import duck
 from tiered.archive.duck import ask
 from tiered.archive.exact_names import quoted
@@ -31,22 +31,11 @@ from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from support.servers import S3Server
+    from support.shop import Shop
 
-    from tests.archive.shop import Shop
     from tiered.archive.job import Workshop
 
 ODD = ("%RETRY%g", 'quo"ted', "Orders", "orders", "two words", "select")
-
-
-def small(*topics: str) -> Workshop:
-    """Topics of two segments with a message each."""
-    tier = TierBuilder()
-    for topic in topics:
-        for number in range(3):
-            tier.add([f"{topic} {number}".encode()], queue=MessageQueue(topic, 0), roll=True)
-    at = workshop(tier.store)
-    archive(at)
-    return at
 
 
 def values(at: Workshop, question: str) -> list[tuple[Any, ...]]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from support.archive_world import World
 
 from backends.errors import BackendError
-from tests.archive.world import World
 from tiered.archive import clean, job, machine
 from tiered.archive.merging import Together
 from tiered.archive.moves import Fence

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support import captures, command_line
 from support.disks import small_disk
 
 from backends.local_files import read_regular, write_regular
-from tests.e2e import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,21 +42,21 @@ def test_what_is_no_regular_file_is_an_error(odd: Path):
 def test_plans_configurations_and_bundles_that_are_none(odd: Path, tmp_path: Path):
     (tmp_path / "tier").mkdir()
     url = f"file://{tmp_path}/tier"
-    ran = harness.here("config", "show", "--config", odd)
+    ran = command_line.here("config", "show", "--config", odd)
     assert (ran.code, str(odd) in ran.error) == (2, True)
-    ran = harness.here(
+    ran = command_line.here(
         "ls", "s3://b/p", "--ca-bundle", odd, "--endpoint-url", "https://localhost:1"
     )
     assert ran.code in {2, 3}
-    assert harness.here("gc", url, "--apply", odd).code == 2
+    assert command_line.here("gc", url, "--apply", odd).code == 2
 
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tier")
     url = f"file://{folder}/tier"
-    store = harness.unpack("s01-basic", folder)
-    harness.here("attach", store, "--to", url, "--once").good()
+    store = captures.unpack("s01-basic", folder)
+    command_line.here("attach", store, "--to", url, "--once").good()
     return url
 
 
@@ -67,19 +67,19 @@ def test_a_plan_is_neither_read_from_nor_written_to_what_is_no_file(
 ):
     name, *more = what
     for option in ("--plan", "--apply"):
-        ran = harness.here(name, tier, *more, option, odd)
+        ran = command_line.here(name, tier, *more, option, odd)
         assert (ran.code, str(odd) in ran.error, "the plan cannot be" in ran.error) == (2, True, True)  # fmt: skip
 
 
 def test_a_plan_for_which_there_is_no_room_leaves_the_one_before(tier: str, tmp_path: Path):
     with small_disk(tmp_path / "disk", "16k") as disk:
         plan = disk.path / "plan.json"
-        harness.here("gc", tier, "--plan", plan).good()
+        command_line.here("gc", tier, "--plan", plan).good()
         before = plan.read_bytes()
         with contextlib.suppress(OSError), (disk.path / "ballast").open("wb", 0) as file:
             while file.write(b"x" * 512):
                 pass
-        ran = harness.here("gc", tier, "--plan", plan)
+        ran = command_line.here("gc", tier, "--plan", plan)
         assert ran.code == 2
         assert "No space left on device" in ran.error
         assert "make room" in ran.error

@@ -1,37 +1,28 @@
-"""A command line in this process, a captured store and a tier of it."""
+"""Captured stores and tiers of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from cli.program import CommandLine, Dump, Start, Unpack, attach, dump, spawn, unpack
+from support.captures import InTopic, Unpack, in_topic, unpack
+from support.command_line import Start, attach, spawn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
-@pytest.fixture
-def tiered(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
-    return CommandLine(capfdbinary)
-
-
 @pytest.fixture(scope="session")
-def basic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 2,613 messages in 25 queues, stopped cleanly."""
-    return unpack("s01-basic", tmp_path_factory.mktemp("stores"))
-
-
-@pytest.fixture(scope="session")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(stores: Callable[[str], Path]) -> Path:
     """A store with compressed bodies."""
-    return unpack("s04-batch-compress", tmp_path_factory.mktemp("stores"))
+    return stores("s04-batch-compress")
 
 
 @pytest.fixture(scope="session")
-def batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def batches(stores: Callable[[str], Path]) -> Path:
     """A store with inner batches and light queues."""
-    return unpack("s11-lmq-batchcq", tmp_path_factory.mktemp("stores"))
+    return stores("s11-lmq-batchcq")
 
 
 @pytest.fixture(scope="session")
@@ -51,8 +42,8 @@ def batches_tier(batches: Path, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 @pytest.fixture(scope="session")
-def dumped() -> Dump:
-    return dump
+def dumped() -> InTopic:
+    return in_topic
 
 
 @pytest.fixture

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-    from cli.program import CommandLine, Dump, Start, Unpack
+    from support.captures import InTopic, Unpack
+    from support.command_line import CommandLine, Start
 
 
 def topics(tiered: CommandLine, url: str) -> dict[str, int]:
     found: dict[str, int] = {}
-    for row in tiered.good("ls", url, "-o", "jsonl").lines:
+    for row in tiered.good("ls", url, "-o", "jsonl").rows:
         found[row["topic"]] = found.get(row["topic"], 0) + row["messages"]
     return found
 
@@ -80,7 +81,7 @@ def test_selector():
 
 
 def test_start_latest_and_start_at_a_time(
-    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
+    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: InTopic
 ):
     latest = tiered.good(
         "attach", basic, "--to", f"file://{tmp_path}/a", "--once", "--start", "latest", "--json"
@@ -99,7 +100,7 @@ def test_start_latest_and_start_at_a_time(
 def test_seal_seals_every_segment(tiered: CommandLine, basic: Path, tmp_path: Path):
     url = f"file://{tmp_path}"
     tiered.good("attach", basic, "--to", url, "--once", "--seal", "--bundle-size", "64KiB")
-    rows = tiered.good("ls", url, "--objects", "-o", "jsonl").lines
+    rows = tiered.good("ls", url, "--objects", "-o", "jsonl").rows
     assert {part["state"] for row in rows for part in row["parts"]} == {"sealed"}
     assert tiered("attach", basic, "--to", url, "--seal").code == 2
 
@@ -125,7 +126,7 @@ def test_a_torn_tail_is_told_and_is_no_failure(
 
 
 def test_a_flipped_tag_code_hides_no_message(
-    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
+    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: InTopic
 ):
     """Who filters by the tag has it, and the summary says that an entry was wrong; with --strict that is code 1."""
     store, url = tmp_path / "store", f"file://{tmp_path}/t"
@@ -145,12 +146,12 @@ def test_a_flipped_tag_code_hides_no_message(
     assert "1 entry with a wrong tag code" in ran.err
     found = tiered.good(
         "cat", url, "orders", "--tag", hit["properties"]["TAGS"], "-o", "jsonl"
-    ).lines
+    ).rows
     assert len(found) == len(same)
 
 
 def test_a_damaged_record_is_quarantined_and_told(
-    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
+    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: InTopic
 ):
     store = tmp_path / "store"
     shutil.copytree(basic, store)
@@ -165,16 +166,16 @@ def test_a_damaged_record_is_quarantined_and_told(
     assert tiered.good("attach", store, "--to", url, "--once").code == 0
     queue = next(
         row
-        for row in tiered.good("status", url, "-o", "jsonl").lines
+        for row in tiered.good("status", url, "-o", "jsonl").rows
         if (row["topic"], row["queue_id"]) == ("orders", damaged["queue_id"])
     )
     assert (queue["quarantined"], queue["holes"]) == (1, 1)
-    offsets = [m["queue_offset"] for m in tiered.good("cat", url, "orders").lines]
+    offsets = [m["queue_offset"] for m in tiered.good("cat", url, "orders").rows]
     assert len(offsets) == 1199
 
 
 def test_what_stands_behind_damage_of_a_stopped_store_waits_for_a_person(
-    tiered: CommandLine, unpacked: Unpack, tmp_path: Path, dumped: Dump
+    tiered: CommandLine, unpacked: Unpack, tmp_path: Path, dumped: InTopic
 ):
     """A broker's start would give it up; with the file put right it is tiered."""
     store, url = unpacked("s09-big-offsets"), f"file://{tmp_path}/tier"
@@ -196,11 +197,11 @@ def test_what_stands_behind_damage_of_a_stopped_store_waits_for_a_person(
     assert f"{file}, byte {at}" in checked.document["problems"][0]["detail"]
     file.write_bytes(sound)
     assert tiered.good("attach", store, "--to", url, "--once", "--json").document["is_complete"]
-    assert len(tiered.good("cat", url, "far").lines) == len(messages)
+    assert len(tiered.good("cat", url, "far").rows) == len(messages)
 
 
 def test_a_record_of_which_nothing_is_left_is_missing_and_needs_a_person(
-    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
+    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: InTopic
 ):
     """Its consume queue lists it, and there are zeros: a hole, and no failure that nobody hears of."""
     store = tmp_path / "store"
@@ -215,7 +216,7 @@ def test_a_record_of_which_nothing_is_left_is_missing_and_needs_a_person(
     assert (ran.code, ran.document["missing"], ran.document["quarantined"]) == (1, 1, 0)
     assert "tiered: 1 message is not in the store" in ran.err
     assert tiered.good("attach", store, "--to", url, "--once", "--json").document["missing"] == 0
-    assert len(tiered.good("cat", url, "orders").lines) == 1199
+    assert len(tiered.good("cat", url, "orders").rows) == 1199
 
 
 def test_another_holder_is_told_of_or_waited_for(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 KIB = 1024
 SMALL = DispatchSettings(bundle_bytes=32 * KIB, window_bytes=32 * KIB, fan_in=2)

@@ -6,12 +6,14 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from cli.program import CommandLine, Unpack, attach
+from support.command_line import CommandLine, attach
 
 import backends.wrapping
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from support.captures import Unpack
 
 
 @pytest.fixture
@@ -199,8 +201,8 @@ def test_several_brokers_must_be_told_apart(tiered: CommandLine, basic: Path, tm
     ran = tiered("cat", url, "sparse")
     assert ran.code == 2
     assert "cluster-a/a, cluster-a/b" in ran.error
-    assert len(tiered.good("cat", url, "sparse", "--broker", "a").lines) == 5
-    assert len(tiered.good("--broker", "b", "cat", url, "sparse").lines) == 5
+    assert len(tiered.good("cat", url, "sparse", "--broker", "a").rows) == 5
+    assert len(tiered.good("--broker", "b", "cat", url, "sparse").rows) == 5
     wrong = tiered("ls", url, "--broker", "c")
     assert wrong.code == 2
     brokers = tiered.good("status", url, "--json").document["brokers"]

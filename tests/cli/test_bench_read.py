@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 SMALL = ("--json", "--reads", "6", "--seconds", "0.2")
 

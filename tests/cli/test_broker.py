@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 
 def frame(header: object, body: bytes) -> bytes:

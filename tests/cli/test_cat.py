@@ -14,7 +14,8 @@ import pytest
 from tiered.format.block import walk_records
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine, Dump, Ran, Start
+    from support.captures import InTopic
+    from support.command_line import CommandLine, Ran, Start
 
 SAME = {
     "s01-basic": ("basic", ["orders", "large", "unicode", "many-properties", "with-empty-bodies"]),
@@ -30,9 +31,9 @@ def url_of(request: pytest.FixtureRequest, name: str) -> str:
 
 @pytest.mark.parametrize(("name", "topic"), CASES)
 def test_json_is_what_java_reads(
-    name: str, topic: str, tiered: CommandLine, dumped: Dump, request: pytest.FixtureRequest
+    name: str, topic: str, tiered: CommandLine, dumped: InTopic, request: pytest.FixtureRequest
 ):
-    lines = tiered.good("cat", url_of(request, name), topic).lines
+    lines = tiered.good("cat", url_of(request, name), topic).rows
     expected = dumped(name, topic)
     assert [{k: v for k, v in line.items() if k != "log_offset"} for line in lines] == expected
     assert list(lines[0])[:4] == ["topic", "queue_id", "queue_offset", "store_timestamp_ms"]
@@ -40,7 +41,7 @@ def test_json_is_what_java_reads(
 
 @pytest.mark.parametrize(("name", "topic"), CASES)
 def test_bodies_are_what_clients_get(
-    name: str, topic: str, tiered: CommandLine, dumped: Dump, request: pytest.FixtureRequest
+    name: str, topic: str, tiered: CommandLine, dumped: InTopic, request: pytest.FixtureRequest
 ):
     bodies = [
         base64.b64decode(message_forms["body_base64"]) for message_forms in dumped(name, topic)
@@ -53,7 +54,7 @@ def test_bodies_are_what_clients_get(
 
 @pytest.mark.parametrize(("name", "topic"), CASES)
 def test_raw_is_every_record_once(
-    name: str, topic: str, tiered: CommandLine, dumped: Dump, request: pytest.FixtureRequest
+    name: str, topic: str, tiered: CommandLine, dumped: InTopic, request: pytest.FixtureRequest
 ):
     """An inner batch is one record of several messages."""
     out = tiered.good("cat", url_of(request, name), topic, "--format", "raw").out
@@ -65,8 +66,8 @@ def test_raw_is_every_record_once(
 
 
 def test_raw_body_leaves_bodies_packed(tiered: CommandLine, packed_tier: str):
-    plain = tiered.good("cat", packed_tier, "packed-zstd", "--count", "1").lines[0]
-    stored = tiered.good("cat", packed_tier, "packed-zstd", "--count", "1", "--raw-body").lines[0]
+    plain = tiered.good("cat", packed_tier, "packed-zstd", "--count", "1").rows[0]
+    stored = tiered.good("cat", packed_tier, "packed-zstd", "--count", "1", "--raw-body").rows[0]
     assert plain["sys_flag"] & 1 == 0
     assert stored["sys_flag"] & 1 == plain["stored_sys_flag"] & 1 == 1
     raw = tiered.good(
@@ -77,7 +78,7 @@ def test_raw_body_leaves_bodies_packed(tiered: CommandLine, packed_tier: str):
 
 
 def places(ran: Ran) -> list[tuple[int, int]]:
-    return [(m["queue_id"], m["queue_offset"]) for m in ran.lines]
+    return [(m["queue_id"], m["queue_offset"]) for m in ran.rows]
 
 
 def test_queue_offset_and_count(tiered: CommandLine, basic_tier: str):
@@ -91,7 +92,7 @@ def test_queue_offset_and_count(tiered: CommandLine, basic_tier: str):
 
 @pytest.mark.parametrize("form", ["raw", "body", "text"])
 def test_count_holds_for_every_format(
-    form: str, tiered: CommandLine, batches_tier: str, dumped: Dump
+    form: str, tiered: CommandLine, batches_tier: str, dumped: InTopic
 ):
     """Offset 5 lies inside a batch of ten."""
     arguments = ("cat", batches_tier, "grouped", "--queue", "0", "--offset", "5", "--count", "7")
@@ -106,7 +107,7 @@ def test_count_holds_for_every_format(
         assert len(out.splitlines()) == 7
 
 
-def test_from_and_until_are_half_open(tiered: CommandLine, basic_tier: str, dumped: Dump):
+def test_from_and_until_are_half_open(tiered: CommandLine, basic_tier: str, dumped: InTopic):
     orders = dumped("s01-basic", "orders")
     times = sorted(message_forms["store_timestamp_ms"] for message_forms in orders)
     low, high = times[100], times[900]
@@ -122,7 +123,7 @@ def test_tags(
     form: str,
     place: tuple[str, str],
     tiered: CommandLine,
-    dumped: Dump,
+    dumped: InTopic,
     request: pytest.FixtureRequest,
 ):
     name, topic = place
@@ -156,7 +157,7 @@ def test_one_document(tiered: CommandLine, basic_tier: str):
     assert empty.document["messages"] == []
     assert tiered("cat", basic_tier, "orders", "-o", "csv").code == 2
     tiered.environment = {"TIERED_OUTPUT": "csv"}
-    assert len(tiered.good("cat", basic_tier, "orders", "--count", "3").lines) == 3
+    assert len(tiered.good("cat", basic_tier, "orders", "--count", "3").rows) == 3
 
 
 def test_text_holds_nothing_that_a_terminal_obeys(tiered: CommandLine, basic_tier: str):
@@ -167,7 +168,7 @@ def test_text_holds_nothing_that_a_terminal_obeys(tiered: CommandLine, basic_tie
 
 def damage(tiered: CommandLine, folder: Path, at: float) -> Path:
     """Flip a byte of the greatest section of ``large``, among its records; where that lies."""
-    objects = tiered.good("ls", folder.as_uri(), "large", "--objects", "-o", "jsonl").lines
+    objects = tiered.good("ls", folder.as_uri(), "large", "--objects", "-o", "jsonl").rows
     parts = [(part, row["key"]) for row in objects for part in row["parts"]]
     part, key = max(parts, key=lambda one: one[0]["log_bytes"])
     file = folder / key

@@ -12,7 +12,8 @@ from fetcher.filters import compile_filter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cli.program import CommandLine, Dump
+    from support.captures import InTopic
+    from support.command_line import CommandLine
 
 CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "key": ("KEYS = '{0}'", lambda m: m["keys"] == m["first"]["keys"]),
@@ -32,7 +33,7 @@ def test_messages_are_those_whose_properties_say_so(
     case: str,
     place: tuple[str, str, str],
     tiered: CommandLine,
-    dumped: Dump,
+    dumped: InTopic,
     request: pytest.FixtureRequest,
 ):
     tier, name, topic = place
@@ -42,7 +43,7 @@ def test_messages_are_those_whose_properties_say_so(
     wanted = [m for m in messages if test(m | {"first": messages[0]})]
     assert wanted == [m for m in messages if compile_filter(text, "SQL92").matches(m["properties"])]
     arguments = ("cat", request.getfixturevalue(f"{tier}_tier"), topic, "--sql", text)
-    lines = tiered.good(*arguments).lines
+    lines = tiered.good(*arguments).rows
     assert [line["msg_id"] for line in lines] == [m["msg_id"] for m in wanted]
     bodies = b"".join(base64.b64decode(m["body_base64"]) for m in wanted)
     assert tiered.good(*arguments, "--format", "body").out == bodies

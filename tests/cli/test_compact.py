@@ -6,11 +6,11 @@ import gzip
 import json
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli.program import spawn
+from support.captures import FOLDER
+from support.command_line import spawn
 
 from tiered.clock import SystemClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE
@@ -20,9 +20,11 @@ from tiered.store.new_message import NewMessage
 from tiered.store.store_options import Compacting, StoreOptions
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine, Unpack
+    from pathlib import Path
 
-STORES = Path(__file__).parents[1] / "data" / "stores"
+    from support.captures import Unpack
+    from support.command_line import CommandLine
+
 NOW = ("--dirty-ratio", "0")
 
 
@@ -43,7 +45,7 @@ def messages(tiered: CommandLine, url: str, *more: str) -> list[dict[str, Any]]:
 
 
 def dumped(name: str) -> list[dict[str, Any]]:
-    data = gzip.decompress((STORES / f"s07-compaction.{name}.jsonl.gz").read_bytes())
+    data = gzip.decompress((FOLDER / f"s07-compaction.{name}.jsonl.gz").read_bytes())
     return [json.loads(line) for line in data.splitlines()]
 
 

@@ -12,7 +12,7 @@ from tiered.dispatch.settings import Compression, DispatchSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 KIB = 1024
 
@@ -49,19 +49,19 @@ def test_compressed_and_plain_tiers_say_the_same(tiered: CommandLine, tmp_path: 
     assert 2 * totals[1]["size_bytes"] < totals[1]["plain_bytes"]
     assert ", compressed)" in tiered.good("status", packed.as_uri()).text
     read = [tiered.good("cat", tier.as_uri(), "bench-0", "-o", "jsonl") for tier in (plain, packed)]
-    assert read[0].lines == read[1].lines
-    assert len(read[0].lines) == 600
+    assert read[0].rows == read[1].rows
+    assert len(read[0].rows) == 600
     tiered.good("verify", packed.as_uri(), "--deep", "--store", store)
-    query = ("bench-0", "--key", read[0].lines[99]["keys"], "-o", "jsonl")
-    found = [tiered.good("query", tier.as_uri(), *query).lines for tier in (plain, packed)]
-    assert found[0] == found[1] == [read[0].lines[99]]
+    query = ("bench-0", "--key", read[0].rows[99]["keys"], "-o", "jsonl")
+    found = [tiered.good("query", tier.as_uri(), *query).rows for tier in (plain, packed)]
+    assert found[0] == found[1] == [read[0].rows[99]]
     archive = (tmp_path / "archive").as_uri()
     archived = tiered.good(
         "archive", packed.as_uri(), "--to", archive, "--engine", "local", "--json"
     )
     assert archived.document["rows"] == 600
     tiered.good("archive", packed.as_uri(), "--to", archive, "--verify")
-    objects = tiered.good("ls", packed.as_uri(), "--objects", "-o", "jsonl").lines
+    objects = tiered.good("ls", packed.as_uri(), "--objects", "-o", "jsonl").rows
     assert all((packed / one["key"]).stat().st_size == one["size_bytes"] for one in objects)
     assert tiered.good("attach", store, "--to", packed.as_uri(), "--once", "--seal").code == 0
 

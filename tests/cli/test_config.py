@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cli.program import CommandLine, Ran
+from support.command_line import CommandLine, Ran
 
 from tiered.cli.frame import all_settings
 
@@ -129,7 +129,7 @@ def test_header_values_are_never_shown(tiered: CommandLine):
 
 def test_forms_of_the_result(tiered: CommandLine):
     assert tiered.good("config", "show", "-o", "csv").text.startswith("key,value,source\n")
-    rows = tiered.good("config", "show", "-o", "jsonl").lines
+    rows = tiered.good("config", "show", "-o", "jsonl").rows
     assert rows[0]["key"] == "cluster"
     assert tiered.good("config", "show").text.splitlines()[0].split() == ["key", "value", "source"]
     assert tiered.good("config", "show", "-o", "json", "--json").document["format"] == 1

@@ -24,7 +24,7 @@ from tiered.upkeep.status import (
 )
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 NOW_MS = 1_700_000_000_000
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 
 def test_demo_is_well_and_can_be_repeated(tiered: CommandLine, tmp_path: Path):

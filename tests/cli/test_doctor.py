@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures
 from support.tiers import TierBuilder
 
 from backends.errors import PermissionDeniedError
@@ -17,7 +18,6 @@ from backends.s3 import harm_of
 from backends.s3_settings import S3Options
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
-from tests.e2e import harness
 from tiered.clock import ManualClock
 from tiered.journal.entry import seal_text
 from tiered.keys import LEASE, broker_prefix
@@ -25,7 +25,7 @@ from tiered.upkeep import doctor
 from tiered.upkeep.doctor import Check, examine
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
     from backends.base import ObjectStore
 
@@ -217,7 +217,7 @@ def test_a_lost_journal(tiered: CommandLine, basic_tier: str, tmp_path: Path):
 
 def test_timers_are_looked_at_as_topics_are(tiered: CommandLine, tmp_path: Path):
     """They have a journal of their own, and may be all that is there."""
-    store, url = harness.unpack("s02-delay-timer", tmp_path), f"file://{tmp_path}/tier"
+    store, url = captures.unpack("s02-delay-timer", tmp_path), f"file://{tmp_path}/tier"
     tiered.good("timer", "import", store, "--to", url, "--near", "0s")
     alone = by_name(tiered.good("doctor", url, "--json").document)
     assert alone["journal"]["detail"] == "cluster-a/broker-a, timers: epoch 1, 21 queues"

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Start
+    from support.command_line import CommandLine, Start
     from support.servers import S3Server
 
 

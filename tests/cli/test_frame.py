@@ -5,7 +5,7 @@ import sys
 
 import click
 import pytest
-from cli.program import CommandLine
+from support.command_line import CommandLine
 
 from tiered import __version__
 from tiered.cli.frame import Program, program

@@ -10,7 +10,7 @@ from backends.local import LocalFolderStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Start
+    from support.command_line import CommandLine, Start
 
 COUNT = 600
 

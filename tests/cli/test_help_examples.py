@@ -14,7 +14,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
-from cli.program import CommandLine, Start, unpack
+from support.captures import unpack
 
 from tiered.__main__ import run
 from tiered.cli.call import Surroundings
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import Popen
 
+    from support.command_line import CommandLine, Start
     from support.servers import S3Server
 
 EXAMPLES = sorted(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 SAMPLES = dict(

@@ -20,7 +20,7 @@ from tiered.upkeep.workplace import break_lease, report_lease
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Start
+    from support.command_line import CommandLine, Start
 
     from backends.base import Version
 

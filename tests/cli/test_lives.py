@@ -15,7 +15,7 @@ from tiered.api.broker_place import Place
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Ran
+    from support.command_line import CommandLine, Ran
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def bodies(ran: Ran) -> list[tuple[object, ...]]:
             line["queue_offset"],
             base64.b64decode(line["body_base64"]).decode(),
         )
-        for line in ran.lines
+        for line in ran.rows
     ]
 
 
@@ -124,7 +124,7 @@ def test_ls_shows_them(tiered: CommandLine, url: str):
 
 def test_ls_of_queues_of_one_life_is_as_it_was(tiered: CommandLine, basic_tier: str):
     assert "INCARNATION" not in tiered.good("ls", basic_tier).text.upper()
-    rows = tiered.good("ls", basic_tier, "orders", "--lives", "-o", "jsonl").lines
+    rows = tiered.good("ls", basic_tier, "orders", "--lives", "-o", "jsonl").rows
     assert {row["state"] for row in rows} == {"present"}
     assert len(rows) == 4
 
@@ -140,7 +140,7 @@ def test_a_gap_is_said_on_stderr_and_stdout_has_only_messages(
     builder.add([b"c"])
     store.close()
     ran = tiered.good("cat", f"file://{tmp_path}/gaps", QUEUE.topic)
-    assert [line["queue_offset"] for line in ran.lines] == [0, 1, 7]
+    assert [line["queue_offset"] for line in ran.rows] == [0, 1, 7]
     assert ran.err.count("no messages from offset 2 to 7") == 1
     assert (
         "no messages"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 COMMANDS = {
     "attach": ("attach", "{store}", "--to", "{url}", "--once", "--quiet"),

@@ -15,7 +15,7 @@ from tiered.journal.entry import seal_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 OLD = Path(__file__).parents[1] / "data" / "tiers" / "before-bundles.tar.gz"
 READING = (("status", "URL"), ("ls", "URL"), ("cat", "URL", "t"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from api.opened import ORDERS, Made
+from support.opened import ORDERS, Made
 
 from tiered.cli.cat import Printer, PrintWish
 

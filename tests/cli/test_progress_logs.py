@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
     from tiered.cli.call import Call
     from tiered.model import TimestampMs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from api.opened import Made
+from support.opened import Made
 
 from backends.wrapping import WrappingStore
 from tiered.api.tier import Tier

@@ -11,7 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Dump
+    from support.captures import InTopic
+    from support.command_line import CommandLine
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def journal_of(folder: Path) -> Path:
 
 
 def test_a_deleted_journal_comes_back(
-    tiered: CommandLine, basic: Path, copied: Path, basic_tier: str, dumped: Dump
+    tiered: CommandLine, basic: Path, copied: Path, basic_tier: str, dumped: InTopic
 ):
     url = f"file://{copied}"
     before = tiered.good("ls", basic_tier, "--json").document["queues"]
@@ -181,7 +182,7 @@ def test_what_the_journal_knows_is_not_forgotten(
     assert shop.gaps() == (1, lost[1] - lost[0])
     verified = tiered.good("verify", shop.url, "--deep", "--store", shop.store, "--json").document
     assert verified["is_clean"]
-    assert len(tiered.good("cat", shop.url, "orders").lines) == 57 - (lost[1] - lost[0])
+    assert len(tiered.good("cat", shop.url, "orders").rows) == 57 - (lost[1] - lost[0])
 
 
 def test_a_queue_of_which_nothing_is_left_is_not_forgotten(tiered: CommandLine, tmp_path: Path):
@@ -233,7 +234,7 @@ def test_a_lost_end_that_the_store_still_has_is_tiered_again_on_a_person_s_word(
     tiered.good(*back)
     assert shop.attach() == 20
     assert shop.queues()["orders"] == (0, 50)
-    assert len(tiered.good("cat", shop.url, "orders").lines) == 50
+    assert len(tiered.good("cat", shop.url, "orders").rows) == 50
     assert tiered.good("verify", shop.url, "--deep", "--store", shop.store, "--json").document[
         "is_clean"
     ]

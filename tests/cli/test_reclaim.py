@@ -19,7 +19,8 @@ from tiered.journal.lease import Holder, Lease
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Start, Unpack
+    from support.captures import Unpack
+    from support.command_line import CommandLine, Start
     from support.servers import S3Server
 
 _BUNDLE = re.compile("/(bundle|topic|queue)/")

@@ -21,7 +21,7 @@ from tiered.store.store_options import Compacting, StoreOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
     from tiered.local.face import RecordBatch
 
@@ -120,7 +120,7 @@ def test_a_replica_gets_the_final_state_and_is_compacted_once(
         assert {row["unknown"] for row in again.document["queues"]} == {0}
     url = f"file://{tmp_path}/of-the-replica"
     tiered.good("attach", replica, "--to", url, "--once")
-    assert len(tiered.good("cat", url, "prices", "--queue", "1").lines) == 9
+    assert len(tiered.good("cat", url, "prices", "--queue", "1").rows) == 9
 
 
 @pytest.mark.parametrize("anew", [False, True])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
+from support.servers import use_server
 
 from backends.registry import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
     from support.servers import S3Server
 
 

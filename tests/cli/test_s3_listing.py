@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
 from support.faultproxy import FaultProxy
-from support.servers import S3Server
+from support.servers import S3Server, use_server
 
 import backends.wrapping
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 SIGNED = ("--s3-header", "x-amz-request-payer=requester")
 """Makes every request go through the other of our two clients."""

@@ -24,7 +24,7 @@ from tiered.store.store_options import StoreOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cli.program import CommandLine, Start
+    from support.command_line import CommandLine, Start
 
 ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 IMPORTS = """

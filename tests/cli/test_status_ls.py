@@ -34,10 +34,11 @@ from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.upkeep.status import read_status, status_document
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine, Dump
+    from support.captures import InTopic
+    from support.command_line import CommandLine
 
 
-def test_ls_counts_what_java_counts(tiered: CommandLine, basic_tier: str, dumped: Dump):
+def test_ls_counts_what_java_counts(tiered: CommandLine, basic_tier: str, dumped: InTopic):
     rows = tiered.good("ls", basic_tier, "--json").document["queues"]
     for topic in {row["topic"] for row in rows}:
         counted = Counter(message["queue_id"] for message in dumped("s01-basic", topic))
@@ -47,7 +48,7 @@ def test_ls_counts_what_java_counts(tiered: CommandLine, basic_tier: str, dumped
 
 
 def test_ls_of_a_topic_and_its_objects(tiered: CommandLine, basic_tier: str):
-    rows = tiered.good("ls", basic_tier, "orders", "-o", "jsonl").lines
+    rows = tiered.good("ls", basic_tier, "orders", "-o", "jsonl").rows
     assert [row["queue_id"] for row in rows] == [0, 1, 2, 3]
     objects = tiered.good("ls", basic_tier, "orders", "--objects", "--json").document["objects"]
     folder = basic_tier.removeprefix("file://")
@@ -66,7 +67,7 @@ def test_ls_of_a_topic_and_its_objects(tiered: CommandLine, basic_tier: str):
 
 def test_queues_share_objects_which_totals_count_once(tiered: CommandLine, basic_tier: str):
     (broker,) = tiered.good("status", basic_tier, "--json").document["brokers"]
-    objects = tiered.good("ls", basic_tier, "--objects", "-o", "jsonl").lines
+    objects = tiered.good("ls", basic_tier, "--objects", "-o", "jsonl").rows
     assert broker["objects"] == len(objects) < broker["queue_count"] == 25
     for topic in broker["topics"]:
         holding = [o for o in objects if any(p["topic"] == topic["topic"] for p in o["parts"])]
@@ -86,7 +87,7 @@ def test_queues_share_objects_which_totals_count_once(tiered: CommandLine, basic
 
 
 def test_forms_agree(tiered: CommandLine, basic_tier: str):
-    rows = tiered.good("ls", basic_tier, "-o", "jsonl").lines
+    rows = tiered.good("ls", basic_tier, "-o", "jsonl").rows
     csv_rows = tiered.good("ls", basic_tier, "-o", "csv").text.splitlines()
     table = tiered.good("ls", basic_tier).text.splitlines()
     assert len(csv_rows) == len(table) == len(rows) + 1
@@ -135,7 +136,7 @@ def test_topics_that_attach_was_told_to_leave_out_do_not_lag(
 
 
 def test_lag_bytes_are_those_of_the_records(
-    tiered: CommandLine, batches: Path, tmp_path: Path, dumped: Dump
+    tiered: CommandLine, batches: Path, tmp_path: Path, dumped: InTopic
 ):
     """An inner batch is one record, whatever it holds."""
     url = f"file://{tmp_path}"

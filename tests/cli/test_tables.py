@@ -22,7 +22,7 @@ from tiered.cli.status import COLUMNS as STATUS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 LONG = "a-topic-with-a-name-that-is-as-long-as-names-of-topics-become-in-large-companies-orders"
 
@@ -62,7 +62,7 @@ def table_of(lines: list[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def long_named(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """URL and store of a tier whose topics have long names that differ at their ends."""
-    from cli.program import attach
+    from support.command_line import attach
 
     from tiered.clock import SystemClock
     from tiered.store.embedded import MessageStore

@@ -20,7 +20,7 @@ from tiered.model import MessageQueue, QueueOffset
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Start
+    from support.command_line import CommandLine, Start
 
 QUEUE = MessageQueue("orders", 0)
 BOGUS = 1_000_000
@@ -108,8 +108,8 @@ def test_a_tier_that_swallowed_a_million_holes_goes_on_with_the_healthy_store(sh
     assert (went_on["messages"], went_on["ahead_queues"], went_on["truncated"]) == (12, 0, 0)
     assert shop.bounds() == (0, 42)
     shop.require_whole()
-    assert len(shop.tiered.good("cat", shop.url, QUEUE.topic).lines) == 42
-    kept = shop.tiered.good("cat", shop.url, QUEUE.topic, "--incarnation", "all").lines
+    assert len(shop.tiered.good("cat", shop.url, QUEUE.topic).rows) == 42
+    kept = shop.tiered.good("cat", shop.url, QUEUE.topic, "--incarnation", "all").rows
     assert len(kept) == 43  # nothing is destroyed
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from cli.program import CommandLine, Unpack, attach
+from support.command_line import CommandLine, attach
 
 from backends.local import LocalFolderStore
 from tiered.clock import SystemClock
@@ -16,6 +16,8 @@ from tiered.journal.lease import Holder, Lease
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from support.captures import Unpack
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_a_lost_object_is_found(tiered: CommandLine, copied: Path):
     file.unlink()
     ran = tiered("verify", f"file://{copied}", "-o", "jsonl")
     assert ran.code == 1
-    (problem,) = ran.lines
+    (problem,) = ran.rows
     assert problem["kind"] == "missing"
     assert problem["where"].endswith(file.name)
 
@@ -99,7 +101,7 @@ def test_a_difference_to_the_store_is_found(
 
     store = tmp_path / "store"
     shutil.copytree(basic, store)
-    message = tiered.good("cat", basic_tier, "orders", "--queue", "1", "--count", "1").lines[0]
+    message = tiered.good("cat", basic_tier, "orders", "--queue", "1", "--count", "1").rows[0]
     at = message["physical_offset"]
     assert at < 262_144
     file = store / "commitlog" / f"{0:020d}"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.broken import COUNT, SOUND, TOPIC, build
+from support.command_line import here
+from support.compacting import QUEUE, compact, messages
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 
-from tests.compaction.test_tier import QUEUE, compact, messages
-from tests.e2e.harness import here
 from tiered.compaction.retention import ROCKETMQ
 from tiered.format.record import decode_record
 from tiered.model import MessageQueue

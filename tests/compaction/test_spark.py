@@ -9,11 +9,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from compaction.test_tier import (
+from support.compacting import (
     ALWAYS,
     OTHER,
     QUEUE,
-    Here,
     check,
     final_state,
     mail,
@@ -25,6 +24,7 @@ from compaction.test_tier import (
 )
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
+from support.tiers import PLACE
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
@@ -92,7 +92,7 @@ def compact(
     settings = CompactSettings(**{"passes": ALWAYS, "compression": None, **options})
     RUNS[tier.store.url] += 1
     rng = random.Random(RUNS[tier.store.url])
-    at = Workplace(tier.store, tier.store, Here("c", "b"), clock, rng)
+    at = Workplace(tier.store, tier.store, PLACE, clock, rng)
     engine = session and SparkEngine(
         session, CompactOrder(tier.store.url, PREFIX, S3Options()), settings
     )
@@ -222,7 +222,7 @@ def test_a_task_that_is_done_twice_adopts_its_bundle_and_no_other(tmp_path: Path
     tier = filled(tmp_path)
     order = CompactOrder(tier.store.url, PREFIX, S3Options())
     settings = CompactSettings(passes=ALWAYS, compression=None, retention=CAREFUL)
-    at = Workplace(tier.store, tier.store, Here("c", "b"), ManualClock(), random.Random(1))
+    at = Workplace(tier.store, tier.store, PLACE, ManualClock(), random.Random(1))
     compactor = Compactor(at, settings)
     plan = compactor.plan(["t"])
     asked: list[tuple[str, Any]] = []

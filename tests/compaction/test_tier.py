@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import weakref
@@ -15,6 +14,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compacting import (
+    _SEEDS,
+    ALWAYS,
+    OTHER,
+    QUEUE,
+    THREE,
+    Row,
+    check,
+    compact,
+    final_state,
+    mail,
+    messages,
+    old_value,
+    read,
+    rows_of,
+    seal,
+    two_passes,
+    workplace,
+)
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 from support.merging import merge
@@ -28,15 +46,12 @@ from tiered.compaction.passes import PassSettings
 from tiered.compaction.retention import CAREFUL, EVERY, KAFKA
 from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
-from tiered.format.record import decode_record
 from tiered.keys import parse_data_key
 from tiered.local.face import HoleReason
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergePolicy
 from tiered.log.reader import TierReader
-from tiered.log.state import TierMachine, queue_action
 from tiered.log.verify import verify_tier
-from tiered.log.verify_report import check_state
 from tiered.metrics import render
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.compact import (
@@ -49,58 +64,8 @@ from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tiered.local.face import RecordBatch
     from tiered.log.parts import Part
-    from tiered.log.reader import QueueReader
-
-QUEUE = MessageQueue("t", 0)
-OTHER = MessageQueue("t", 1)
-ALWAYS = PassSettings(dirty_ratio=0)
-_SEEDS = itertools.count()
-
-
-class Here(Place):
-    @property
-    def prefix(self) -> str:
-        return PREFIX
-
-
-def workplace(tier: KeyedTier, clock: ManualClock | None = None) -> Workplace:
-    return Workplace(
-        tier.store, tier.store, Here("c", "b"), clock or ManualClock(), random.Random(next(_SEEDS))
-    )
-
-
-def compact(tier: KeyedTier, **options: Any) -> dict[str, Any]:
-    clock = options.pop("clock", None)
-    settings_ = CompactSettings(**{"passes": ALWAYS, "compression": None, **options})
-    compactor = Compactor(workplace(tier, clock), settings_)
-    plan = compactor.plan(["t"])
-    done = compactor.apply(plan) if plan["steps"] else None
-    tier.journal.catch_up()
-    return {**plan, "applied": done}
-
-
-def read(reader: QueueReader, start: int = 0) -> list[tuple[int, bytes]]:
-    """Queue offset and bytes of each message."""
-    found = []
-    for batch in reader.batches(QueueOffset(start)):
-        rows = batch.records
-        for number in np.flatnonzero(rows.sizes > 0).tolist():
-            at = int(rows.positions[number])
-            record = bytes(memoryview(rows.data)[at : at + int(rows.sizes[number])])
-            found.append((rows.base_offset + number, record))
-    return found
-
-
-def messages(
-    tier: KeyedTier, queue: MessageQueue = QUEUE, *, prefix: str = PREFIX
-) -> list[tuple[int, bytes]]:
-    reader = TierReader(tier.store, prefix)
-    reader.refresh()
-    return read(reader.queue(queue))
 
 
 def newest(mails: list[Mail]) -> set[int]:
@@ -109,28 +74,11 @@ def newest(mails: list[Mail]) -> set[int]:
     return {*last.values(), len(mails) - 1}
 
 
-def mail(key: str, body: bytes = b"value") -> Mail:
-    return Mail((key,), body=body)
-
-
 def filled(parts: list[list[Mail]], *, roll: bool = True) -> KeyedTier:
     tier = KeyedTier()
     for number, some in enumerate(parts):
         tier.post(QUEUE, some, roll=roll and number > 0)
     return tier
-
-
-def seal(tier: KeyedTier, queue: MessageQueue = QUEUE) -> None:
-    life = tier.journal.state.life(queue)
-    assert life
-    base = life.segments[-1].base_offset
-    tier.say(queue_action("seal", queue, life.incarnation, segment=base))
-
-
-def check(tier: KeyedTier) -> None:
-    assert [problem.detail for problem in check_state(tier.journal.state)] == []
-    machine = TierMachine()
-    assert machine.load(machine.dump(tier.journal.state)).queues == tier.journal.state.queues
 
 
 def test_the_newest_of_each_key_stays_in_its_place_and_byte_for_byte():
@@ -414,28 +362,6 @@ def test_keys_that_went_to_several_queues_are_told_and_each_queue_keeps_its_own(
     assert {at for at, _ in messages(tier, OTHER)} == {at for at, _ in messages(tier)}
 
 
-Row = tuple[int, int, int, str, bytes]
-"""Of a message: store time, queue offset, queue, key, body; as they are ordered among queues."""
-THREE = [MessageQueue("t", number) for number in range(3)]
-
-
-def rows_of(tier: KeyedTier) -> list[Row]:
-    """All messages of the topic that a consumer is given."""
-    found = []
-    for queue in THREE:
-        for at, raw in messages(tier, queue) if queue in tier.journal.state.queues else ():
-            record = decode_record(raw, 0)
-            row = record.store_timestamp_ms, at, queue.queue_id
-            found.append((*row, record.properties.get("KEYS", ""), record.body))
-    return found
-
-
-def final_state(rows: list[Row]) -> dict[str, bytes]:
-    """What a consumer of all queues has of each key in the end: its newest value, or nothing where that is a tombstone."""
-    newest_ = {row[3]: row[4] for row in sorted(rows) if row[3]}
-    return {key: body for key, body in newest_.items() if body}
-
-
 def left_across(rows: list[Row], looked_to: list[int], ends: list[int]) -> set[Row]:
     """What a pass over all queues leaves when tombstones need not wait for a time, told key by key."""
     looked = [row for row in rows if row[1] < looked_to[row[2]]]
@@ -499,27 +425,6 @@ def test_across_queues_the_newest_by_store_time_stays_and_a_dead_key_never_comes
             assert set(after) == left_across(before, sealed_to, ends)
         assert done["spread"] == []
         check(tier)
-
-
-def old_value(tier: KeyedTier, where: str) -> None:
-    """Deletes k in one queue, with an old value of it in another: in what is open still, or as its newest message."""
-    tier.post(QUEUE, [Mail(("k",), body=b"", time_ms=2000), Mail(("x",), time_ms=2001)])
-    seal(tier)
-    mails = [Mail(("y",), time_ms=999), Mail(("k",), body=b"old", time_ms=1000)]
-    tier.post(OTHER, mails)
-    if where == "last":
-        seal(tier, OTHER)
-
-
-def two_passes(tier: KeyedTier, compact_: Callable[..., Any] = compact) -> None:
-    """Whose tombstones' time is over with the second."""
-    clock = ManualClock()
-    for turn in range(2):
-        compact_(tier, across_queues=True, clock=clock)
-        clock.advance(2 * 86_400)
-        if not turn:
-            tier.post(QUEUE, [Mail(("z",), time_ms=9000)], roll=True)
-            seal(tier)
 
 
 @pytest.mark.parametrize("where", ["open", "last"])

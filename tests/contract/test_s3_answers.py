@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from support.command_line import here
 from support.servers import S3Server, serving
 
 from backends.errors import (
@@ -28,7 +29,6 @@ from backends.s3 import read_object_lock, read_rules
 from backends.s3_answers import rows
 from backends.s3_settings import S3Options
 from backends.s3_versions import open_versions
-from tests.e2e.harness import here
 from tiered.api.stores import PatientStore, RefusedForNowError
 from tiered.clock import ManualClock
 
@@ -77,7 +77,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    from conftest import use_server
+    from support.servers import use_server
 
     made = Server()
     use_server(S3Server("ruled", made.url, "key", "secret-key"), monkeypatch)

@@ -18,21 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support import captures, command_line, tier_checks
+from support.command_line import here, program
 from support.servers import S3Server, free_port
-
-from tests.e2e import harness
-from tests.e2e.harness import here, program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-@pytest.fixture
-def basic(stores: Callable[[str], Path]) -> Path:
-    return stores("s01-basic")
-
-
-def refused(ran: harness.Ran, code: int, *words: str | Path) -> None:
+def refused(ran: command_line.Ran, code: int, *words: str | Path) -> None:
     """It ended with ``code``, printed nothing, and its one error line has all these words."""
     assert ran.code == code, ran
     assert ran.out == b""
@@ -127,28 +121,28 @@ sys.exit(run(arguments))
 
 
 @pytest.fixture
-def unprivileged(basic: Path, tmp_path: Path) -> Callable[..., harness.Ran]:
+def unprivileged(basic: Path, tmp_path: Path) -> Callable[..., command_line.Ran]:
     """Runs the program as a user for whom permissions count."""
     warm = ("attach", basic, "--to", f"file://{tmp_path}/warm", "--once", "--quiet", "--topics", "")
 
-    def run(*arguments: str | Path) -> harness.Ran:
+    def run(*arguments: str | Path) -> command_line.Ran:
         if os.geteuid():
             return program(*arguments)
         words = tuple(map(str, arguments))
         done = subprocess.run(
             (sys.executable, "-c", UNPRIVILEGED, *map(str, warm), "--", *words),
             capture_output=True,
-            env=harness.environment(),
+            env=command_line.environment(),
             timeout=120,
             check=False,
         )
-        return harness.Ran(words, done.returncode, done.stdout, done.stderr.decode())
+        return command_line.Ran(words, done.returncode, done.stdout, done.stderr.decode())
 
     return run
 
 
 def test_a_store_that_may_not_be_read(
-    basic: Path, anybody: Path, unprivileged: Callable[..., harness.Ran]
+    basic: Path, anybody: Path, unprivileged: Callable[..., command_line.Ran]
 ) -> None:
     store = anybody / "store"
     shutil.copytree(basic, store)
@@ -166,7 +160,7 @@ def test_a_store_that_may_not_be_read(
 
 
 def test_a_tier_that_may_not_be_written_or_read(
-    basic: Path, anybody: Path, unprivileged: Callable[..., harness.Ran]
+    basic: Path, anybody: Path, unprivileged: Callable[..., command_line.Ran]
 ) -> None:
     place = anybody / "tier"
     place.mkdir()
@@ -193,7 +187,7 @@ def s3_environment(endpoint: str, key: str = "test", secret: str = "test") -> di
 
 def attach_to(
     store: Path, url: str, *options: str, env: Mapping[str, str] | None = None
-) -> harness.Ran:
+) -> command_line.Ran:
     return program("attach", store, "--to", url, "--once", *options, env=env)
 
 
@@ -304,7 +298,7 @@ def test_a_damaged_object_is_found_and_nothing_of_it_is_printed(
     basic: Path, tmp_path: Path
 ) -> None:
     url = f"file://{tmp_path}"
-    attach_to(basic, url, *harness.SMALL).good()
+    attach_to(basic, url, *command_line.SMALL).good()
     objects = program("ls", url, "orders", "--objects", "-o", "jsonl").rows
     parts = [(row["key"], part) for row in objects for part in row["parts"]]
     key, part = next(  # not the first of its queue
@@ -319,7 +313,7 @@ def test_a_damaged_object_is_found_and_nothing_of_it_is_printed(
     assert ran.code == 5
     assert damaged.name in ran.error
     found = ran.rows
-    expected = [m for m in harness.captured("s01-basic").messages["orders"] if m["queue_id"] == 2]
+    expected = [m for m in captures.captured("s01-basic").messages["orders"] if m["queue_id"] == 2]
     assert 0 < len(found) < len(expected)
     assert [m["msg_id"] for m in found] == [m["msg_id"] for m in expected[: len(found)]]
     assert program("cat", url, "orders", "--queue", "1").code == 0
@@ -357,19 +351,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(basic: Path, small_disk: Path) -> None:
     """What is durable stays and is sound; with more room it goes on from there."""
     url = f"file://{small_disk}/tier"
-    ran = attach_to(basic, url, *harness.SMALL, "--give-up-seconds", "3", "--drain-seconds", "1")
+    ran = attach_to(
+        basic, url, *command_line.SMALL, "--give-up-seconds", "3", "--drain-seconds", "1"
+    )
     refused(ran, 3, small_disk)
     assert "space" in ran.err
     resize = ("mount", "-o", "remount,size=2m", str(small_disk))
     subprocess.run(resize, check=True)
-    before = harness.bounds(url)
+    before = tier_checks.bounds(url)
     assert before
-    harness.check_sound(url)
+    tier_checks.check_sound(url)
     subprocess.run(("mount", "-o", "remount,size=16m", str(small_disk)), check=True)
     said = json.loads(attach_to(basic, url, "--json").good().out)
     assert said["messages"] == 2613 - sum(end - low for low, end in before.values())
-    harness.check_equal(url, harness.captured("s01-basic"))
-    harness.check_sound(url, basic)
+    tier_checks.check_equal(url, captures.captured("s01-basic"))
+    tier_checks.check_sound(url, basic)
 
 
 def test_a_disk_that_is_full_for_a_while(basic: Path, small_disk: Path, tmp_path: Path) -> None:
@@ -377,21 +373,21 @@ def test_a_disk_that_is_full_for_a_while(basic: Path, small_disk: Path, tmp_path
     url = f"file://{small_disk}/tier"
     log = tmp_path / "attach.log"
     with log.open("wb") as complaints:
-        options = (*harness.SMALL, "--freshness", "0.2", "--lease-seconds", "1")
+        options = (*command_line.SMALL, "--freshness", "0.2", "--lease-seconds", "1")
         process = subprocess.Popen(
-            harness.command(("attach", basic, "--to", url, *options)), stderr=complaints
+            command_line.command(("attach", basic, "--to", url, *options)), stderr=complaints
         )
     try:
-        harness.until(lambda: "space" in log.read_text(), "the full disk in the log")
+        command_line.until(lambda: "space" in log.read_text(), "the full disk in the log")
         time.sleep(4)
         assert process.poll() is None
         subprocess.run(("mount", "-o", "remount,size=16m", str(small_disk)), check=True)
-        dump = harness.captured("s01-basic")
-        harness.until(lambda: harness.bounds(url) == dump.bounds, "everything in the tier")
+        dump = captures.captured("s01-basic")
+        command_line.until(lambda: tier_checks.bounds(url) == dump.bounds, "everything in the tier")
         process.terminate()
         assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()
-    harness.check_equal(url, dump)
-    harness.check_sound(url, basic)
+    tier_checks.check_equal(url, dump)
+    tier_checks.check_sound(url, basic)

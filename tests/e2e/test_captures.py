@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import use_server
-from support.servers import S3Server
-
-from tests.e2e import harness
-from tests.e2e.harness import cat, here
+from support import captures, command_line, tier_checks
+from support.command_line import here
+from support.servers import S3Server, use_server
+from support.tier_checks import cat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +48,7 @@ class Tiered:
     store: Path
     url: str
     attached: dict[str, Any]
-    dump: harness.Dump
+    dump: captures.Dump
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -68,14 +67,14 @@ def place(
         yield lambda name: f"s3://{bucket}/e2e/{name}"
 
 
-@pytest.fixture(scope="module", params=harness.NAMES)
+@pytest.fixture(scope="module", params=captures.NAMES)
 def tier(
     request: pytest.FixtureRequest, place: Callable[[str], str], stores: Callable[[str], Path]
 ) -> Tiered:
     """Each captured store, tiered once."""
     name, store, url = request.param, stores(request.param), place(request.param)
     attached = here("attach", store, "--to", url, "--once", "--json").good().document
-    return Tiered(name, store, url, attached, harness.captured(name))
+    return Tiered(name, store, url, attached, captures.captured(name))
 
 
 def test_attach_takes_everything_and_says_what_it_met(tier: Tiered) -> None:
@@ -92,7 +91,7 @@ def test_attach_takes_everything_and_says_what_it_met(tier: Tiered) -> None:
 
 
 def test_verify_finds_nothing(tier: Tiered) -> None:
-    harness.check_sound(tier.url, tier.store)
+    tier_checks.check_sound(tier.url, tier.store)
 
 
 def test_cat_gives_what_java_found(tier: Tiered) -> None:
@@ -102,7 +101,7 @@ def test_cat_gives_what_java_found(tier: Tiered) -> None:
 
 
 def test_status_tells_java_s_bounds(tier: Tiered) -> None:
-    assert harness.bounds(tier.url) == tier.dump.bounds
+    assert tier_checks.bounds(tier.url) == tier.dump.bounds
     document = here("status", tier.url, "--store", tier.store, "--json").good().document
     (broker,) = document["brokers"]
     assert (broker["lag_messages"], broker["lag_bytes"], broker["lag_seconds"]) == (0, 0, 0)
@@ -116,7 +115,7 @@ def test_status_tells_java_s_bounds(tier: Tiered) -> None:
 
 
 def test_raw_gives_the_local_log_s_bytes(tier: Tiered) -> None:
-    log = harness.LocalLog(tier.store)
+    log = captures.LocalLog(tier.store)
     for topic, messages in tier.dump.messages.items():
         found = here("cat", tier.url, topic, "--format", "raw").good().out
         assert found == log.records(messages)
@@ -125,7 +124,7 @@ def test_raw_gives_the_local_log_s_bytes(tier: Tiered) -> None:
 def test_nothing_in_the_store_was_touched(tier: Tiered) -> None:
     here("attach", tier.store, "--to", tier.url, "--once").good()
     here("verify", tier.url, "--store", tier.store).good()
-    with tarfile.open(harness.STORES / f"{tier.name}.tar.gz") as archive:
+    with tarfile.open(captures.FOLDER / f"{tier.name}.tar.gz") as archive:
         captured = {
             member.name.partition("/")[2]: (member.size, int(member.mtime))
             for member in archive
@@ -143,7 +142,7 @@ def test_attaching_again_copies_nothing(tier: Tiered) -> None:
     assert said["is_complete"]
     assert (said["messages"], said["parts"], said["rounds"]) == (0, 0, 0)
     assert said["requests"] <= REQUESTS_OF_NOTHING_MAX
-    assert harness.bounds(tier.url) == tier.dump.bounds
+    assert tier_checks.bounds(tier.url) == tier.dump.bounds
 
 
 def test_small_parts_and_sealed_segments_give_the_same(
@@ -152,16 +151,18 @@ def test_small_parts_and_sealed_segments_give_the_same(
     if not tier.url.startswith("file:") and tier.name not in SEALED_ON_SERVERS:
         return  # the requests are the same, only more of them
     url = place(f"{tier.name}-sealed")
-    said = here("attach", tier.store, "--to", url, "--once", "--json", *harness.SMALL).good()
-    harness.check_equal(url, tier.dump)
-    here("attach", tier.store, "--to", url, "--once", "--seal", *harness.SMALL).good()
+    said = here("attach", tier.store, "--to", url, "--once", "--json", *command_line.SMALL).good()
+    tier_checks.check_equal(url, tier.dump)
+    here("attach", tier.store, "--to", url, "--once", "--seal", *command_line.SMALL).good()
     rows = here("ls", url, "--objects", "-o", "jsonl").good().rows
     parts = [part for row in rows for part in row["parts"]]
     assert {part["state"] for part in parts} == {"sealed"}
     assert len(rows) <= len(parts) <= said.document["parts"], "merging makes fewer of them"
-    harness.check_equal(url, tier.dump)
-    harness.check_sound(url, tier.store)
+    tier_checks.check_equal(url, tier.dump)
+    tier_checks.check_sound(url, tier.store)
     again = (
-        here("attach", tier.store, "--to", url, "--once", "--json", *harness.SMALL).good().document
+        here("attach", tier.store, "--to", url, "--once", "--json", *command_line.SMALL)
+        .good()
+        .document
     )
     assert (again["messages"], again["parts"]) == (0, 0)

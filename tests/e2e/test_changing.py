@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures, command_line, tier_checks
+from support.command_line import here
+from support.growing import LOG_FILE_BYTES, Growing, first_ms
+from support.live import Attach
+from support.tier_checks import cat
 
-from tests.e2e import harness
-from tests.e2e.growing import LOG_FILE_BYTES, Growing, first_ms
-from tests.e2e.harness import cat, here
-from tests.e2e.live import Attach
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.dispatch.settings import DispatchSettings
 
@@ -40,7 +41,7 @@ def grown(stores: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[[s
         growing.crash()
 
 
-def below(dump: harness.Dump, end: int) -> dict[tuple[str, int], int]:
+def below(dump: captures.Dump, end: int) -> dict[tuple[str, int], int]:
     """One past the last queue offset of each queue whose record lies wholly below a physical offset."""
     ends: dict[tuple[str, int], int] = {}
     for messages in dump.messages.values():
@@ -58,13 +59,13 @@ def wait_for(url: str, ends: dict[tuple[str, int], int]) -> None:
         rows = ran.rows if ran.code == 0 else []
         return {(r["topic"], r["queue_id"]): r["commit_offset"] for r in rows if r["commit_offset"]}
 
-    harness.until(lambda: found() == ends, "the tier level with the store", 30)
+    command_line.until(lambda: found() == ends, "the tier level with the store", 30)
 
 
 @pytest.mark.parametrize("name", ["s01-basic", "s05-crash"])
 def test_a_store_that_grows(name: str, grown: Callable[[str], Growing], tmp_path: Path) -> None:
     """Step by step, most steps ending in the middle of a record, to the end of its broker."""
-    growing, dump = grown(name), harness.captured(name)
+    growing, dump = grown(name), captures.captured(name)
     rng, url = random.Random(7), f"file://{tmp_path}/tier"
     growing.start(first_ms(name) - 1000)
     with Attach(growing.store, url, tmp_path / "attach.log", FAST) as attach:
@@ -78,8 +79,8 @@ def test_a_store_that_grows(name: str, grown: Callable[[str], Growing], tmp_path
         wait_for(url, below(dump, growing.whole_end))
         said = attach.stop()
     assert said["messages"] == dump.count
-    harness.check_equal(url, dump)
-    harness.check_sound(url, growing.store)
+    tier_checks.check_equal(url, dump)
+    tier_checks.check_sound(url, growing.store)
 
 
 def test_a_copy_that_lags_behind(grown: Callable[[str], Growing], tmp_path: Path) -> None:
@@ -87,31 +88,31 @@ def test_a_copy_that_lags_behind(grown: Callable[[str], Growing], tmp_path: Path
 
     Before the end of its body, that is: behind it, Java's recovery takes the record, and so do we.
     """
-    growing, dump = grown("s01-basic"), harness.captured("s01-basic")
+    growing, dump = grown("s01-basic"), captures.captured("s01-basic")
     url = f"file://{tmp_path}/tier"
     places = sorted(m["physical_offset"] for found in dump.messages.values() for m in found)
     for end in (*(place + 90 for place in places[400::500]), growing.whole_end):
         growing.grow(end)
         here("attach", growing.store, "--to", url, "--once").good()
         wait_for(url, below(dump, end))
-        harness.check_sound(url, growing.store)
-    harness.check_equal(url, dump)
+        tier_checks.check_sound(url, growing.store)
+    tier_checks.check_equal(url, dump)
 
 
 def test_only_what_comes_from_now_on(grown: Callable[[str], Growing], tmp_path: Path) -> None:
     """``--start latest`` of a store that grows: the end of now, and all of a queue that comes later."""
-    growing, dump = grown("s01-basic"), harness.captured("s01-basic")
+    growing, dump = grown("s01-basic"), captures.captured("s01-basic")
     url, log = f"file://{tmp_path}/tier", tmp_path / "attach.log"
     growing.start(first_ms("s01-basic") - 1000)
     growing.grow(1_000_000)  # not all topics are there yet, and the newest log file has messages
     early = below(dump, growing.end)
     with Attach(growing.store, url, log, (*FAST, "--start", "latest")) as attach:
-        harness.until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
+        command_line.until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
         growing.grow(growing.whole_end)
         wait_for(url, below(dump, growing.whole_end))
         said = attach.stop()
     assert said["messages"] == dump.count - sum(early.values())
-    for queue, (start, _) in harness.bounds(url).items():
+    for queue, (start, _) in tier_checks.bounds(url).items():
         assert start == early.get((queue.topic, queue.queue_id), 0)
 
 
@@ -119,7 +120,7 @@ def test_what_was_in_hand_counts_as_brought_over(
     stores: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Nothing is due before the end of the test: all that the result counts was drained."""
-    dump = harness.captured("s01-basic")
+    dump = captures.captured("s01-basic")
     settings = AttachSettings(dispatch=DispatchSettings(freshness_s=600.0))
     attachment = Attachment.open(str(stores("s01-basic")), f"file://{tmp_path}/tier", settings)
     dispatcher = attachment.dispatcher
@@ -134,7 +135,7 @@ def test_what_was_in_hand_counts_as_brought_over(
 
     with ThreadPoolExecutor(1) as pool, contextlib.closing(attachment):
         running = pool.submit(attachment.run)
-        harness.until(has_all, "everything in hand")
+        command_line.until(has_all, "everything in hand")
         assert sum(dispatcher.lag().values()) == 0
         attachment.stop()
         result = running.result()
@@ -144,7 +145,7 @@ def test_what_was_in_hand_counts_as_brought_over(
 def test_what_expires_behind_attach_stays_in_the_tier(
     grown: Callable[[str], Growing], tmp_path: Path
 ) -> None:
-    growing, dump = grown("s05-crash"), harness.captured("s05-crash")
+    growing, dump = grown("s05-crash"), captures.captured("s05-crash")
     url = f"file://{tmp_path}/tier"
     growing.start(first_ms("s05-crash") - 1000)
     with Attach(growing.store, url, tmp_path / "attach.log", FAST) as attach:
@@ -156,8 +157,8 @@ def test_what_expires_behind_attach_stays_in_the_tier(
         wait_for(url, below(dump, growing.whole_end))
         said = attach.stop()
     assert (said["gaps"], said["quarantined"]) == (0, 0)
-    harness.check_equal(url, dump)
-    harness.check_sound(url, growing.store)
+    tier_checks.check_equal(url, dump)
+    tier_checks.check_sound(url, growing.store)
     status = here("status", url, "--store", growing.store, "--json").good().document
     assert status["brokers"][0]["lag_messages"] == 0
 
@@ -165,7 +166,7 @@ def test_what_expires_behind_attach_stays_in_the_tier(
 def test_what_expires_before_attach_comes_is_a_gap(
     grown: Callable[[str], Growing], tmp_path: Path
 ) -> None:
-    growing, dump = grown("s05-crash"), harness.captured("s05-crash")
+    growing, dump = grown("s05-crash"), captures.captured("s05-crash")
     url = f"file://{tmp_path}/tier"
     growing.grow(700_000)
     here("attach", growing.store, "--to", url, "--once").good()
@@ -199,7 +200,7 @@ def test_a_file_that_is_cut_short_for_a_while(
     what: str, grown: Callable[[str], Growing], tmp_path: Path
 ) -> None:
     """As a copying tool or a person might; nobody falls over, and what comes back is taken."""
-    growing, dump = grown("s05-crash"), harness.captured("s05-crash")
+    growing, dump = grown("s05-crash"), captures.captured("s05-crash")
     url = f"file://{tmp_path}/tier"
     growing.start(first_ms("s05-crash") - 1000)
     with Attach(growing.store, url, tmp_path / "attach.log", FAST) as attach:
@@ -222,12 +223,12 @@ def test_a_file_that_is_cut_short_for_a_while(
         wait_for(url, below(dump, growing.whole_end))
         said = attach.stop()
     assert (said["gaps"], said["quarantined"]) == (0, 0)
-    harness.check_equal(url, dump)
-    harness.check_sound(url, growing.store)
+    tier_checks.check_equal(url, dump)
+    tier_checks.check_sound(url, growing.store)
 
 
 def test_cat_follows(grown: Callable[[str], Growing], tmp_path: Path) -> None:
-    growing, dump = grown("s01-basic"), harness.captured("s01-basic")
+    growing, dump = grown("s01-basic"), captures.captured("s01-basic")
     url = f"file://{tmp_path}/tier"
     expected = {_place(m) for m in dump.messages["orders"]}
     growing.start(first_ms("s01-basic") - 1000)
@@ -238,7 +239,7 @@ def test_cat_follows(grown: Callable[[str], Growing], tmp_path: Path) -> None:
         options = ("--follow", "--count", str(len(expected)))
         with out.open("wb") as lines:
             follower = subprocess.Popen(
-                harness.command(("cat", url, "orders", *options)), stdout=lines
+                command_line.command(("cat", url, "orders", *options)), stdout=lines
             )
         try:
             for end in (*range(1_500_000, growing.whole_end, 500_000), growing.whole_end):
@@ -249,7 +250,7 @@ def test_cat_follows(grown: Callable[[str], Growing], tmp_path: Path) -> None:
             follower.kill()
             follower.wait()
         attach.stop()
-    found = harness.Ran((), 0, out.read_bytes(), "").rows
+    found = command_line.Ran((), 0, out.read_bytes(), "").rows
     assert len(found) == len(expected)
     assert {_place(m) for m in found} == expected
     for queue_id in range(4):

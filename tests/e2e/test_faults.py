@@ -7,9 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support import command_line
 from support.faultproxy import StormProxy
-
-from tests.e2e import harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +26,10 @@ def storm(server: S3Server, store: Path, *, seed: int, share: float) -> StormPro
     assert attached.returncode == 0, attached.stderr[-2000:]
     verified = run("verify", url, "--deep", "--store", store, "--json")
     assert verified.returncode == 0, verified.stdout[-2000:] + verified.stderr[-2000:]
-    lag = harness.json.loads(verified.stdout)["comparison"]
+    lag = command_line.json.loads(verified.stdout)["comparison"]
     assert (lag["lag_messages"], lag["skipped_messages"]) == (0, 0)
     again = run("attach", store, "--to", url, "--once", "--json")
-    assert harness.json.loads(again.stdout)["messages"] == 0
+    assert command_line.json.loads(again.stdout)["messages"] == 0
     return proxy
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support import captures, tier_checks
+from support.command_line import here, program
 from support.faultproxy import FaultProxy, Rule, StormProxy
 
-from tests.e2e import harness
-from tests.e2e.harness import here, program
 from tiered.keys import DATA_ROOTS
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def tier(s3_environment: S3Server, stores: Callable[[str], Path]) -> tuple[S3Ser
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_is_read_through_a_storm_is_right(tier: tuple[S3Server, str, Path], seed: int) -> None:
     server, url, store = tier
-    dump = harness.captured(NAME)
+    dump = captures.captured(NAME)
     with ReadStorm(server.endpoint_url, seed=seed, share=0.2) as proxy:
         through = ("--endpoint-url", proxy.url, "--request-timeout", "5")
         for topic, messages in dump.messages.items():
-            assert harness.cat(url, topic, *through) == messages
+            assert tier_checks.cat(url, topic, *through) == messages
         assert set(proxy.broken) >= {"cut", "torn", "reset"}
         if seed == 0:
             return  # what follows takes a few seconds more
@@ -74,7 +74,7 @@ def test_what_can_not_be_read_is_an_error_and_no_hang(
     tier: tuple[S3Server, str, Path], kind: str
 ) -> None:
     server, url, _ = tier
-    topic = next(iter(harness.captured(NAME).messages))
+    topic = next(iter(captures.captured(NAME).messages))
     with Broken(server.endpoint_url, kind) as proxy:
         through = ("--endpoint-url", proxy.url, "--request-timeout", str(TIMEOUT_S))
         ran = program("cat", url, topic, *through)

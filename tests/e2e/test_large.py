@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support import tier_checks
+from support.command_line import here
 
-from tests.e2e import harness
-from tests.e2e.harness import here
 from tiered.clock import ManualClock
 from tiered.model import MessageQueue
 from tiered.store.embedded import MessageStore
@@ -42,7 +42,7 @@ def test_i9_a_message_of_64_mib_passes(options: tuple[str, ...], tmp_path: Path)
     url = f"file://{tmp_path}/tier"
     ran = here("attach", tmp_path / "store", "--to", url, "--once", "--json", *options).good()
     assert ran.document["messages"] == 12
-    harness.check_sound(url, tmp_path / "store")
+    tier_checks.check_sound(url, tmp_path / "store")
 
 
 def test_i9_a_damaged_record_of_64_mib_goes_to_quarantine_and_the_queue_goes_on(
@@ -58,7 +58,7 @@ def test_i9_a_damaged_record_of_64_mib_goes_to_quarantine_and_the_queue_goes_on(
         file.write(b"damaged")
     ran = here("attach", store, "--to", url, "--once", "--json", *SMALL_BUFFERS)
     assert (ran.code, ran.document["quarantined"], ran.document["messages"]) == (1, 1, 15)
-    assert harness.bounds(url)[MessageQueue("t", 0)] == (0, 15)
+    assert tier_checks.bounds(url)[MessageQueue("t", 0)] == (0, 15)
     (put_aside,) = (path for path in (tmp_path / "tier").rglob("quarantine/**/*") if path.is_file())
     assert put_aside.stat().st_size > LARGE_BYTES
-    harness.check_sound(url)
+    tier_checks.check_sound(url)

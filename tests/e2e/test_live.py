@@ -9,10 +9,8 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from support import oracle
-
-from tests.e2e import harness, live
-from tests.e2e.live import Attach, Producer
+from support import command_line, live, oracle
+from support.live import Attach, Producer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +58,7 @@ def test_everything_acknowledged_arrives(
     live.check_acknowledged(url, told)
     assert len(broker.produce("after", 10, queues=1)) == 10  # it was not harmed
     broker.kill()
-    harness.here("attach", broker.store, "--to", url, "--once").good()
+    command_line.here("attach", broker.store, "--to", url, "--once").good()
     live.check_against_java(url, broker.store)
 
 
@@ -80,7 +78,7 @@ def test_the_broker_crashes_and_starts_again(
     assert (said["is_drained"], said["quarantined"], said["gaps"]) == (True, 0, 0)
     live.check_acknowledged(url, told)
     broker.kill()
-    harness.here("attach", broker.store, "--to", url, "--once").good()
+    command_line.here("attach", broker.store, "--to", url, "--once").good()
     live.check_against_java(url, broker.store)
 
 
@@ -92,7 +90,7 @@ def test_attach_crashes_and_starts_again(
     for crash in range(3):
         with Attach(broker.store, url, log) as attach:
             producer.wait_for(live.SOME * (crash + 1) * (5 + turn))
-            harness.until(lambda: bool(live.commits(url)), "the first messages in the tier")
+            command_line.until(lambda: bool(live.commits(url)), "the first messages in the tier")
             attach.kill()
     with Attach(broker.store, url, log) as attach:
         told = producer.ended(0)
@@ -102,7 +100,7 @@ def test_attach_crashes_and_starts_again(
     assert "waiting for the lease" not in log.read_text()  # it was taken at once
     live.check_acknowledged(url, told)
     broker.kill()
-    harness.here("attach", broker.store, "--to", url, "--once").good()
+    command_line.here("attach", broker.store, "--to", url, "--once").good()
     live.check_against_java(url, broker.store)
 
 
@@ -111,12 +109,14 @@ def test_only_one_may_write(broker: oracle.Broker, url: str, tmp_path: Path, tur
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
         producer = load(broker, tmp_path, turn, "one", seconds=3)
         producer.wait_for(live.SOME)
-        harness.until(lambda: bool(live.commits(url)), "the first messages in the tier")
-        refused = harness.program("attach", broker.store, "--to", url, "--no-wait")
+        command_line.until(lambda: bool(live.commits(url)), "the first messages in the tier")
+        refused = command_line.program("attach", broker.store, "--to", url, "--no-wait")
         assert refused.code == 4
         assert "holds the lease" in refused.error
         told = producer.ended(0)
         live.wait_level(url, told)
         attach.stop()
     live.check_acknowledged(url, told)
-    assert harness.program("attach", broker.store, "--to", url, "--once", "--no-wait").code == 0
+    assert (
+        command_line.program("attach", broker.store, "--to", url, "--once", "--no-wait").code == 0
+    )

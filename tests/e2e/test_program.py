@@ -7,10 +7,9 @@ from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures, command_line
+from support.command_line import program
 from support.servers import S3Server
-
-from tests.e2e import harness
-from tests.e2e.harness import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +33,9 @@ def test_the_way_of_a_user(
     place: tuple[str, dict[str, str]], stores: Callable[[str], Path]
 ) -> None:
     url, env = place
-    store, dump = stores(STORE), harness.captured(STORE)
+    store, dump = stores(STORE), captures.captured(STORE)
 
-    def run(*arguments: str | Path) -> harness.Ran:
+    def run(*arguments: str | Path) -> command_line.Ran:
         return program(*arguments, env=env).good()
 
     def first(*arguments: str | Path) -> dict[str, Any]:
@@ -69,10 +68,10 @@ def test_a_reader_that_has_enough_ends_cat_silently(
     url = f"file://{tmp_path}/tier"
     program("attach", stores("s05-crash"), "--to", url, "--once").good()
     with subprocess.Popen(
-        harness.command(("cat", url, "load")),
+        command_line.command(("cat", url, "load")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=harness.environment(),
+        env=command_line.environment(),
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import captures, command_line
+from support.command_line import here
+from support.tier_checks import cat
 
-from tests.e2e import harness
-from tests.e2e.harness import cat, here
 from tiered.format.sysflag import COMPRESSED
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def urls(stores: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
     found = {}
     for name in {*(name for name, _ in TOPICS), PACKED}:
         found[name] = f"file://{tmp_path_factory.mktemp('tier')}"
-        here("attach", stores(name), "--to", found[name], "--once", *harness.SMALL).good()
+        here("attach", stores(name), "--to", found[name], "--once", *command_line.SMALL).good()
     return found
 
 
@@ -67,7 +68,7 @@ def _first_at_or_after(queue: list[Any], time_ms: int, end: int) -> int:
 def wishes(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     """A captured topic, and options of ``cat``."""
     name, topic = draw(st.sampled_from(TOPICS))
-    messages = harness.captured(name).messages[topic]
+    messages = captures.captured(name).messages[topic]
     times = sorted({message["store_timestamp_ms"] for message in messages})
     near = st.sampled_from(times).flatmap(lambda time: st.integers(time - 1, time + 1))
     tags = sorted({message["tags"] for message in messages if message["tags"]})
@@ -94,14 +95,14 @@ def test_selection_is_the_model_s(
 ) -> None:
     name, topic, wish = asked
     options = [word for key, value in wish.items() for word in (f"--{key}", str(value))]
-    expected = select(harness.captured(name).messages[topic], wish)
+    expected = select(captures.captured(name).messages[topic], wish)
     assert cat(urls[name], topic, *options) == expected
     raw = here("cat", urls[name], topic, "--format", "body", *options).good().out
     assert raw == b"".join(b64decode(message["body_base64"]) for message in expected)
 
 
 def test_times_are_read_in_every_form(urls: dict[str, str]) -> None:
-    messages = harness.captured("s01-basic").messages["orders"]
+    messages = captures.captured("s01-basic").messages["orders"]
     time_ms = messages[500]["store_timestamp_ms"]
     expected = select(messages, {"from": time_ms})
     moment = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
@@ -113,7 +114,7 @@ def test_times_are_read_in_every_form(urls: dict[str, str]) -> None:
 
 def test_every_body_is_unpacked_and_can_be_had_as_stored(urls: dict[str, str]) -> None:
     packed = 0
-    for topic, messages in harness.captured(PACKED).messages.items():
+    for topic, messages in captures.captured(PACKED).messages.items():
         rows = cat(urls[PACKED], topic, "--raw-body")
         assert [row["queue_offset"] for row in rows] == [m["queue_offset"] for m in messages]
         for row, message in zip(rows, messages, strict=True):
@@ -127,7 +128,7 @@ def test_every_body_is_unpacked_and_can_be_had_as_stored(urls: dict[str, str]) -
 
 
 def test_one_document_and_text(urls: dict[str, str]) -> None:
-    messages = harness.captured("s01-basic").messages["unicode"]
+    messages = captures.captured("s01-basic").messages["unicode"]
     document = here("cat", urls["s01-basic"], "unicode", "--json").good().document
     assert document["format"] == 1
     assert [m["msg_id"] for m in document["messages"]] == [m["msg_id"] for m in messages]
@@ -141,7 +142,7 @@ def test_raw_with_tags_gives_whole_records(
     urls: dict[str, str], stores: Callable[[str], Path]
 ) -> None:
     for name, topic in TOPICS:
-        log, messages = harness.LocalLog(stores(name)), harness.captured(name).messages[topic]
+        log, messages = captures.LocalLog(stores(name)), captures.captured(name).messages[topic]
         tag = next(message["tags"] for message in messages if message["tags"])
         wanted = select(messages, {"tag": tag, "count": 40})
         options = ("--tag", tag, "--count", "40", "--format", "raw")

@@ -6,11 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import oracle
-
-from tests.e2e import harness, live
-from tests.e2e.live import Attach, Producer
-from tests.local.fakebroker import START_MS, FakeBroker
+from support import command_line, live, oracle
+from support.broker_files import START_MS, FakeBroker
+from support.live import Attach, Producer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +26,9 @@ def broker(tmp_path: Path) -> Iterator[oracle.Broker]:
 
 
 def status(url: str, store: Path) -> dict[str, Any]:
-    (broker,) = harness.here("status", url, "--store", store, "--json").good().document["brokers"]
+    (broker,) = (
+        command_line.here("status", url, "--store", store, "--json").good().document["brokers"]
+    )
     assert isinstance(broker, dict)
     return broker
 
@@ -57,7 +57,7 @@ def test_the_running_brokers_newest_file_counts(tmp_path: Path):
         broker.start(START_MS)
         broker.put(3, queue_id=0)
         (broker.store / "brokerIdentity").write_text("c#b#0")
-        harness.here("attach", broker.store, "--to", url, "--once").good()
+        command_line.here("attach", broker.store, "--to", url, "--once").good()
         check_level(status(url, broker.store))
         raws = broker.put(4, queue_id=0) + broker.put(2, queue_id=1)
         unlisted = broker.append(1)
@@ -70,9 +70,9 @@ def test_the_running_brokers_newest_file_counts(tmp_path: Path):
         assert found["lag_seconds"] == pytest.approx(time.time() - START_MS / 1000, abs=600)
         assert (found["waiting"]["records"], found["waiting"]["size_bytes"]) == (1, len(unlisted))
         assert found["local"]["log_end"] == broker.position - len(unlisted)
-        info = harness.here("store", "info", broker.store, "--json").good().document
+        info = command_line.here("store", "info", broker.store, "--json").good().document
         assert info["messages"] == 9
-        tail = harness.here("store", "tail", broker.store, "--count", "1").good()
+        tail = command_line.here("store", "tail", broker.store, "--count", "1").good()
         assert [row["queue_offset"] for row in tail.rows] == [6, 1]
     finally:
         broker.close()
@@ -86,11 +86,13 @@ def test_every_field_is_the_brokers_own(broker: oracle.Broker, tmp_path: Path):
     """With nothing tiered behind the first messages, under load with a writer beside it, and level again."""
     url, store = f"file://{tmp_path}/tier", broker.store
     broker.produce(TOPIC, 100, queues=4)
-    harness.here("attach", store, "--to", url, "--once").good()
+    command_line.here("attach", store, "--to", url, "--once").good()
     check_level(status(url, store))
     before = {at: end for at, (_, end) in broker.offsets(TOPIC).items()}
     sent = broker.produce(TOPIC, 200, queues=4, seed=2)
-    harness.until(lambda: sum(end for _, end in broker.offsets(TOPIC).values()) == 300, "listed")
+    command_line.until(
+        lambda: sum(end for _, end in broker.offsets(TOPIC).values()) == 300, "listed"
+    )
     found = status(url, store)
     rows, theirs = queues(found), broker.offsets(TOPIC)
     assert {at: row["local_max_offset"] for at, row in rows.items()} == {
@@ -127,7 +129,7 @@ def _check_under_load(broker: oracle.Broker, url: str, tmp_path: Path) -> None:
                 assert row["lag_messages"] == row["local_max_offset"] - row["commit_offset"]
         producer.close()
         total = sum(end for _, end in broker.offsets(TOPIC).values())
-        harness.until(
+        command_line.until(
             lambda: sum(live.commits(url).get((TOPIC, at), 0) for at in range(4)) >= total, "level"
         )
         attach.stop()

@@ -6,10 +6,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import oracle
-
-from tests.e2e import harness, live
-from tests.e2e.live import Attach
+from support import command_line, live, oracle, tier_checks
+from support.live import Attach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,21 +50,23 @@ def produce(broker: oracle.Broker, topic: str, count: int, seed: int) -> live.To
 
 
 def attach_once(broker: oracle.Broker, url: str) -> dict[str, Any]:
-    document = harness.here("attach", broker.store, "--to", url, "--once", "--json").good().document
+    document = (
+        command_line.here("attach", broker.store, "--to", url, "--once", "--json").good().document
+    )
     assert isinstance(document, dict)
     return document
 
 
 def lives(url: str, topic: str) -> list[tuple[int, int]]:
     """How many lives that are over each queue of the topic has, and how many ends were truncated."""
-    rows = harness.here("status", url, "-o", "jsonl").good().rows
+    rows = command_line.here("status", url, "-o", "jsonl").good().rows
     mine = [row for row in rows if row["topic"] == topic]
     return [(row["ended_lives"], row["truncated"]) for row in mine]
 
 
 def check(broker: oracle.Broker, url: str, told: live.Told) -> None:
     live.check_acknowledged(url, told)
-    harness.check_sound(url, broker.store)
+    tier_checks.check_sound(url, broker.store)
 
 
 @pytest.mark.parametrize("again", [60, pytest.param(200, marks=pytest.mark.slow), 400])
@@ -92,7 +92,7 @@ def test_a_topic_is_deleted_and_created_again_while_attach_runs(
         live.wait_level(url, produce(lasting_broker, topic, 200, 1))
         lasting_broker.delete_topic(topic)
         told = produce(lasting_broker, topic, again, 2)
-        harness.until(lambda: lives(url, topic) == [(1, 0), (1, 0)], "two lives that are over")
+        command_line.until(lambda: lives(url, topic) == [(1, 0), (1, 0)], "two lives that are over")
         told += produce(lasting_broker, topic, 100, 3)
         live.wait_level(url, told)
         said = attach.stop()
@@ -146,12 +146,14 @@ def test_a_power_failure_takes_a_tail_that_was_tiered_while_attach_runs(
         broker.start()
         told = produce(broker, topic, 300, 2)
         live.wait_level(url, told)
-        harness.until(lambda: lives(url, topic) == [(0, 1), (0, 1)], "two ends that were truncated")
+        command_line.until(
+            lambda: lives(url, topic) == [(0, 1), (0, 1)], "two ends that were truncated"
+        )
         live.wait_level(url, told)
         said = attach.stop()
     assert (said["begun_anew"], said["truncated"]) == (0, 2)
     assert "has truncated" in log.read_text()
-    harness.check_sound(url, broker.store)
-    found = {(m["queue_id"], m["queue_offset"]): m["msg_id"] for m in harness.cat(url, topic)}
+    tier_checks.check_sound(url, broker.store)
+    found = {(m["queue_id"], m["queue_offset"]): m["msg_id"] for m in tier_checks.cat(url, topic)}
     for row in told:
         assert found[row["queue_id"], row["queue_offset"]] == row["msg_id"]

@@ -6,10 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from support import captures, tier_checks
+from support.command_line import here
 from support.faultproxy import FaultProxy, Rule
-
-from tests.e2e import harness
-from tests.e2e.harness import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +52,8 @@ def test_a_tier_is_written_read_and_cleaned_though_each_put_comes_twice(
         here("archive", url, "--to", archive, "--key-index", *through).good()
         here("gc", url, "--apply", "-", "--grace", "1s", *through)
         kinds = proxy.kinds()
-    harness.check_equal(url, harness.captured(name))
-    harness.check_sound(url, store)
+    tier_checks.check_equal(url, captures.captured(name))
+    tier_checks.check_sound(url, store)
     here("archive", url, "--to", archive, "--verify").good()
     assert kinds >= {
         "bundle",

@@ -1,4 +1,4 @@
-"""Writers that are killed and replaced while their store grows; ``tests/torture/zombies.py`` has those that are paused."""
+"""Writers that are killed and replaced while their store grows; ``tests/support/zombies.py`` has those that are paused."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
-from support.servers import S3Server
-
-from tests.e2e import harness
-from tests.e2e.growing import Growing, first_ms
-from tests.e2e.harness import here
-from tests.e2e.live import Attach
+from support import captures, command_line, tier_checks
+from support.command_line import here
+from support.growing import Growing, first_ms
+from support.live import Attach
+from support.servers import S3Server, use_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NAME = "s05-crash"
-FAST = ("--freshness", "0.1", *harness.SMALL)
+FAST = ("--freshness", "0.1", *command_line.SMALL)
 KILLS = 6
 
 
@@ -55,11 +53,11 @@ def committed(url: str) -> int:
 
 def test_killed_again_and_again(growing: Growing, url: str, tmp_path: Path) -> None:
     """Wherever the kill falls, what was said to be durable is, and the next one goes on from there."""
-    dump, rng, log = harness.captured(NAME), random.Random(11), tmp_path / "attach.log"
+    dump, rng, log = captures.captured(NAME), random.Random(11), tmp_path / "attach.log"
     before = 0
     for _ in range(KILLS):
         with Attach(growing.store, url, log, FAST) as attach:
-            harness.until(lambda: here("status", url).code == 0, "a tier")
+            command_line.until(lambda: here("status", url).code == 0, "a tier")
             for _ in range(rng.randrange(1, 6)):
                 grow_by(growing, 100_000)
                 time.sleep(rng.random() / 5)
@@ -71,5 +69,5 @@ def test_killed_again_and_again(growing: Growing, url: str, tmp_path: Path) -> N
     growing.crash()
     here("attach", growing.store, "--to", url, "--once").good()
     assert "waiting for the lease" not in log.read_text()
-    harness.check_equal(url, dump)
-    harness.check_sound(url, growing.store)
+    tier_checks.check_equal(url, dump)
+    tier_checks.check_sound(url, growing.store)

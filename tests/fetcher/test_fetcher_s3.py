@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.faultproxy import StormProxy
 from support.fetching import expected, rows
-from support.opening import PLACE
-from support.tiers import TierBuilder
+from support.tiers import PLACE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options

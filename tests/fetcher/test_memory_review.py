@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.fetching import expected, fetcher_of, read_all, rows
-from support.opening import opened_over
+from support.opened import opened_over
 from support.tiers import QUEUE, TierBuilder
 
 from backends.base import ByteRange

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import captures, command_line
+from support.command_line import here
 
 from fetcher.filters import compile_filter
 from fetcher.limits import FetchSettings
 from fetcher.statuses import GetStatus as Is
 from fetcher.statuses import KeyQuery, Policy, Side
-from tests.e2e import harness
-from tests.e2e.harness import here
 from tiered.api.local_and_tier import OpenMessageStore, open_message_store
 from tiered.errors import InvalidError
 from tiered.model import Boundary, MessageQueue
@@ -26,15 +26,15 @@ Tiered = tuple[str, "Path", str]
 def tiered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiered:
     """Name, store directory and tier of a capture."""
     folder = tmp_path_factory.mktemp("facade")
-    store, url = harness.unpack(request.param, folder), f"file://{folder}/tier"
-    here("attach", store, "--to", url, "--once", *harness.SMALL).good()
+    store, url = captures.unpack(request.param, folder), f"file://{folder}/tier"
+    here("attach", store, "--to", url, "--once", *command_line.SMALL).good()
     return request.param, store, url
 
 
 def by_queue(name: str) -> dict[MessageQueue, list[dict[str, Any]]]:
     """What Java found."""
     found: dict[MessageQueue, list[dict[str, Any]]] = defaultdict(list)
-    for messages in harness.captured(name).messages.values():
+    for messages in captures.captured(name).messages.values():
         for message in messages:
             found[MessageQueue(message["topic"], message["queue_id"])].append(message)
     return found
@@ -70,7 +70,7 @@ def read_queue(
 @pytest.mark.parametrize("policy", list(Policy))
 def test_each_policy_gives_what_java_found(tiered: Tiered, policy: Policy):
     name, directory, url = tiered
-    log = harness.LocalLog(directory)
+    log = captures.LocalLog(directory)
     expected_sides = {Policy.FORCE: {Side.TIER}}.get(policy, {Side.LOCAL})
     with opened(directory, url, policy) as store:
         for queue, messages in by_queue(name).items():
@@ -82,7 +82,7 @@ def test_each_policy_gives_what_java_found(tiered: Tiered, policy: Policy):
 
 def test_without_a_store_directory_all_comes_from_the_tier(tiered: Tiered):
     name, directory, url = tiered
-    log = harness.LocalLog(directory)
+    log = captures.LocalLog(directory)
     with opened(None, url) as store:
         for queue, messages in by_queue(name).items():
             found, sides = read_queue(store, queue, max_count=1000, max_bytes=1 << 20)
@@ -131,7 +131,7 @@ def test_keys_are_found_on_both_sides(tiered: Tiered):
     query = KeyQuery(topic=message["topic"], key=key, count=1000)
     wanted = {
         (m["queue_id"], m["queue_offset"])
-        for m in harness.captured(name).messages[message["topic"]]
+        for m in captures.captured(name).messages[message["topic"]]
         if key in (m["properties"].get("KEYS") or "").split(" ")
     }
     for store_dir, policies in ((None, [Policy.FORCE]), (directory, list(Policy))):
@@ -162,7 +162,7 @@ def test_the_documented_example_reads_a_queue_whole(
 def test_a_store_directory_of_another_broker_is_refused(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ):
-    one, other = (harness.unpack(name, tmp_path) for name in ("s01-basic", "s09-big-offsets"))
+    one, other = (captures.unpack(name, tmp_path) for name in ("s01-basic", "s09-big-offsets"))
     url = f"file://{tmp_path}/tier"
     here("attach", one, "--to", url, "--once").good()
     with pytest.raises(InvalidError):
@@ -172,8 +172,8 @@ def test_a_store_directory_of_another_broker_is_refused(
 def test_i1_what_local_retention_has_deleted_is_read_from_the_tier_and_the_rest_locally(
     tmp_path: Path,
 ):
-    directory, url = harness.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
-    log = harness.LocalLog(directory)
+    directory, url = captures.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
+    log = captures.LocalLog(directory)
     here("attach", directory, "--to", url, "--once").good()
     files = sorted((directory / "commitlog").iterdir())
     if len(files) < 2:

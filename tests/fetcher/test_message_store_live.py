@@ -6,13 +6,13 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
+from support import captures
+from support.command_line import here
+from support.growing import LOG_FILE_BYTES, Growing, first_ms
 
 from fetcher.limits import FetchSettings
 from fetcher.statuses import GetStatus as Is
 from fetcher.statuses import Policy, Side
-from tests.e2e import harness
-from tests.e2e.growing import LOG_FILE_BYTES, Growing, first_ms
-from tests.e2e.harness import here
 from tiered.api.local_and_tier import OpenMessageStore, open_message_store
 from tiered.model import MessageQueue
 
@@ -57,8 +57,8 @@ class Reader:
 
 @pytest.mark.timeout(60)
 def test_i1_i10_a_live_store_is_read_whole_while_it_grows_and_expires(tmp_path: Path):
-    whole = harness.unpack(NAME, tmp_path / "whole")
-    log, dump = harness.LocalLog(whole), harness.captured(NAME)
+    whole = captures.unpack(NAME, tmp_path / "whole")
+    log, dump = captures.LocalLog(whole), captures.captured(NAME)
     (tmp_path / "store").mkdir()
     growing, url = Growing(whole, tmp_path / "store"), f"file://{tmp_path}/tier"
     growing.start(first_ms(NAME) - 1000)

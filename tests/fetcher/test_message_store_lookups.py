@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from support.both_sides import QUEUE, BothSides
 from support.journals import PREFIX
-from support.opening import opened_over
+from support.opened import opened_over
 from support.tiers import TierBuilder
 
 from backends.local import LocalFolderStore

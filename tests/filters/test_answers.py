@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from filters.records import batch_of_properties
+from support.filter_records import batch_of_properties, letter, letters
 
-from fetcher.filters import FilterError, TagFilter, compile_filter
-from fetcher.filters.batch import find_value, mark_of
-from fetcher.filters.sql92 import SqlFilter
-from fetcher.filters.sql_tree import Unanswerable
-from tiered.format.properties import java_text, parse_properties
+from fetcher.filters import compile_filter
+from tiered.format.properties import parse_properties
 
 if TYPE_CHECKING:
-    from filters.conftest import Answers
-
-    from fetcher.filters import Filter
-
-LETTERS = {True: "T", False: "F", None: "N"}
-
-
-def letter(made: Filter, raw: bytes) -> str:
-    """T, F, N for null, X where Java throws."""
-    if isinstance(made, TagFilter):
-        return LETTERS[made.matches(parse_properties(raw))]
-    assert isinstance(made, SqlFilter)
-    values = [find_value(b"\x02" + raw, mark_of(name)) for name in made.names]
-    row = tuple(None if value is None else java_text(value) for value in values)
-    try:
-        return LETTERS[made._function(row)]
-    except Unanswerable:
-        return "X"
-
-
-def letters(row: dict[str, Any], messages: list[bytes]) -> str | None:
-    """The answers to one expression; None when it is refused."""
-    try:
-        made = compile_filter(row["text"], row["kind"], strict=False)
-    except FilterError:
-        return None
-    return "".join(letter(made, raw) for raw in messages)
+    from support.filter_records import Answers
 
 
 def test_there_are_enough(answers: Answers):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from filters.records import batch_of_properties
-from filters.trees import (
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from support.filter_records import batch_of_properties
+from support.filter_trees import (
     CONDITIONS,
     FAILS,
     NAMES,
@@ -19,8 +21,6 @@ from filters.trees import (
     chain,
     depth_of,
 )
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
 
 from fetcher.filters import FilterError, compile_filter
 from fetcher.filters.sql92 import SqlFilter

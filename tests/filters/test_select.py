@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from filters.records import batch_of_properties
+from support.filter_records import batch_of_properties
 
 import fetcher.filters.batch as filter_batch
 from fetcher.filters import compile_filter

@@ -6,9 +6,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures
+from support.command_line import here
 
-from tests.e2e import harness
-from tests.e2e.harness import here
 from tiered import open as open_tier
 from tiered.format.message_forms import message_json
 from tiered.index.lookup import Hit, IndexReader, Wish
@@ -57,7 +57,7 @@ def as_dumped(hit: Hit) -> Message:
     return found
 
 
-def check_each_key(tier: Tier, dump: harness.Dump) -> int:
+def check_each_key(tier: Tier, dump: captures.Dump) -> int:
     reader, asked = IndexReader(tier.store, tier.place.prefix), 0
     for topic, messages in dump.messages.items():
         groups = by_key(messages)
@@ -72,13 +72,13 @@ def check_each_key(tier: Tier, dump: harness.Dump) -> int:
     return asked
 
 
-@pytest.mark.parametrize("name", harness.NAMES)
+@pytest.mark.parametrize("name", captures.NAMES)
 def test_each_key_of_a_captured_store(name: str, tmp_path: Path):
-    store, url = harness.unpack(name, tmp_path), f"file://{tmp_path}/tier"
+    store, url = captures.unpack(name, tmp_path), f"file://{tmp_path}/tier"
     here(
         "attach", store, "--to", url, "--once", "--bundle-size", "16KiB", "--index-items", "300"
     ).good()
-    dump, tier = harness.captured(name), open_tier(url)
+    dump, tier = captures.captured(name), open_tier(url)
     lives = [lives[-1] for lives in tier.state.queues.values()]
     assert all(indexed_to(life) == life.commit_offset for life in lives)
     assert check_each_key(tier, dump) > len(dump.messages)
@@ -86,10 +86,10 @@ def test_each_key_of_a_captured_store(name: str, tmp_path: Path):
 
 
 def test_a_tier_without_an_index_is_read_instead(tmp_path: Path):
-    store, url = harness.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
+    store, url = captures.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
     here("attach", store, "--to", url, "--once", "--no-index").good()
     assert not open_tier(url).state.indexes
-    groups = by_key(harness.captured("s01-basic").messages["orders"])
+    groups = by_key(captures.captured("s01-basic").messages["orders"])
     for key in sorted(groups)[::400]:
         rows = here("query", url, "orders", "--key", key, "--count", "9").good().rows
         assert [{**row, "log_offset": 0} for row in rows] == [
@@ -98,9 +98,9 @@ def test_a_tier_without_an_index_is_read_instead(tmp_path: Path):
 
 
 def test_the_program_finds_by_key_and_time(tmp_path: Path):
-    store, url = harness.unpack("s11-lmq-batchcq", tmp_path), f"file://{tmp_path}/tier"
+    store, url = captures.unpack("s11-lmq-batchcq", tmp_path), f"file://{tmp_path}/tier"
     here("attach", store, "--to", url, "--once").good()
-    groups = by_key(harness.captured("s11-lmq-batchcq").messages["grouped"])
+    groups = by_key(captures.captured("s11-lmq-batchcq").messages["grouped"])
     key, messages = max(groups.items(), key=lambda item: len(item[1]))
     middle = messages[len(messages) // 2]["store_timestamp_ms"]
     wanted = [m for m in messages if m["store_timestamp_ms"] >= middle]
@@ -116,7 +116,7 @@ def test_the_program_finds_by_key_and_time(tmp_path: Path):
 
 
 def test_what_was_not_looked_at_is_said(tmp_path: Path):
-    store, url = harness.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
+    store, url = captures.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
     here("attach", store, "--to", url, "--once", "--no-index").good()
     ran = here("query", url, "orders", "--key", "absent", "--scan", "1KiB")
     assert ran.code == 1
@@ -126,7 +126,7 @@ def test_what_was_not_looked_at_is_said(tmp_path: Path):
 
 
 def test_the_work_file_never_lies_in_the_store(tmp_path: Path):
-    store, url = harness.unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    store, url = captures.unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
     for place, what in (
         (store / "config", "lies in the broker's store"),
         (tmp_path / "none", "not a directory"),

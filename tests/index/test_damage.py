@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.broken import COUNT as MESSAGES
 from support.broken import TOPIC, build, keys_of
+from support.command_line import here
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail, places
 
@@ -17,7 +18,6 @@ from backends.errors import UnavailableError, UnknownOutcomeError
 from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from backends.wrapping import MeteredStore
-from tests.e2e.harness import here
 from tiered.errors import DataError
 from tiered.format.index_object import ITEM
 from tiered.index.indexer import IndexBuilder, Indexer, WorkFile

@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures
+from support.command_line import here
 from support.journals import PREFIX
 from support.keyed import Mail, batch_of
-from support.tiers import TierBuilder
+from support.tiers import PLACE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.e2e import harness
-from tests.e2e.harness import here
-from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import FencedError
 from tiered.journal.lease import Holder, Lease
@@ -40,7 +39,7 @@ SMALL = ("--bundle-size", "16KiB", "--index-items", "2000")
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A tier of a captured store, with several index objects."""
-    store = harness.unpack("s01-basic", tmp_path)
+    store = captures.unpack("s01-basic", tmp_path)
     found = f"file://{tmp_path}/tier"
     here("attach", store, "--to", found, "--once", *SMALL).good()
     return found
@@ -87,7 +86,7 @@ def test_lost_and_damaged_objects_are_made_again(url: str, tmp_path: Path):
 
 
 def test_a_tier_that_never_had_an_index_gets_one(tmp_path: Path):
-    store, url = harness.unpack("s04-batch-compress", tmp_path), f"file://{tmp_path}/tier"
+    store, url = captures.unpack("s04-batch-compress", tmp_path), f"file://{tmp_path}/tier"
     here("attach", store, "--to", url, "--once", "--no-index").good()
     assert unindexed(url) > 0
     file = tmp_path / "plan.json"
@@ -126,19 +125,13 @@ def test_gc_deletes_what_was_dropped_and_nothing_else(url: str, tmp_path: Path):
     assert here("verify", url, "--deep", "--strict").good()
 
 
-class Here(Place):
-    """Where the builder writes."""
-
-    prefix = PREFIX  # type: ignore[assignment]
-
-
 def unindexed_tier() -> tuple[Workplace, MemoryStore]:
     store, clock = MemoryStore(), ManualClock()
     builder = TierBuilder(store)
     for number in range(6):
         queue = MessageQueue("t", number)
         builder.add([b"body %d" % (10 * number + n) for n in range(10)], queue=queue)
-    return Workplace(store, store, Here("c", "b"), clock, random.Random(5)), store
+    return Workplace(store, store, PLACE, clock, random.Random(5)), store
 
 
 def test_epochs_of_those_who_only_tidy_up_do_not_end_it():

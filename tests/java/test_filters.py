@@ -9,9 +9,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from filters.test_answers import letters
-from filters.trees import CONDITIONS, SOUPS
 from hypothesis import given, settings
+from support.filter_records import letters
+from support.filter_trees import CONDITIONS, SOUPS
 from support.oracle import ORACLE, Broker, needs_java
 
 from fetcher.filters.sql_tree import render

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.journals import PREFIX
-from support.tiers import QUEUE, TierBuilder
+from support.tiers import PLACE, QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import ClosedError, FencedError, MovedOnError
 from tiered.keys import JOURNAL
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
     from backends.base import ByteRange, ObjectInfo, ObjectStore, Version
 
 POOL = ThreadPoolExecutor(2)
-
-
-class Here(Place):
-    """Where the builder writes."""
-
-    prefix = PREFIX  # type: ignore[assignment]
 
 
 class Turns:
@@ -107,7 +100,7 @@ class Taking(WrappingStore):
 
 
 def workplace(store: ObjectStore, seed: int = 5) -> Workplace:
-    return Workplace(store, store, Here("c", "b"), ManualClock(), random.Random(seed))
+    return Workplace(store, store, PLACE, ManualClock(), random.Random(seed))
 
 
 def lose_the_first_entries(store: ObjectStore) -> None:

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from support import following as harness
 from support import oracle
-
-from tests.local import harness
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support import captures
+from support import following as harness
 
-from tests.local import harness
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ LEFT_OUT = {
 }
 
 
-@pytest.fixture(scope="module", params=harness.NAMES)
+@pytest.fixture(scope="module", params=captures.NAMES)
 def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """(name, open store) of each captured store."""
     name = request.param
@@ -127,7 +128,7 @@ def test_what_is_not_there_is_none(capture: tuple[str, RocketMQStore]):
 
 def test_each_store_has_its_own_mark(tmp_path: Path):
     marks = {}
-    for name in harness.NAMES:
+    for name in captures.NAMES:
         with_mark = harness.open_store(harness.unpack(name, tmp_path))
         marks[with_mark.identity.store_id] = name
         if name != "s09-big-offsets":  # made without a broker: nothing names it
@@ -136,7 +137,7 @@ def test_each_store_has_its_own_mark(tmp_path: Path):
                 "broker-a",
             )
         with_mark.close()
-    assert sorted(marks.values()) == sorted(harness.NAMES)
+    assert sorted(marks.values()) == sorted(captures.NAMES)
 
 
 def test_expired_stores_begin_at_their_minimum(tmp_path: Path):

@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support import following as harness
 
-from tests.local import harness
 from tiered.errors import DataError, InvalidError
 from tiered.local import matching
 from tiered.local.face import HoleReason

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import following as harness
+from support.broker_files import TOPIC, FakeBroker
 
-from tests.local import harness
-from tests.local.fakebroker import TOPIC, FakeBroker
 from tiered.clock import ManualClock
 from tiered.model import MessageQueue
 

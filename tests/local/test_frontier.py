@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
+from support import following as harness
+from support.broker_files import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
+from support.following import flip_entry
 
-from tests.local import harness
-from tests.local.fakebroker import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
-from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local.face import HoleReason

@@ -16,9 +16,9 @@ from tempfile import mkdtemp
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support import following as harness
+from support.broker_files import LOG_FILE_BYTES, QUEUE_FILE_BYTES, START_MS, FakeBroker
 
-from tests.local import harness
-from tests.local.fakebroker import LOG_FILE_BYTES, QUEUE_FILE_BYTES, START_MS, FakeBroker
 from tiered.format.record import MAGIC_BLANK, RecordError, decode_record
 from tiered.model import MessageQueue
 

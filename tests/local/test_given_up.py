@@ -6,8 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.local import harness
+from support import following as harness
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,9 +6,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from tests.local import harness
-from tests.local.fakebroker import FakeBroker
+from support import following as harness
+from support.broker_files import FakeBroker
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import following as harness
+from support.broker_files import FakeBroker
 from support.unprivileged import reachable_folder, run_unprivileged
 
-from tests.local import harness
-from tests.local.fakebroker import FakeBroker
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.catalog import reason_left_out
 from tiered.local.layout import is_topic_name, read_topics

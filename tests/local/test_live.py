@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import following as harness
 from support import oracle
 from support.oracle import Broker
 
-from tests.local import harness
 from tiered.clock import SystemClock
 from tiered.model import MessageQueue
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
+from support import following as harness
+from support.broker_files import START_MS, TOPIC, FakeBroker
+from support.following import flip_entry
 
-from tests.local import harness
-from tests.local.fakebroker import START_MS, TOPIC, FakeBroker
-from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.local.face import HoleReason
 from tiered.local.rocketmq import RocketMQStore

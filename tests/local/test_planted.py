@@ -12,10 +12,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support import following as harness
+from support.broker_files import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
+from support.following import flip_entry
 
-from tests.local import harness
-from tests.local.fakebroker import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
-from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local import liveview

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support import following as harness
+from support.broker_files import FakeBroker
 
-from tests.local import harness
-from tests.local.fakebroker import FakeBroker
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.local.rows import open_regular

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from support import following as harness
 
-from tests.local import harness
 from tiered.local.residency import ITEMS_MAX, SAMPLES, Residency, is_cached_in_file
 from tiered.model import MessageQueue
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tests.local import harness
-from tests.local.fakebroker import TOPIC, FakeBroker
+from support import following as harness
+from support.broker_files import TOPIC, FakeBroker
+
 from tiered.clock import ManualClock, SystemClock
 from tiered.model import MessageQueue
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import following as harness
+from support.broker_files import TOPIC, FakeBroker
 
-from tests.local import harness
-from tests.local.fakebroker import TOPIC, FakeBroker
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local import liveview

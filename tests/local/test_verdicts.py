@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import captures
+from support import following as harness
+from support.broker_files import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
+from support.following import flip_entry
 
-from tests.local import harness
-from tests.local.fakebroker import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
 from tiered.format.properties import tag_hash
 from tiered.format.sysflag import MULTI_TAGS
 from tiered.local.face import HoleReason
@@ -230,16 +232,6 @@ def test_a_flipped_place_in_an_entry_is_mended_from_the_log(
     assert bounds == {MessageQueue(TOPIC, number): (0, EACH) for number in range(QUEUES)}
 
 
-def flip_entry(store: Path, queue: MessageQueue, offset: int, bit: int) -> None:
-    """Flip one bit of an entry, counted from its end: 0 to 63 its tag code, to 95 its size, to 159 its place."""
-    at = offset * 20
-    folder = store / "consumequeue" / queue.topic / str(queue.queue_id)
-    file = max(path for path in folder.iterdir() if int(path.name) <= at)
-    data = bytearray(file.read_bytes())
-    data[at - int(file.name) + 19 - bit // 8] ^= 1 << bit % 8
-    file.write_bytes(data)
-
-
 @pytest.mark.parametrize("bit", [0, 5, 17, 31, 32, 50, 62, 63])
 @pytest.mark.parametrize("which", [0, 31, QUEUES * EACH - 1], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -291,7 +283,7 @@ def test_flipped_tag_codes_of_a_broker_s_queues(
     opened.close()
 
 
-@pytest.mark.parametrize("name", harness.NAMES)
+@pytest.mark.parametrize("name", captures.NAMES)
 def test_no_tag_code_of_a_broker_is_wrong(name: str, tmp_path: Path):
     """Nor of several tags in one, and of a retried or delayed message."""
     opened = harness.open_store(harness.unpack(name, tmp_path))

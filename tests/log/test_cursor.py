@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from api.opened import ORDERS, Made
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiers import TIME_MS
+from support.opened import ORDERS, Made
+from support.queue_entries import EPOCH, MACHINE, add, head, life, part, replay, then, truncate
+from support.tiers import QUEUE, TIME_MS
 
-from tests.log.test_state import EPOCH, MACHINE, QUEUE, add, life, part, replay
-from tests.log.test_truncation import head, then, truncate
 from tiered.log.cursor import History, history_of, life_at
 from tiered.log.expiry import segment_end
 from tiered.log.parts import queue_action

@@ -9,43 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.bundles import made_part, merge_action, named_action
+from support.bundles import merge_action
+from support.queue_entries import EPOCH, MACHINE, add, gap, life, part, replay
 from support.tiers import QUEUE, TierBuilder
 
 from tiered.journal.entry import Entry, json_text
 from tiered.journal.replay import UnknownActionError
 from tiered.log.parts import Part, Parts, decode_columns, queue_action
-from tiered.log.state import TierMachine, TierState
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiered.journal.entry import Action
-
-MACHINE = TierMachine()
-EPOCH = {"do": "epoch", "epoch": 1, "holder": {"host": "h"}}
-
-
-part = made_part
-
-
-def add(piece: Part, segment: int, *, queue: MessageQueue = QUEUE, life: int = 0) -> Action:
-    return named_action((queue, life, segment, piece))
-
-
-def replay(*entries: Sequence[Action], epochs: Sequence[int] = ()) -> TierState:
-    state = MACHINE.initial()
-    for number, actions in enumerate(entries, 1):
-        epoch = epochs[number - 1] if epochs else 1
-        state = MACHINE.apply(state, Entry(number, epoch, "0badcafe", 1000 + number, actions))
-    return state
-
-
-def life(state: TierState) -> Any:
-    found = state.life(QUEUE)
-    assert found
-    return found
 
 
 def test_parts_follow_one_another_in_a_segment():
@@ -123,10 +99,6 @@ def test_before_any_epoch_there_is_no_history():
 
 
 # -- gaps ---------------------------------------------------------------------------------------
-
-
-def gap(start: int, end: int) -> Action:
-    return queue_action("gap", QUEUE, 0, start=start, end=end, reason="why")
 
 
 def test_i12_a_gap_is_recorded_and_only_a_new_segment_follows_it():

@@ -9,32 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bundles import merge_action
+from support.queue_entries import EPOCH, MACHINE, add, gap, head, life, part, replay, then, truncate
+from support.tiers import QUEUE
 
-from tests.log.test_state import EPOCH, MACHINE, QUEUE, add, gap, life, part, replay
-from tiered.journal.entry import Entry
 from tiered.log.divergence import first_difference
-from tiered.log.parts import Parts, queue_action
+from tiered.log.parts import Parts
 from tiered.log.truncation import Head, head_of, is_tail, rest_of
 from tiered.log.verify_report import check_state
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from tiered.journal.entry import Action
-    from tiered.log.parts import Part
     from tiered.log.state import TierState
-
-
-def truncate(end: int, was: int, head: Head | None = None) -> Action:
-    row = head.row() if head else None
-    return queue_action("truncate", QUEUE, 0, end=end, was=was, head=row, reason="why")
-
-
-def head(whole: Part, count: int) -> Head:
-    return Head(whole.queue_offset, whole.log_offset, 100 * count, 0, 9, whole.holes)
-
-
-def then(state: TierState, *actions: Action, epoch: int = 1) -> TierState:
-    return MACHINE.apply(state, Entry(9, epoch, "0badcafe", 9, actions))
 
 
 def contradictions(state: TierState) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.mount.harness import Compacted, tier_of
+from support.mounts import Compacted, tier_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

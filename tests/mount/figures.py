@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support import oracle
+from support.command_line import program, until
+from support.mounts import MountProcess, cpu_s, parked
 from support.servers import MINIO, run_minio, run_ministack
 
-from tests.e2e.harness import program, until
-from tests.mount.harness import MountProcess, cpu_s, parked
 from tiered.format.remoting import SIZE_BYTES, Command, decode, encode, frame_size
 from tiered.mount import protocol
 from tiered.mount.protocol import Code

@@ -9,18 +9,16 @@ import socket
 import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.command_line import here, program, until
+from support.mounts import Client, MountProcess, page, tier_of
 from support.oracle import free_ports
 from support.tls import Authority
 
 from backends.local import HIDDEN
-from tests.e2e.harness import here, program, until
-from tests.mount.harness import Client, MountProcess, tier_of
 from tiered.format.remoting import FrameError
 from tiered.metrics import MOUNT_METRICS
 from tiered.mount import protocol
@@ -36,15 +34,6 @@ PLACE = {"consumerGroup": "g", "topic": "orders", "queueId": 1}
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return tier_of("s01-basic", tmp_path)[1]
-
-
-def page(address: str, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 def test_it_serves_until_it_is_told_to_stop_and_keeps_where_consumers_are(url: str, tmp_path: Path):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mounts import Client, Mounted, mounted
 
-from tests.mount.harness import Client, Mounted, mounted
 from tiered.clock import ManualClock
 from tiered.format.remoting import Command
 from tiered.mount import consumers as module

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.captures import unpack
+from support.command_line import here
+from support.mounts import mounted
 
 from backends.base import ObjectInfo
 from backends.memory import MemoryStore
-from tests.e2e.harness import here, unpack
-from tests.mount.harness import mounted
 from tiered.attach.decommission import Near, look
 from tiered.cli import attach
 from tiered.clock import SystemClock

@@ -16,13 +16,13 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.captures import unpack
+from support.command_line import command, environment, here, until
+from support.mounts import Client, mounted, page
 from support.oracle import free_ports
 
 from backends.memory import MemoryStore
 from backends.s3_settings import S3Options
-from tests.e2e.harness import command, environment, here, unpack, until
-from tests.mount.harness import Client, mounted
-from tests.mount.test_command import page
 from tiered.addresses import Address, why_taken
 from tiered.api.broker_place import Place
 from tiered.clock import ManualClock, SystemClock

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.mounts import Client, Mounted, MountProcess, mounted, resident_bytes
 
-from tests.mount.harness import Client, Mounted, MountProcess, mounted, resident_bytes
 from tiered.format.remoting import Command, Form, encode
 from tiered.mount import protocol
 from tiered.mount.protocol import Code

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.command_line import program
+from support.mounts import Client, Mounted, MountProcess, mounted, parked, resident_bytes
 
-from tests.e2e.harness import program
-from tests.mount.harness import Client, Mounted, MountProcess, mounted, parked, resident_bytes
 from tiered.format.remoting import Form
 from tiered.mount import protocol
 from tiered.mount.protocol import Code

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import oracle
+from support import captures, command_line, oracle
+from support.command_line import until
+from support.mounts import MountProcess, tier_of
+from support.oracle import NOT_IN_TIME, TRIES, admin
 
-from tests.e2e import harness
-from tests.e2e.harness import until
-from tests.mount.harness import MountProcess, tier_of
 from tiered.format.fastjson import loads
 from tiered.local.layout import parse_offsets
 
@@ -48,16 +48,12 @@ def at(name_server: str) -> tuple[str, ...]:
 
 def expected(name: str, topic: str) -> list[Message]:
     """What Java's own store gave of a topic."""
-    messages = harness.captured(name).messages.get(topic, [])
+    messages = captures.captured(name).messages.get(topic, [])
     return [{k: v for k, v in one.items() if k not in OF_THE_DUMP} for one in messages]
 
 
 def place(message: Message) -> tuple[int, int]:
     return message["queue_id"], message["queue_offset"]
-
-
-NOT_IN_TIME, TRIES = "RemotingTimeoutException", 12
-"""Clients give a name server 1.5 s or so, which a busy machine may not meet, several times in a row."""
 
 
 def consume(command: str, name_server: str, topic: str, *options: str) -> list[Message]:
@@ -79,7 +75,7 @@ def test_a_pull_consumer_gets_what_java_read_from_the_store(
 ):
     _, url = tier_of(name, tmp_path)
     with MountProcess(url, tmp_path / "log", *at(name_server)) as mount:
-        for topic in harness.captured(name).messages:
+        for topic in captures.captured(name).messages:
             found = consume("pull", name_server, topic)
             assert sorted(found, key=place) == expected(name, topic), topic
         assert mount.end(signal.SIGTERM)[0] == 0
@@ -142,17 +138,17 @@ def test_beside_the_live_broker_it_is_refused_and_takes_its_place_when_that_is_g
         broker.produce("t", 100, queues=2, seed=8)
         real = consume("pull", broker.address, "t")
         url = f"file://{tmp_path}/tier"
-        refused = harness.program("mount", url, *at(broker.address), "--no-state")
+        refused = command_line.program("mount", url, *at(broker.address), "--no-state")
         assert refused.code == 2  # there is no tier yet
-        harness.here("attach", broker.store, "--to", url, "--once").good()
-        refused = harness.program("mount", url, *at(broker.address))
+        command_line.here("attach", broker.store, "--to", url, "--once").good()
+        refused = command_line.program("mount", url, *at(broker.address))
         assert refused.code == 4
         assert "a broker of this name is registered: broker-a" in refused.error
-        running = harness.here("attach", broker.store, "--to", url, "--decommission")
+        running = command_line.here("attach", broker.store, "--to", url, "--decommission")
         assert running.code == 1
         assert "not done: a broker runs on the store" in running.err
         broker.stop()
-        harness.here("attach", broker.store, "--to", url, "--decommission").good()
+        command_line.here("attach", broker.store, "--to", url, "--decommission").good()
         with MountProcess(url, tmp_path / "log", *at(broker.address)):
             assert consume("pull", broker.address, "t") == real
             rest = consume(
@@ -188,7 +184,7 @@ def test_consumers_that_run_go_on_at_the_mount_and_lose_nothing(tmp_path: Path):
             real = consume("pull", broker.address, "t")
             broker.stop()
             url = f"file://{tmp_path}/tier"
-            told = harness.here(
+            told = command_line.here(
                 "attach", broker.store, "--to", url, "--decommission", "--json"
             ).good()
             assert told.document["decommission"]["consumer_offsets"] >= 4
@@ -215,23 +211,6 @@ def test_producers_are_sent_away_at_once(name_server: str, tmp_path: Path):
         )
     assert done.returncode != 0
     assert not done.stdout
-
-
-def admin(*words: str, version: str = "5.5") -> str:
-    """What ``mqadmin`` prints; it ends well whatever it met, so the text tells."""
-    command = "admin" if version == "5.5" else f"admin-{version}"
-    for _ in range(TRIES):
-        done = subprocess.run(
-            [oracle.ORACLE, command, *words],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        text = done.stdout + done.stderr
-        if NOT_IN_TIME not in text:
-            break
-    return text
 
 
 def test_messages_by_key_and_what_mqadmin_shows(name_server: str, tmp_path: Path):

@@ -10,12 +10,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from support import oracle
+from support import captures, command_line, oracle
+from support.command_line import until
+from support.mounts import Client, MountProcess, tier_of
+from support.oracle import admin
 
-from tests.e2e import harness
-from tests.e2e.harness import until
-from tests.mount.harness import Client, MountProcess, tier_of
-from tests.mount.test_java import admin
 from tiered.format.fastjson import loads
 from tiered.mount import protocol
 
@@ -48,7 +47,7 @@ def expected(name: str, topic: str) -> list[Message]:
     """What Java's own store gave of a topic."""
     return [
         {key: value for key, value in one.items() if key not in OF_THE_DUMP}
-        for one in harness.captured(name).messages[topic]
+        for one in captures.captured(name).messages[topic]
     ]
 
 
@@ -78,7 +77,7 @@ class Consumer:
                 [oracle.ORACLE, client, command, *words],
                 stdout=file,
                 stderr=log,
-                env={**harness.environment(), "ORACLE_JAVA_OPTS": java},
+                env={**command_line.environment(), "ORACLE_JAVA_OPTS": java},
             )
 
     @property
@@ -152,7 +151,7 @@ def test_a_client_of_4_9_gets_what_java_read_from_the_store(
 ):
     _, url = tier_of(name, tmp_path)
     with MountProcess(url, tmp_path / "log", *at(name_server)):
-        for topic in harness.captured(name).messages:
+        for topic in captures.captured(name).messages:
             if len(topic) > 127:  # of records of version 2, which clients before 5.1 cannot read
                 continue
             wanted = expected(name, topic)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.captures import FOLDER
+from support.command_line import until
+from support.mounts import mounted, tier_of
 
 from backends.errors import PermissionDeniedError
 from backends.memory import MemoryStore
-from tests.e2e.harness import until
-from tests.mount.harness import STORES, mounted, tier_of
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import FencedError
 from tiered.format.fastjson import loads
@@ -262,7 +263,7 @@ def test_a_store_that_refuses_does_not_hide_that_another_has_taken_over():
 def test_a_brokers_own_file_is_read(tmp_path: Path):
     import tarfile
 
-    with tarfile.open(STORES / "s10-consumers.tar.gz") as archive:
+    with tarfile.open(FOLDER / "s10-consumers.tar.gz") as archive:
         member = archive.extractfile("s10-consumers/config/consumerOffset.json")
         assert member is not None
         found = parse_offsets(loads(member.read()))

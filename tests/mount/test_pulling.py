@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.mounts import Compacted, Growing, mounted, records
 
 from fetcher.runs import Run
 from fetcher.statuses import GetResult, GetStatus, Side, Taken
-from tests.mount.harness import Compacted, Growing, mounted, records
 from tiered.errors import StoreUnavailableError
 from tiered.format.record import RECORD_BYTES_MIN, SYS_FLAG_AT
 from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures
+from support.mounts import Client, Compacted, Mounted, mounted, records
 
 from fetcher.statuses import GetResult, GetStatus, ScanLimits
-from tests.e2e import harness
-from tests.mount.harness import Client, Compacted, Mounted, mounted, records
 from tiered.clock import ManualClock
 from tiered.format.remoting import ANSWER, Command, encode
 from tiered.model import QueueOffset
@@ -60,7 +60,7 @@ def by_queue(answer: Command) -> dict[int, Any]:
 def test_messages_by_key_and_by_unique_id(captured_tier: Tier, name: str):
     """Of an inner batch the message that has the key, as one of its own."""
     topic = {"s01-basic": "orders", "s11-lmq-batchcq": "grouped"}[name]
-    messages = harness.captured(name).messages[topic]
+    messages = captures.captured(name).messages[topic]
     with mounted(captured_tier(name)[1], keeps_offsets=False) as served, served.client() as client:
         for key in sorted({one["keys"] for one in messages if one["keys"]})[:3]:
             wanted = [one for one in messages if key in (one["keys"] or "").split()]
@@ -90,7 +90,7 @@ def test_messages_by_key_and_by_unique_id(captured_tier: Tier, name: str):
 
 
 def test_times_bound_what_is_found_both_inclusive(client: Client):
-    one = next(m for m in harness.captured("s01-basic").messages["orders"] if m["keys"])
+    one = next(m for m in captures.captured("s01-basic").messages["orders"] if m["keys"])
     key, time_ms = one["properties"]["UNIQ_KEY"], one["store_timestamp_ms"]
     for begin, end, code in (
         (0, 0, Code.SUCCESS),
@@ -112,7 +112,7 @@ def test_by_its_unique_id_a_message_is_found_though_clients_ask_for_the_last_day
     client: Client,
 ):
     """Java's ``viewMessage`` sets the beginning three days back, whatever the age of what is asked for."""
-    one = harness.captured("s01-basic").messages["orders"][7]
+    one = captures.captured("s01-basic").messages["orders"][7]
     days_ms = 3 * 24 * 3600 * 1000
     for is_by_id, code in (("true", Code.SUCCESS), ("false", Code.QUERY_NOT_FOUND)):
         answer = client.ask(
@@ -133,7 +133,7 @@ def test_times_of_many_queues_have_one_deadline_and_what_is_missing_is_said(
     """Offsets come from memory and are right; the times of a tier that does not answer are 0 then, and that is said."""
     monkeypatch.setattr(answers, "QUERY_S", 0.0)
     told = client.ask(protocol.GET_TOPIC_STATS_INFO, topic="orders")
-    queues = {one["queue_id"] for one in harness.captured("s01-basic").messages["orders"]}
+    queues = {one["queue_id"] for one in captures.captured("s01-basic").messages["orders"]}
     found = by_queue(told)
     assert {queue_id for queue_id, row in found.items() if row["maxOffset"]} == queues
     assert {row["lastUpdateTimestamp"] for row in found.values()} == {0}
@@ -148,7 +148,7 @@ def test_times_of_many_queues_have_one_deadline_and_what_is_missing_is_said(
 
 def test_statistics_of_a_topic(client: Client):
     found = by_queue(client.ask(protocol.GET_TOPIC_STATS_INFO, topic="orders"))
-    messages = harness.captured("s01-basic").messages["orders"]
+    messages = captures.captured("s01-basic").messages["orders"]
     for queue_id, row in found.items():
         mine = [one for one in messages if one["queue_id"] == queue_id]
         assert row == {
@@ -163,7 +163,7 @@ def test_statistics_of_a_topic(client: Client):
 
 def test_how_far_a_group_is(client: Client):
     client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
-    messages = harness.captured("s01-basic").messages["orders"]
+    messages = captures.captured("s01-basic").messages["orders"]
     mine = [one for one in messages if one["queue_id"] == 1]
     for fields in ({}, {"topic": "orders"}):
         found = by_queue(client.ask(protocol.GET_CONSUME_STATS, consumerGroup="g", **fields))
@@ -227,7 +227,7 @@ def test_who_consumes(client: Client):
 @pytest.mark.parametrize("name", ["s01-basic", "s11-lmq-batchcq", "s09-big-offsets"])
 def test_messages_by_their_place_in_the_brokers_log(captured_tier: Tier, name: str):
     """As offset ids name them; with the topic, as clients of 5.x say it, and without."""
-    captured = harness.captured(name).messages
+    captured = captures.captured(name).messages
     with mounted(captured_tier(name)[1], keeps_offsets=False) as served, served.client() as client:
         for topic, messages in captured.items():
             for one in messages[:: max(1, len(messages) // 4)]:
@@ -301,7 +301,7 @@ def test_holes_are_gone_through_to_the_end_and_never_told_for_it_when_the_time_i
 
 
 def test_items_of_a_queue(client: Client):
-    mine = [m for m in harness.captured("s01-basic").messages["orders"] if m["queue_id"] == 1]
+    mine = [m for m in captures.captured("s01-basic").messages["orders"] if m["queue_id"] == 1]
     asked = {"topic": "orders", "queueId": 1, "index": 5, "count": 3}
     found = document(client.ask(protocol.QUERY_CONSUME_QUEUE, **asked))
     assert found["queueData"] == [
@@ -325,7 +325,7 @@ RESET = {"group": "g", "topic": "orders"}
 
 
 def test_a_group_is_put_to_a_time_and_who_consumes_is_told_with_its_next_pull(client: Client):
-    mine = [m for m in harness.captured("s01-basic").messages["orders"] if m["queue_id"] == 1]
+    mine = [m for m in captures.captured("s01-basic").messages["orders"] if m["queue_id"] == 1]
     unknown = client.ask(protocol.RESET_CONSUMER_OFFSET, timestamp=0, **RESET)
     assert unknown.code == Code.SUBSCRIPTION_GROUP_NOT_EXIST
     client.ask(protocol.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
@@ -406,7 +406,7 @@ def test_questions_to_a_consumer_are_passed_on_to_it(client: Client, served: Mou
         thread.join()
         assert seen[0].fields == {**asked, "jstackEnable": "true", "brokerName": "broker-a"}
 
-        one = harness.captured("s01-basic").messages["orders"][7]
+        one = captures.captured("s01-basic").messages["orders"][7]
         thread = answering(consumer, protocol.CONSUME_MESSAGE_DIRECTLY, b"{}", seen)
         said = {**asked, "msgId": one["offset_msg_id"], "topic": "orders"}
         assert client.ask(protocol.CONSUME_MESSAGE_DIRECTLY, **said).text() == b"{}"

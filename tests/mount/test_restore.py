@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from support import oracle
+from support.captures import LocalLog, captured, read_dump, unpack
+from support.command_line import here
+from support.mounts import Growing, mounted
+from support.tier_checks import bounds
 from zlib_ng import zlib_ng
 
-from tests.e2e.harness import LocalLog, bounds, captured, here, read_dump, unpack
-from tests.mount.harness import Growing, mounted
 from tiered.api.tier import open as open_tier
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError

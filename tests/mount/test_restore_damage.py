@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.broken import COUNT, TOPIC, Broken, build
+from support.command_line import Ran, here
 
-from tests.e2e.harness import Ran, here
 from tiered.api.tier import open as open_tier
 from tiered.clock import SystemClock
 from tiered.mount.restore import Restore, RestoreSelection, building, plan_restore

@@ -7,10 +7,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import captures, command_line
+from support.mounts import Client, Mounted, mounted, records
 from support.oracle import free_ports
 
-from tests.e2e import harness
-from tests.mount.harness import Client, Mounted, mounted, records
 from tiered.errors import InvalidError
 from tiered.format.remoting import Command, Form
 from tiered.model import MessageQueue
@@ -41,7 +41,7 @@ def client(served: Mounted) -> Iterator[Client]:
 def by_queue(name: str) -> dict[MessageQueue, list[dict[str, Any]]]:
     """What Java found."""
     found: dict[MessageQueue, list[dict[str, Any]]] = defaultdict(list)
-    for messages in harness.captured(name).messages.values():
+    for messages in captures.captured(name).messages.values():
         for message in messages:
             found[MessageQueue(message["topic"], message["queue_id"])].append(message)
     return found
@@ -66,7 +66,7 @@ def pull_all(client: Client, queue: MessageQueue, start: int, **fields: object) 
 @pytest.mark.parametrize("form", list(Form))
 def test_every_record_comes_as_it_is_stored(captured_tier: Tier, name: str, form: Form):
     store, url = captured_tier(name)
-    log = harness.LocalLog(store)
+    log = captures.LocalLog(store)
     with mounted(url, keeps_offsets=False) as served, served.client(form) as client:
         for queue, messages in by_queue(name).items():
             first, last = messages[0]["queue_offset"], messages[-1]["queue_offset"]
@@ -79,7 +79,7 @@ def test_every_record_comes_as_it_is_stored(captured_tier: Tier, name: str, form
 def test_inner_batches_come_whole_and_once(captured_tier: Tier):
     """Whatever count is asked for: a client unpacks a record that it is given, all of it."""
     store, url = captured_tier("s11-lmq-batchcq")
-    log = harness.LocalLog(store)
+    log = captures.LocalLog(store)
     queues = {
         queue: rows
         for queue, rows in by_queue("s11-lmq-batchcq").items()
@@ -357,8 +357,8 @@ def test_a_thousand_queues_are_served_after_twenty_requests(tmp_path: Path):
     """Whatever the number of queues. The first mount of a name makes twelve more, once, to see what the store can do."""
     store, url = tmp_path / "store", f"file://{tmp_path}/tier"
     sizes = ("--messages", "2000", "--body", "64", "--queues", "1000")
-    harness.here("bench", "make-store", store, *sizes).good()
-    harness.here("attach", store, "--to", url, "--once", "--no-index").good()
+    command_line.here("bench", "make-store", store, *sizes).good()
+    command_line.here("attach", store, "--to", url, "--once", "--no-index").good()
     for requests_max in (32, 20):
         with mounted(url, refresh_s=60.0) as served, served.client() as client:
             requests = served.mount.store.opened.meter.snapshot().requests

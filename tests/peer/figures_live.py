@@ -161,24 +161,24 @@ class Bench:
     @staticmethod
     def _wait_level(url: str, messages: int) -> float:
         """Until the tier has so many messages, or more; the seconds it took."""
-        from tests.e2e import harness
+        from support import command_line
 
         def is_level() -> bool:
-            ran = harness.here("status", url, "--json")
+            ran = command_line.here("status", url, "--json")
             return ran.code == 0 and ran.document["brokers"][0]["messages"] >= messages
 
-        return harness.until(is_level, "everything that was sent is in the tier")
+        return command_line.until(is_level, "everything that was sent is in the tier")
 
     @contextmanager
     def _attach(self, *options: str) -> Iterator[Any]:
-        from tests.e2e import harness
-        from tests.e2e.live import Attach
+        from support import command_line
+        from support.live import Attach
 
         self.count += 1
         tier, log = self.work / f"tier-{self.count}", self.work / f"attach-{self.count}.log"
         with Attach(self.broker.store, tier.as_uri(), log, options) as attach:
             os.setpriority(os.PRIO_PROCESS, attach.pid, self.options.nice)  # before it has threads
-            harness.until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
+            command_line.until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
             yield attach
         shutil.rmtree(tier)
 

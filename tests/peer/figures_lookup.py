@@ -20,14 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.archive.jobs import alone
+from support.archive_jobs import alone
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from support.archives_made import make_archive
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
-from tests.archive.made import make_archive
 from tiered.api.broker_place import choose_place
 from tiered.archive.duck import ask
 from tiered.archive.lookup import build, lookup, read_index

@@ -27,9 +27,10 @@ GOALS = {"select(queue_offset)": 1.1, "count by tag": 1.2}
 
 def make(folder: Path, rows: int) -> str:
     """The archive's URL."""
+    from support.archives_made import make_archive
+
     from backends.registry import open_store
     from backends.s3_settings import S3Options
-    from tests.archive.made import make_archive
 
     url, done = (folder / "parquet").as_uri(), folder / f"made-{rows}"
     if not done.exists():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from reclaim.aged import GRACE_S, Tier, keys_of
+from support import command_line
+from support.aged import GRACE_S, Tier, keys_of
 from support.tiers import TierBuilder, batch_of
 
 from backends.memory import MemoryStore
 from backends.testing.faulty import CaseFoldingStore
-from tests.e2e import harness
 from tiered.clock import SystemClock
 from tiered.errors import DataError
 from tiered.model import MessageQueue
@@ -72,12 +72,14 @@ def test_topics_that_differ_only_in_case_lie_apart_and_nothing_of_them_is_an_orp
     url = "memory://folding"
     own = ("--bundle-size", "600")  # so that each queue has a bundle of its own
     for _ in range(2):
-        harness.here("attach", tmp_path / "store", "--to", url, "--once", "--seal", *own).good()
+        command_line.here(
+            "attach", tmp_path / "store", "--to", url, "--once", "--seal", *own
+        ).good()
     for topic in BOTH:
-        rows = harness.here("cat", url, topic, "--format", "body").good().out
+        rows = command_line.here("cat", url, topic, "--format", "body").good().out
         assert rows.count(f"{topic} ".encode()) == 5
-    assert harness.here("verify", url, "--deep", "--json").good().document["problems"] == []
-    plan = harness.here("gc", url, "--grace", "0s", "--json").good().document
+    assert command_line.here("verify", url, "--deep", "--json").good().document["problems"] == []
+    plan = command_line.here("gc", url, "--grace", "0s", "--json").good().document
     assert plan["refusals"] == []
     folders = {
         info.key.split("/queue/")[1].split("/")[0]
@@ -88,9 +90,9 @@ def test_topics_that_differ_only_in_case_lie_apart_and_nothing_of_them_is_an_orp
     journal = [info.key for info in folding.list("") if "/journal/" in info.key]
     for key in journal:
         folding.delete(key)
-    harness.here("rebuild", url, "--apply", "-").good()
+    command_line.here("rebuild", url, "--apply", "-").good()
     for topic in BOTH:
-        rows = harness.here("cat", url, topic, "--format", "body").good().out
+        rows = command_line.here("cat", url, topic, "--format", "body").good().out
         assert rows.count(f"{topic} ".encode()) == 5
 
 
@@ -99,6 +101,6 @@ def test_a_broker_whose_name_differs_only_in_case_is_refused(
 ):
     make_store(tmp_path / "store", BOTH[:1])
     attach = ["attach", tmp_path / "store", "--to", folding.url, "--once", "--cluster", "c"]
-    harness.here(*attach, "--broker", "b").good()
-    ran = harness.here(*attach, "--broker", "B")
+    command_line.here(*attach, "--broker", "b").good()
+    ran = command_line.here(*attach, "--broker", "B")
     assert (ran.code, "belongs to c/b" in ran.error) == (2, True), ran

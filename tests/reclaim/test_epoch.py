@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from reclaim.aged import GRACE_S, Tier, keys_of, merge_all
+from support.aged import GRACE_S, Tier, keys_of, leased, merge_all
 from support.journals import PREFIX
 from support.merging import gather, merger_of, runs_of
 from support.tiers import QUEUE, batch_of
 
 from tiered.clock import ManualClock
 from tiered.errors import FencedError, InvalidError
-from tiered.journal.lease import WATCH_S, Holder, Lease
+from tiered.journal.lease import WATCH_S, Lease
 from tiered.log.merge import MergeOutput
 from tiered.log.verify import verify_tier
 from tiered.upkeep import gc
@@ -25,17 +24,6 @@ if TYPE_CHECKING:
     import threading
 
     from tiered.upkeep.workplace import Workplace
-
-
-def leased(tier: Tier, *, seconds: float = 1000, host: str | None = None) -> Lease:
-    """A writer has taken the lease."""
-    present = Holder.present()
-    holder = replace(present, host=host or present.host)
-    lease = Lease(
-        tier.store, PREFIX, writer="0badcafe", holder=holder, seconds=seconds, clock=tier.clock
-    )
-    assert lease.try_acquire() is None
-    return lease
 
 
 def test_no_writer_alive_so_gc_takes_a_epoch_for_what_the_last_one_left():

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reclaim.aged import GRACE_S, Tier, keys_of, merge_all
-from reclaim.test_epoch import leased
-from reclaim.test_readers import offsets, old_reader
+from support.aged import GRACE_S, Tier, keys_of, leased, merge_all, offsets, old_reader
 from support.journals import PREFIX
 from support.merging import gather, make, runs_of, text
 from support.tiers import QUEUE, batch_of

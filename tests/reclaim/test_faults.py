@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from reclaim.aged import GRACE_S, Tier, keys_of, old_litter
+from support.aged import GRACE_S, Tier, keys_of, old_litter
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 

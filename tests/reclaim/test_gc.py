@@ -9,7 +9,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reclaim.aged import GRACE_S, Tier, keys_of, merge_all, old_litter
+from support.aged import GRACE_S, Tier, keys_of, merge_all, old_litter
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 

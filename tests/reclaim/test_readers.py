@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reclaim.aged import GRACE_S, Tier, merge_all
+from support.aged import GRACE_S, Tier, merge_all, offsets, old_reader
 from support.journals import PREFIX
 from support.tiers import QUEUE, TIME_MS
 
 from tiered.errors import DataError, ExpiredError, InvalidError
-from tiered.log.reader import QueueReader, TierReader
 from tiered.model import QueueOffset
 from tiered.upkeep.expire import apply_steps, plan_expire
 
-
-def old_reader(tier: Tier) -> QueueReader:
-    reader = TierReader(tier.store, PREFIX)
-    reader.refresh()
-    return reader.queue(QUEUE)
+if TYPE_CHECKING:
+    from tiered.log.reader import QueueReader
 
 
 def delete_all_that_may_go(tier: Tier) -> int:
     tier.clock.advance(GRACE_S + 1)
     return int(tier.apply(tier.plan(0))["deleted"])
-
-
-def offsets(reader: QueueReader, start: int) -> list[int]:
-    return [
-        n
-        for batch in reader.batches(QueueOffset(start))
-        for n in range(batch.records.base_offset, batch.records.end_offset)  # type: ignore[union-attr]
-    ]
 
 
 def expiring() -> tuple[Tier, QueueReader]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from reclaim.aged import GRACE_S, Tier, old_litter
+from support.aged import GRACE_S, Tier, old_litter
 from support.journals import PREFIX
 
 from backends.errors import UnavailableError

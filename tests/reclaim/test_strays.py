@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from reclaim.aged import GRACE_S, Tier
+from support.aged import GRACE_S, Tier
 from support.journals import PREFIX
 
 from tiered.journal.entry import Entry, encode_entry

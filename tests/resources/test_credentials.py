@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from resources.running import Running
+from support import captures, command_line
+from support.attachments import Running
 from support.minio_admin import MinioAdmin
 
 from backends.s3_settings import S3Options
-from tests.e2e import harness
 from tiered.upkeep.policies import Grounds, policy
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def test_a_right_that_is_taken_away_for_a_while(
 
 
 def test_once_ends_and_says_why(admin: MinioAdmin, user: str, url: str, tmp_path: Path):
-    store = harness.unpack(harness.NAMES[0], tmp_path)
+    store = captures.unpack(captures.NAMES[0], tmp_path)
     admin.add_policy(user, policy("reader", Grounds(url)))
-    ran = harness.here("attach", store, "--to", url, "--once")
+    ran = command_line.here("attach", store, "--to", url, "--once")
     assert ran.code == 3
     assert "the permission s3:PutObject" in ran.error
 
@@ -148,7 +148,7 @@ def test_a_source_of_keys_that_fails(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    ran = harness.here("ls", url, *signing)
+    ran = command_line.here("ls", url, *signing)
     assert ran.code == 2
     assert "keys come from, there are none now: run its credential_process" in ran.error
     assert "SECRET" not in ran.err

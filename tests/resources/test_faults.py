@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from resources.gate import Gate
-from resources.running import Held, Running, files, own_threads
+from support.attachments import Held, Running, files, own_threads
 from support.faultproxy import FaultProxy
+from support.gate import Gate
 
 from backends.errors import BackendError
 from backends.registry import open_store

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from resources.running import Running
+from support import captures, command_line, tier_checks
+from support.attachments import Running
 from support.disks import Disk, small_disk
 from support.faultproxy import FaultProxy
 
 from backends.s3_settings import S3Options
-from tests.e2e import harness
 from tiered.attach.observe import is_well
 from tiered.keys import DATA_ROOTS
 
@@ -64,7 +64,7 @@ def test_a_full_bucket(
 
 
 def test_once_ends_and_says_why(server: S3Server, tmp_path: Path):
-    store = harness.unpack("s01-basic", tmp_path)
+    store = captures.unpack("s01-basic", tmp_path)
     with FaultProxy(server.endpoint_url) as proxy:
         for root in DATA_ROOTS:
             proxy.add(
@@ -72,7 +72,9 @@ def test_once_ends_and_says_why(server: S3Server, tmp_path: Path):
             )
         options = ["--endpoint-url", proxy.url, "--give-up-seconds", "1", "--freshness", "0.1"]
         options += ["--drain-seconds", "0"]
-        ran = harness.here("attach", store, "--to", f"s3://{server.bucket()}", "--once", *options)
+        ran = command_line.here(
+            "attach", store, "--to", f"s3://{server.bucket()}", "--once", *options
+        )
     assert ran.code == 3
     assert "nothing could be uploaded" in ran.error
     assert "waiting (full)" in ran.err
@@ -117,22 +119,22 @@ needs_full_device = pytest.mark.skipif(
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_logs_that_nobody_takes_stop_no_work(tmp_path: Path, form: str):
     """Neither what is done nor the exit code depends on whether stderr has room."""
-    store, url = harness.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
+    store, url = captures.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
     for arguments, code in (
         (["attach", str(store), "--to", url, "--once", "--log-format", form], 0),
         (["ls", f"file://{tmp_path}/elsewhere", "--log-format", form], 2),
     ):
         with Path("/dev/full").open("wb") as full:
             done = subprocess.run(
-                harness.command(arguments),
+                command_line.command(arguments),
                 stdout=subprocess.PIPE,
                 stderr=full,
-                env=harness.environment(),
+                env=command_line.environment(),
                 timeout=300,
                 check=False,
             )
         assert done.returncode == code, arguments
-    harness.check_sound(url, store)
+    tier_checks.check_sound(url, store)
 
 
 CHATTER = """

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.minio_admin import MinioAdmin
+from support.mounts import mounted
 from support.servers import ROOT
 
 from backends.errors import PermissionDeniedError
 from backends.registry import open_store
-from tests.mount.harness import mounted
 from tiered.errors import StoreUnavailableError
 from tiered.keys import broker_prefix
 from tiered.mount import protocol
@@ -23,7 +23,7 @@ from tiered.upkeep.policies import ROLES, Grounds, policy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Ran
+    from support.command_line import CommandLine, Ran
     from support.servers import S3Server
 
     from backends.base import ObjectStore
@@ -179,7 +179,7 @@ def test_a_writer_and_a_reader(actors: Actors, tiered: CommandLine, tier: str, b
     assert {checks[f"may_{right}"] for right in ("put", "get", "delete")} == {"ok"}
     actors.be("reader")
     assert tiered.good("status", tier, "--json").document["brokers"][0]["messages"] == 2613
-    assert tiered.good("cat", tier, "orders", "--count", "3").lines
+    assert tiered.good("cat", tier, "orders", "--count", "3").rows
     tiered.good("verify", tier, "--deep", "--store", basic)
     for command in (["ls", tier, "--objects"], ["lease", tier], ["doctor", tier]):
         tiered.good(*command)

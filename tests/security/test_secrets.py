@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
+from support import captures, command_line
 from support.faultproxy import FaultProxy
 from support.servers import free_port
-
-from tests.e2e import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,15 +44,15 @@ def environment(ministack: S3Server) -> dict[str, str]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    return harness.unpack("s01-basic", tmp_path)
+    return captures.unpack("s01-basic", tmp_path)
 
 
 def run(environment: dict[str, str], *arguments: str | Path) -> tuple[int, str]:
     """Run the program; code, and all that it wrote."""
     done = subprocess.run(
-        harness.command(arguments),
+        command_line.command(arguments),
         capture_output=True,
-        env=harness.environment() | environment,
+        env=command_line.environment() | environment,
         timeout=50,
         check=False,
     )
@@ -179,13 +178,15 @@ def test_while_it_runs(ministack: S3Server, environment: dict[str, str], store: 
     environment |= {"TIERED_S3_HEADER": HEADERS[0]}
     arguments = ("attach", store, "--to", url, "--log-format", "json", "--freshness", "0.1")
     process = subprocess.Popen(
-        harness.command((*arguments, "--metrics-listen", f"127.0.0.1:{port}")),
+        command_line.command((*arguments, "--metrics-listen", f"127.0.0.1:{port}")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=harness.environment() | environment,
+        env=command_line.environment() | environment,
     )
     try:
-        harness.until(lambda: "tiered_committed_messages_total 2613" in page(port), "metrics", 30)
+        command_line.until(
+            lambda: "tiered_committed_messages_total 2613" in page(port), "metrics", 30
+        )
         clean(page(port), page(port, "healthz"))
         clean(*(Path(f"/proc/{process.pid}/{name}").read_text() for name in ("cmdline", "comm")))
         time.sleep(0.2)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
     from support.servers import S3Server
 
 SIGNED = ("--s3-header", "x-amz-request-payer=requester")

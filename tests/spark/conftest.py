@@ -1,5 +1,6 @@
-"""Captured stores, archives of them and a session of Spark, as tests of archives have them."""
+"""Sealed tiers, archives of them, a session of Spark, and a tier that streams read."""
 
-from tests.archive.conftest import archive_url, sealed, session, shop, stores
+from support.archive_fixtures import archive_url, sealed, session, shop
+from support.streams import place
 
-__all__ = ["archive_url", "sealed", "session", "shop", "stores"]
+__all__ = ["archive_url", "place", "sealed", "session", "shop"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from support import tiers
+from support.streams import Shop
 
-from tests.spark.test_frames import Shop
 from tiered.keys import broker_prefix
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text("utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import random
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 from zoneinfo import ZoneInfo
@@ -14,25 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import keyed, tiers
+from support.archive_merges import merged
+from support.archive_rows import files as files_of
+from support.archives_made import make_archive
+from support.command_line import here
 from support.keyed import Mail
+from support.streams import ORDERS, Row, Shop
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import workshop
-from tests.archive.made import make_archive
-from tests.archive.reading import files as files_of
-from tests.archive.test_merge import merged
-from tests.e2e.harness import here
-from tests.spark.test_stream_plan import Broker
-from tiered.api.broker_place import Place
 from tiered.archive.checked_ranges import ObjectFile
-from tiered.archive.engine import local_engine
-from tiered.archive.job import run_job
 from tiered.archive.selection import Selection
 from tiered.archive.tables import open_parquet, plan_files, read_archive
 from tiered.errors import DataError, InvalidError
 from tiered.keys import broker_prefix
-from tiered.model import MessageQueue
 from tiered.spark import archive, frames, messages, report, tier
 from tiered.spark.frames import _prove_end, _start_of, _text, covering, require_reach
 
@@ -41,39 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.base import ObjectStore
-
-ORDERS = [MessageQueue("orders", number) for number in (0, 1)]
-Row = tuple[int, int, bytes]
-
-
-class Shop:
-    """A tier in a folder, and its archive beside it."""
-
-    def __init__(self, folder: Path, cluster: str = "c") -> None:
-        self.url, self.archive = f"file://{folder}/tier", f"file://{folder}/parquet"
-        self.stores = [open_store(url, S3Options()) for url in (self.url, self.archive)]
-        self.tier = Broker(self.stores[0])
-        self.truth: dict[tuple[int, int], bytes] = {}
-        self.at = replace(workshop(*self.stores), place=Place(cluster, "b"))
-
-    def add(self, *bodies: bytes) -> None:
-        """To each queue, as a segment of its own."""
-        for queue in ORDERS:
-            life = self.tier.journal.state.life(queue)
-            first = int(life.commit_offset) if life else 0
-            self.tier.add(bodies, queue=queue, roll=life is not None)
-            self.truth |= {(queue.queue_id, first + n): body for n, body in enumerate(bodies)}
-
-    def run(self) -> None:
-        """Archive what is sealed; queues share files."""
-        run_job(self.at, local_engine(self.at.bench, 1), small_bytes=1 << 20)
-
-    def truncate(self, queue_id: int, end: int) -> None:
-        self.tier.truncate(end, queue=ORDERS[queue_id])
-        self.truth = {m: b for m, b in self.truth.items() if m[0] != queue_id or m[1] < end}
-
-    def wanted(self) -> list[Row]:
-        return sorted((*mark, body) for mark, body in self.truth.items())
 
 
 @pytest.fixture

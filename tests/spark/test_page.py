@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import environment, here
 from support.environments import python_of
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.e2e.harness import environment, here
 from tiered.archive.duck import ask
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -2,87 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import random
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
+from support.command_line import here
+from support.streams import OTHER, Broker, Place, Spark
 from support.tiers import QUEUE
 
-from backends.memory import MemoryStore
-from backends.registry import open_store
-from backends.s3_settings import S3Options
-from tests.e2e.harness import here
-from tests.spark.test_stream_plan import OTHER, Broker
 from tiered.archive.columns import schema
-from tiered.archive.selection import Selection, selection_of
+from tiered.archive.selection import selection_of
 from tiered.errors import DataError, InvalidError
 from tiered.spark import messages, tier
-from tiered.spark import options as tier_states
-from tiered.spark import source as readers
 from tiered.spark.positions import positions_of
 from tiered.spark.source import ArchiveReader, ArchiveSource, TierSource, TierStreamReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from backends.base import ObjectStore
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
+
 
 ALL = ReadAllAvailable()
-EVERY = Selection()
-
-
-class Place:
-    """A tier in a folder, which grows, and readers of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.url = f"file://{folder}/tier"
-        self.store = open_store(self.url, S3Options())
-        self.tier = Broker(self.store)
-        self.archive = MemoryStore("archive")
-        self.more: dict[str, str] = {}
-
-    def in_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Begin anew in memory, for tests of many steps; an archive is there, too."""
-        self.tier = Broker(MemoryStore())
-
-        def opened(options: Mapping[str, str]) -> ObjectStore:
-            return self.archive if options["path"] == "archive" else self.tier.store
-
-        for module in (tier_states, readers):
-            monkeypatch.setattr(module, "open_place", opened)
-
-    def reader(self, wanted: Selection = EVERY, **options: str) -> TierStreamReader:
-        named = {name.replace("_", "-"): text for name, text in options.items()}
-        chosen = {"path": self.url, "cluster": "c", "broker": "b", **self.more, **named}
-        return TierStreamReader(chosen, schema(), wanted)
-
-    @contextmanager
-    def stream(self, wanted: Selection = EVERY, **options: str) -> Iterator[TierStreamReader]:
-        """A reader, as a query's process has it from its start to its end, or its death."""
-        reader = self.reader(wanted, **options)
-        try:
-            yield reader
-        finally:
-            reader.stop()
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    from support.journals import PREFIX
-
-    from tiered.api import broker_place as places
-
-    monkeypatch.setattr(places, "broker_prefix", lambda _cluster, _broker: PREFIX)
-    made = Place(tmp_path)
-    yield made
-    made.store.close()
 
 
 def bodies(reader: TierStreamReader, start: Any, end: Any) -> list[bytes]:
@@ -412,83 +356,6 @@ def test_a_checkpoint_of_another_tier_is_refused(place: Place) -> None:
     with place.stream() as reader:
         kept = reader.latestOffset(other_broker, ALL)
         assert kept["c"]["x"], "of a broker that the options leave out nothing is said"
-
-
-class Spark:
-    """What Spark does with a stream: ends of batches and which are done outlive it, all else dies with a process.
-
-    Attributes:
-        offsets: Ends of batches, in the checkpoint.
-        done: How many batches are.
-        sink: Rows by batch; a batch that is done again takes the place of what it had written.
-        is_compacted: Rows may go between two looks.
-        is_untold: A process died that had left something out, and no plan of its own had come after.
-    """
-
-    def __init__(
-        self, place: Place, rng: random.Random, events: Callable[[], None], rule: str = "skip"
-    ) -> None:
-        self.place, self.rng, self.events, self.rule = place, rng, events, rule
-        self.offsets: list[Any] = []
-        self.done = 0
-        self.sink: dict[int, list[tuple[Any, ...]]] = {}
-        self.is_untold = self.is_compacted = False
-
-    def dies(self, chance: float) -> bool:
-        return self.rng.random() < chance
-
-    def run(self, crash: float) -> None:
-        """From a start to a death, or until nothing is left to do."""
-        with self.place.stream(on_gap=self.rule) as reader:
-            if self.rng.random() < 0.5:
-                reader.prepareForTriggerAvailableNow()
-            start = json.loads(json.dumps(reader.initialOffset()))
-            while True:
-                if self.done == len(self.offsets):
-                    before = self.offsets[-1] if self.offsets else start
-                    limit = ReadMaxRows(self.rng.randrange(1, 9))
-                    end = json.loads(json.dumps(reader.latestOffset(before, limit)))
-                    if self.offsets and end == before:
-                        return
-                    if self.dies(crash):
-                        self.is_untold |= has_left_out(reader)
-                        return
-                    self.offsets.append(end)
-                self.events()
-                if self.dies(crash) or not self.batch(reader, crash):
-                    return
-                self.events()
-
-    def batch(self, reader: TierStreamReader, crash: float) -> bool:
-        before = self.offsets[-2] if len(self.offsets) > 1 else {}
-        rows = rows_of(reader, before, self.offsets[-1])
-        self.events()
-        again = rows_of(reader, before, self.offsets[-1])
-        assert again == rows or self.is_compacted, "asked again"
-        if self.dies(crash):
-            return False
-        self.sink[len(self.offsets)] = rows
-        if self.dies(crash):
-            return False
-        self.done += 1
-        if self.dies(crash):
-            self.is_untold |= has_left_out(reader)
-            return False
-        return True
-
-
-def has_left_out(reader: TierStreamReader) -> bool:
-    """Whether the batch that a process began last had less than was planned."""
-    return reader._planned is not None and bool(reader._planned.short)
-
-
-def rows_of(reader: TierStreamReader, start: Any, end: Any) -> list[tuple[Any, ...]]:
-    return [
-        tuple(row.values())
-        for partition in reader.partitions(start, end)
-        for rows in reader.read(partition)
-        for row in rows.select(["topic", "incarnation", "queue_offset"]).to_pylist()
-    ]
 
 
 @pytest.mark.parametrize("seed", range(25))

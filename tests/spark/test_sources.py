@@ -14,20 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
+from support.archive_jobs import archive, sealed_tier, workshop
+from support.archive_states import PLACE as PLACED
+from support.archive_states import state as many_archived
+from support.archive_states import tier as many
+from support.bodies import wishes
+from support.command_line import here
 from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
-from support.tiers import QUEUE, TIME_MS, TierBuilder
+from support.streams import Broker
+from support.tiers import PLACE, QUEUE, TIME_MS, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.jobs import archive, workshop
-from tests.archive.test_body import wishes
-from tests.archive.test_jobs import sealed
-from tests.archive.test_plan import PLACE as PLACED
-from tests.archive.test_plan import state as many_archived
-from tests.archive.test_plan import tier as many
-from tests.e2e.harness import here
-from tests.spark.test_stream_plan import PLACE, Broker
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import ArchiveLane
 from tiered.archive.parquet import can_hold, xxh64
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.archive.conftest import Sealed
+    from support.archive_fixtures import Sealed
 
 ALL = Selection()
 
@@ -186,7 +185,7 @@ def test_rows_are_chosen_exactly() -> None:
 
 
 def test_an_archive_says_what_it_leaves_out() -> None:
-    tier = sealed([b"a", b"b"], [b"c"], [b"d", b"e"])
+    tier = sealed_tier([b"a", b"b"], [b"c"], [b"d", b"e"])
     at = workshop(tier.store)
     archive(at)
     found = explain(at.archive, ALL)
@@ -212,7 +211,7 @@ def test_an_archive_says_what_it_leaves_out() -> None:
 
 
 def test_names_of_files_for_others(tmp_path: Path) -> None:
-    tier = sealed([b"a"])
+    tier = sealed_tier([b"a"])
     at = workshop(tier.store)
     archive(at)
     (uri,) = file_uris(at.archive)

@@ -6,17 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import use_server
-from support import tiers
+from support import captures, command_line, tiers
+from support.archive_rows import java_rows, rows_of, said_by_archive
+from support.command_line import here
+from support.servers import use_server
+from support.streams import Broker
 from support.tiers import QUEUE
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
-from tests.archive.reading import rows_of, said_by_archive
-from tests.archive.test_spark import java_rows
-from tests.e2e import harness
-from tests.e2e.harness import here
-from tests.spark.test_stream_plan import Broker
 from tiered.archive.selection import Selection
 from tiered.keys import broker_prefix
 from tiered.spark import archive, messages
@@ -28,17 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from support.archive_fixtures import Sealed
     from support.servers import S3Server
-
-    from tests.archive.conftest import Sealed
-    from tests.archive.shop import Shop
+    from support.shop import Shop
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 ORDER = ["topic", "queue_id", "queue_offset"]
 
 
-@pytest.mark.parametrize("name", harness.NAMES)
+@pytest.mark.parametrize("name", captures.NAMES)
 def test_every_capture(
     name: str, sealed: Callable[[str], Sealed], archive_url: str, session: Any
 ) -> None:
@@ -77,7 +74,7 @@ def test_on_a_server(
         session.read.format("tieredmq").load(url).orderBy(ORDER).toArrow()
         for url in (tier, archive)
     ]
-    assert found[0].num_rows == harness.captured("s01-basic").count
+    assert found[0].num_rows == captures.captured("s01-basic").count
     assert found[0].equals(found[1])
 
 
@@ -133,7 +130,7 @@ def test_a_stream_over_many_starts(
 ) -> None:
     """One topic, then all: to the stream the others are new. Then it is started again with other limits."""
     url, store = f"file://{tmp_path}/tier", stores("s01-basic")
-    here("attach", store, "--to", url, "--once", *harness.SMALL).good()
+    here("attach", store, "--to", url, "--once", *command_line.SMALL).good()
     register(session)
     out = tmp_path / "out"
     options = [("topic", "orders"), ("max-bytes", "400000"), ("partition-bytes", "1000")]
@@ -148,7 +145,7 @@ def test_a_stream_over_many_starts(
         )
         query.awaitTermination()
     found = session.read.parquet(str(out)).orderBy(ORDER).toArrow()
-    dump = harness.captured("s01-basic")
+    dump = captures.captured("s01-basic")
     assert found.num_rows == dump.count
     wanted = [m["queue_offset"] for topic in sorted(dump.messages) for m in dump.messages[topic]]
     assert found.column("queue_offset").to_pylist() == wanted

@@ -8,17 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.archive_jobs import archive, workshop
+from support.archive_merges import merged
+from support.compacting import ALWAYS, workplace
 from support.keyed import KeyedTier, Mail
 from support.merging import delete_unnamed, gather, named_bundles
-from support.tiers import QUEUE, batch_of
+from support.streams import OTHER, Broker, Place, Spark
+from support.tiers import PLACE, QUEUE, batch_of
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, workshop
-from tests.archive.test_merge import merged
-from tests.compaction.test_tier import ALWAYS, workplace
-from tests.spark.test_source_readers import OTHER, Place, Spark, place
-from tests.spark.test_stream_plan import PLACE, Broker
 from tiered.archive.columns import schema
 from tiered.archive.selection import Selection, selection_of
 from tiered.archive.tables import read_archive
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from backends.base import ByteRange
     from tiered.archive.job import Workshop
 
-__all__ = ["place"]
 Row = tuple[str, int, int, bytes]
 
 

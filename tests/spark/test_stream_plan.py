@@ -9,18 +9,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from support.tiers import QUEUE, TierBuilder
+from support.archive_states import state
+from support.archive_states import tier as tier_of
+from support.archives_made import loaded
+from support.streams import OTHER, Broker
+from support.tiers import PLACE, QUEUE, BuiltPlace
 
-from tests.archive.jobs import BuiltPlace
-from tests.archive.made import loaded
-from tests.archive.test_plan import state
-from tests.archive.test_plan import tier as tier_of
 from tiered.archive.model import Archived
 from tiered.archive.selection import Selection
 from tiered.errors import DataError, InvalidError
 from tiered.log.parts import Segments, TierState
-from tiered.log.state import queue_action
-from tiered.model import MessageQueue
 from tiered.spark.positions import (
     AGAIN,
     EARLIEST,
@@ -37,21 +35,9 @@ from tiered.spark.positions import (
 )
 from tiered.spark.stretches import SKIP, Key, plan_tier, read_stretch
 
-PLACE = BuiltPlace("c", "b")
-OTHER = MessageQueue("other", 0)
 ALL = Selection()
 Row = tuple[str, int, int, bytes]
 """Topic, incarnation, offset, body."""
-
-
-class Broker(TierBuilder):
-    """A tier to which everything happens that can happen to one."""
-
-    def expire(self, before: int, queue: MessageQueue = QUEUE, life: int = -1) -> None:
-        lives = self.journal.state.queues[queue]
-        number = life % len(lives)
-        fields = {"life": number, "min_from": lives[number].min_offset, "min_to": before}
-        self.say(queue_action("expire", queue, lives[number].incarnation, **fields))
 
 
 @dataclass

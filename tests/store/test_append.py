@@ -8,8 +8,8 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import SMALL, SYNC, create, reopen
-from store.reading import KINDS, RETRY, check_same, read_all, without_cluster
+from support.embedded import SMALL, SYNC, create, reopen
+from support.stored import KINDS, RETRY, check_same, read_all, without_cluster
 
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.format.broker_checkpoint import decode_checkpoint

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store.harness import create, reopen
-from store.reading import check_same, read_all
+from support.embedded import create, reopen
+from support.stored import check_same, read_all
 
 from tiered.clock import ManualClock
 from tiered.format.record import MAGIC_BLANK, SIZE_AND_MAGIC

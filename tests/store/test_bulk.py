@@ -9,8 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import SMALL
-from store.reading import read_all
+from support.embedded import SMALL
+from support.stored import read_all
 
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from store.javalines import check_as_java_reads
+from support.java_lines import check_as_java_reads
 from support.oracle import needs_java
 
 from tiered.clock import SystemClock

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from local.harness import unpack
-from store.replayed import CAPTURED, records_of, store_again
+from support.following import unpack
+from support.replayed import CAPTURED, records_of, store_again
 
 from tiered.format.properties import join_properties
 from tiered.store.special import Maker, Special, message_of

@@ -8,9 +8,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli.program import CommandLine, Ran
-from local.harness import unpack
-from store.reading import read_all
+from support.command_line import CommandLine, Ran
+from support.following import unpack
+from support.stored import read_all
 
 from tiered.local.layout import read_topics
 from tiered.model import MessageQueue
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 
 SMALL = ("--log-file-size", "1MiB", "--queue-items", "100")
 PLACE = {"physical_offset", "store_timestamp_ms", "store_host", "offset_msg_id", "log_offset"}
-
-
-@pytest.fixture
-def tiered(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
-    return CommandLine(capfdbinary)
 
 
 def same(line: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +43,7 @@ def test_cat_and_put_copy_a_topic(tmp_path: Path, tiered: CommandLine):
     info = tiered.good("store", "info", str(copy), "--json").document
     assert (info["messages"], info["is_live"], info["torn_bytes"]) == (count, False, 0)
     tiered.good("attach", str(copy), "--to", f"file://{tmp_path}/other", "--once")
-    again = tiered.good("cat", f"file://{tmp_path}/other", "orders").lines
+    again = tiered.good("cat", f"file://{tmp_path}/other", "orders").rows
     assert [same(line) for line in again] == [same(json.loads(line)) for line in lines.splitlines()]
 
 
@@ -92,7 +87,7 @@ def test_put_reads_stdin(tmp_path: Path):
             capture_output=True,
             check=False,
         )
-        return Ran(done.returncode, done.stdout, done.stderr.decode())
+        return Ran((), done.returncode, done.stdout, done.stderr.decode())
 
     root = str(tmp_path / "s")
     assert run("create", root, *SMALL).code == 0
@@ -126,7 +121,7 @@ def test_a_topic_and_a_body_are_enough(tmp_path: Path, tiered: CommandLine):
         {"topic": "t", "body": "x", "tags": "a", "keys": "", "properties": {"TAGS": "b", "c": "d"}},
     )
     assert done.code == 0, done.err
-    lines = tiered.good("store", "tail", str(root), "t").lines
+    lines = tiered.good("store", "tail", str(root), "t").rows
     bodies = {(line["queue_id"], line["queue_offset"]): line["body_base64"] for line in lines}
     assert bodies == {(0, 0): "Z3LDvMOfZQ==", (0, 1): "/wA=", (0, 2): "eA==", (2, 0): ""}
     told = {line["queue_offset"]: line["properties"] for line in lines if line["queue_id"] == 0}
@@ -168,7 +163,7 @@ def test_what_is_no_message_is_refused_by_its_line(
 def test_tail_prints_the_last_and_copies_without_a_tier(tmp_path: Path, tiered: CommandLine):
     root, copy = unpack("s01-basic", tmp_path / "from"), tmp_path / "copy"
     kept = read_all(root)
-    lines = tiered.good("store", "tail", str(root), "orders", "--count", "3").lines
+    lines = tiered.good("store", "tail", str(root), "orders", "--count", "3").rows
     wanted = {
         (queue.queue_id, offset)
         for queue, records in kept.items()

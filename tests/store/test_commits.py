@@ -4,80 +4,21 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import SYNC, create
-from store.reading import KINDS, check_same, read_all, without_cluster
+from support.embedded import SYNC, Groups, create, wait_until
+from support.stored import KINDS, check_same, read_all, without_cluster
 
-from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue
-from tiered.store.commitlog import GroupCommits
 from tiered.store.encoding import INT_MAX
-from tiered.store.new_message import Appended, NewMessage
+from tiered.store.new_message import NewMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tiered.store.embedded import MessageStore
-    from tiered.store.encoding import Prepared, RecordPlaces
-
-
-class Groups:
-    """What the flush thread of a store does, step by step: its own thread is kept from it."""
-
-    def __init__(self, store: MessageStore) -> None:
-        self.written: list[int] = []
-        self.refuses: Exception | None = None
-        self.sync_refuses: OSError | None = None
-        self._store = store
-        self.commits = GroupCommits(
-            self._write, self._sync, SystemClock(), needs_sync=True, needs_replica=False
-        )
-        store._commits = self.commits
-
-    def _write(self, messages: Prepared) -> RecordPlaces:
-        if self.refuses is not None:
-            raise self.refuses
-        self.written.append(len(messages))
-        return self._store._log.append(messages, self._store._encoder.store_host)
-
-    def _sync(self) -> int:
-        if self.sync_refuses is not None:
-            raise self.sync_refuses
-        return self._store._log.sync()
-
-    def together(self, batches: list[list[NewMessage]]) -> list[list[Appended] | Exception]:
-        """Append batches in threads of their own, all of them in one group, in their order."""
-        found: list[list[Appended] | Exception] = [[] for _ in batches]
-
-        def work(number: int) -> None:
-            try:
-                found[number] = list(self._store.append_batch(batches[number]))
-            except Exception as error:  # noqa: BLE001 (it is looked at)
-                found[number] = error
-
-        threads = []
-        for number in range(len(batches)):
-            threads.append(threading.Thread(target=work, args=(number,)))
-            threads[-1].start()
-            wait_until(lambda wanted=number + 1: len(self.commits._unwritten) == wanted)
-        try:
-            self.commits.run_once()
-        finally:
-            for thread in threads:
-                thread.join()
-        return found
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 120
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 @pytest.fixture

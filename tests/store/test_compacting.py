@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from store.harness import SMALL, create, reopen
+from support.captures import FOLDER
+from support.embedded import SMALL, create, reopen
 
 from tiered.clock import ManualClock
 from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError
@@ -44,7 +45,6 @@ QUEUE = MessageQueue("prices", 0)
 OPTIONS = replace(
     SMALL, compacting=Compacting(8_000, 30, interval_s=1e9), commitlog_file_bytes=16_384, message_bytes_max=4_000
 )  # fmt: skip
-STORES = Path(__file__).parents[1] / "data" / "stores"
 
 
 def made(root: Path) -> MessageStore:
@@ -699,7 +699,7 @@ def test_readers_have_a_log_while_a_replica_is_given_what_came_before(
 @pytest.fixture
 def captured(tmp_path: Path) -> Path:
     """A broker's store, on which passes have run."""
-    with tarfile.open(STORES / "s07-compaction.tar.gz") as archive:
+    with tarfile.open(FOLDER / "s07-compaction.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path / "s07-compaction"
 
@@ -707,7 +707,7 @@ def captured(tmp_path: Path) -> Path:
 def lines() -> dict[int, list[tuple[int, str]]]:
     """What a real client got of it: queue offset and body, by queue."""
     found: dict[int, list[tuple[int, str]]] = {0: [], 1: []}
-    for line in gzip.decompress((STORES / "s07-compaction.jsonl.gz").read_bytes()).splitlines():
+    for line in gzip.decompress((FOLDER / "s07-compaction.jsonl.gz").read_bytes()).splitlines():
         said = json.loads(line)
         if said["type"] == "compacted":
             found[said["queue_id"]].append((said["queue_offset"], said["keys"]))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from store.dying import OPTIONS, messages
-from store.harness import reopen
-from store.reading import check_same, read_all
-from store.replayed import records_of
+from support.dying_store import OPTIONS, messages
+from support.embedded import reopen
 from support.points import ROOT, points_in_code, points_in_docs
+from support.replayed import records_of
+from support.stored import check_same, read_all
 
 from tiered.crashpoints import EXIT_CODE
 from tiered.format.items import ITEM
@@ -43,7 +43,7 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each point, with the store as its process left it."""
     folder = tmp_path_factory.mktemp("died")
     done = subprocess.run(
-        [sys.executable, "-m", "store.dying", str(folder), *in_docs()],
+        [sys.executable, "-m", "support.dying_store", str(folder), *in_docs()],
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

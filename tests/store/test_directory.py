@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from local.harness import unpack
-from store.harness import create, reopen
-from store.reading import KINDS, RETRY, check_same, read_all, without_cluster
+from support.embedded import create, reopen
+from support.following import unpack
+from support.stored import KINDS, RETRY, check_same, read_all, without_cluster
 from support.unprivileged import reachable_folder, run_unprivileged
 
 from tiered.clock import Clock, ManualClock, SystemClock

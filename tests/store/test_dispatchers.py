@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from store.harness import create, reopen
-from store.reading import read_all
 from support.dispatching import FAST, PREFIX, read_back
+from support.embedded import create, reopen
+from support.stored import read_all
 
 from backends.memory import MemoryStore
 from tiered.clock import SystemClock

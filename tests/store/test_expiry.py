@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import SMALL, create, reopen
-from store.reading import check_same, read_all
+from support.embedded import SMALL, create, reopen
+from support.stored import check_same, read_all
 
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import StoreUnavailableError

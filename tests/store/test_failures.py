@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from store.harness import SYNC, create, reopen
-from store.reading import read_all
 from support.disks import small_disk
+from support.embedded import SYNC, create, reopen
+from support.stored import read_all
 
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.fastjson import loads

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import create, reopen
-from store.test_special import batch
+from support.embedded import batch, create, reopen
 
 from tiered.clock import ManualClock
 from tiered.format.items import BATCH_ITEM, ITEM_BYTES

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store.harness import create
-from store.reading import KINDS, read_all
+from support.embedded import create
+from support.stored import KINDS, read_all
 
 from tiered.clock import ManualClock
 from tiered.format.block import parse_records, walk_records

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from store.harness import create, reopen
-from store.javalines import check_as_java_reads
-from store.reading import KINDS
-from support.oracle import SMALL as FILES
+from support.command_line import here
+from support.embedded import create, reopen
+from support.java_lines import check_as_java_reads
 from support.oracle import Broker, dump, needs_java, run
+from support.orders_writer import OPTIONS, ORDERS
+from support.stored import KINDS
 
-from tests.e2e.harness import here
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.new_message import NewMessage, delayed
 from tiered.store.special import inner_batch
@@ -33,16 +33,6 @@ if TYPE_CHECKING:
     from tiered.store.embedded import MessageStore
 
 pytestmark = [pytest.mark.java, needs_java]
-OPTIONS = StoreOptions(
-    FILES["mappedFileSizeCommitLog"],
-    FILES["mappedFileSizeConsumeQueue"] // 20,
-    index_slots=1000,
-    index_items=4000,
-)
-ORDERS = [
-    NewMessage("orders", at % 4, b"x" * 1000, tags=f"t{at % 3}", keys=f"k{at} all")
-    for at in range(600)
-]
 
 
 def test_java_reads_what_we_wrote(tmp_path: Path):
@@ -68,24 +58,8 @@ def pulled(broker: Broker) -> list[dict[str, Any]]:
 
 def killed_writer(root: Path) -> list[dict[str, int]]:
     """Receipts of a process that appended under sync and was killed in the middle."""
-    script = (
-        "import sys, json, os\n"
-        "sys.path.insert(0, 'tests')\n"
-        "from pathlib import Path\n"
-        "from store.test_java import OPTIONS, ORDERS\n"
-        "from store.harness import create\n"
-        "from dataclasses import replace\n"
-        "from tiered.store.store_options import Flush\n"
-        "store = create(Path(sys.argv[1]), replace(OPTIONS, flush=Flush.SYNC))\n"
-        "for start in range(0, 500, 10):\n"
-        "    for where in store.append_batch(ORDERS[start:start + 10]):\n"
-        "        print(json.dumps({'offset': where.queue_offset, 'at': where.physical_offset}))\n"
-        "sys.stdout.flush()\n"
-        "store.append_batch(ORDERS[500:])\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(root)],
+        [sys.executable, "-m", "support.orders_writer", str(root)],
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from store.harness import SMALL, create, reopen
+from support.embedded import SMALL, create, reopen
 
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from local.harness import unpack
-from store.harness import SMALL, SYNC, create, reopen
-from store.reading import check_same, read_all
+from support.embedded import SMALL, SYNC, create, reopen
+from support.following import unpack
+from support.stored import check_same, read_all
 
 from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
@@ -399,7 +399,7 @@ def test_a_crash_during_recovery(
 SCRIPT = """
 import json, sys, threading
 from pathlib import Path
-from store.harness import SYNC, create
+from support.embedded import SYNC, create
 from tiered.store.new_message import NewMessage
 store = create(Path(sys.argv[1]), SYNC)
 def work(number):

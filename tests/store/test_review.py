@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import SMALL, SYNC, create, reopen
-from store.reading import read_all
-from store.test_commits import Groups
+from support.embedded import SMALL, SYNC, Groups, create, reopen
+from support.stored import read_all
 
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError

@@ -7,9 +7,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from local.fakebroker import FakeBroker
-from store.harness import SMALL, create, reopen
-from store.reading import read_all
+from support.broker_files import FakeBroker
+from support.embedded import SMALL, create, reopen
+from support.stored import read_all
 
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.local.layout import inspect

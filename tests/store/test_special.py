@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from store.harness import SMALL, SYNC, create, reopen
-from store.reading import read_all
+from support.embedded import SMALL, SYNC, batch, create, reopen
+from support.stored import read_all
 
 from tiered.errors import InvalidError
 from tiered.format.block import parse_records
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from tiered.store.store_options import StoreOptions
 
 GROUPED = MessageQueue("grouped", 1)
-
-
-def batch(store: MessageStore, count: int) -> NewMessage:
-    messages = [
-        NewMessage("grouped", 1, b"%d" % at, tags="a", keys=f"k{at}") for at in range(count)
-    ]
-    return store.complete(inner_batch(messages))
 
 
 def codes(root: Path, level: int) -> list[int]:

@@ -7,27 +7,23 @@ field, and finds messages by key, by id and by time; an administrator is told th
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
-import zlib
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from store.harness import create, reopen
-from store.javalines import as_java_tells
-from store.replayed import records_of
+from support.embedded import reopen
+from support.java_lines import as_java_tells
 from support.journals import PREFIX
-from support.oracle import CLUSTER, ORACLE, SMALL, Broker, needs_java, run
+from support.oracle import CLUSTER, ORACLE, Broker, needs_java, run
+from support.replayed import records_of
 from support.timed import put_queue
+from support.turns import OPTIONS, QUEUES, TOPIC, messages, write
 
 from backends.memory import MemoryStore
 from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.model import Boundary
-from tiered.store.new_message import NewMessage
-from tiered.store.store_options import Flush, StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,59 +32,13 @@ if TYPE_CHECKING:
     from tiered.format.record import Record
 
 pytestmark = [pytest.mark.java, needs_java]
-TOPIC, QUEUES = "orders", 4
-OPTIONS = StoreOptions(
-    SMALL["mappedFileSizeCommitLog"],
-    SMALL["mappedFileSizeConsumeQueue"] // 20,
-    index_slots=1000,
-    index_items=4000,
-    flush=Flush.SYNC,
-)
 Place = tuple[int, int]
 LISTS = ("commitlog", "consumequeue")
 
 
-def messages(turn: int) -> list[NewMessage]:
-    """Of many kinds, others in each turn."""
-    rng = random.Random(turn)
-    kinds = (
-        {},
-        {"tags": "paid"},
-        {"tags": "täg-✓", "keys": f"t{turn} all"},
-        {"properties": {"näme": "välue 🚀", **{f"p{at}": "x" * at for at in range(1, 40)}}},
-        {"flag": -7, "born_timestamp_ms": 12, "reconsume_times": 3},
-        {"born_host": "[2001:db8:0:0:0:0:0:1]:40000"},
-        {"body": b""},
-        {"body": zlib.compress(b"squeezed" * 500), "sys_flag": 0x301},
-        {"properties": {"UNIQ_KEY": f"OWN{turn}", "WAIT": "false"}, "keys": f"u{turn}"},
-    )
-    return [
-        NewMessage(
-            TOPIC,
-            at % QUEUES,
-            **{"body": rng.randbytes(rng.randrange(1500)), "keys": f"k{turn}-{at}", **kind},
-        )
-        for at in range(40)
-        for kind in kinds
-    ]
-
-
-def write(root: Path, host: str, turn: int, ending: str) -> None:
-    """One turn of ours, in a process that is to be killed or in this one. ``host``: where the broker will answer."""
-    options = replace(OPTIONS, store_host=host)
-    store = create(root, options) if turn == 0 else reopen(root, options)
-    given = messages(turn)
-    for start in range(0, len(given), 30):
-        store.append_batch(given[start : start + 30])
-    assert store.wait_listed()
-    if ending == "kill":
-        os.kill(os.getpid(), 9)
-    store.close()
-
-
 def write_and_die(root: Path, host: str, turn: int) -> None:
     script = (
-        "from pathlib import Path; from store.test_turns import write;"
+        "from pathlib import Path; from support.turns import write;"
         f"write(Path({str(root)!r}), {host!r}, {turn}, 'kill')"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.e2e.harness import here
+from support.command_line import here
 
 if TYPE_CHECKING:
     from pathlib import Path

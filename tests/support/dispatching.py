@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from support.journals import PREFIX
 from support.synthetic import SyntheticStore
 from typing_extensions import Buffer
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
 
 Decide = Callable[[str], Exception | None]
-PREFIX = "00000000_c/b/"
 FAST = DispatchSettings(
     freshness_s=0.02, bundle_bytes=16384, buffer_bytes_max=65536, window_bytes=8192, poll_s=0.005,
     backoff_s_min=0.001, backoff_s_max=0.01, uploads_max=4,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
+from support import oracle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -233,3 +234,24 @@ def dump(store: Path, *, may_break_off: bool = False) -> Iterator[str]:
     lines = done.stdout.splitlines()
     assert done.returncode == 0 or (may_break_off and lines), done.stderr[-2000:]
     return iter(lines)
+
+
+NOT_IN_TIME, TRIES = "RemotingTimeoutException", 12
+"""Clients give a name server 1.5 s or so, which a busy machine may not meet, several times in a row."""
+
+
+def admin(*words: str, version: str = "5.5") -> str:
+    """What ``mqadmin`` prints; it ends well whatever it met, so the text tells."""
+    command = "admin" if version == "5.5" else f"admin-{version}"
+    for _ in range(TRIES):
+        done = subprocess.run(
+            [oracle.ORACLE, command, *words],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        text = done.stdout + done.stderr
+        if NOT_IN_TIME not in text:
+            break
+    return text

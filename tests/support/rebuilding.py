@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from support.journals import PREFIX
+from support.tiers import PLACE
 
-from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.keys import entry_key
 from tiered.log.reader import TierReader
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from tiered.log.state import TierState
 
 
-class OnePlace(Place):
-    """The place whose prefix the builders use."""
-
-    prefix = PREFIX  # type: ignore[assignment]
-
-
-PLACE = OnePlace("c", "b")
 POOL = ThreadPoolExecutor(4)
 
 

@@ -214,3 +214,13 @@ def serving(server: HTTPServer) -> Iterator[None]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def use_server(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the environment name ``server`` and hide what else this machine knows of AWS."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)

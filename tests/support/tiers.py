@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from support.examples import make
 from support.journals import PREFIX
 
 from backends.memory import MemoryStore
+from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.dispatch.group_commit import Uploader
 from tiered.format.record import encode_record
@@ -96,6 +98,18 @@ def batch_of(base: int, items: Sequence[Item], *, queue: MessageQueue = QUEUE) -
         physical_offsets=columns[4],
         quarantined=quarantined,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPlace(Place):
+    """A broker whose tier ``TierBuilder`` builds; its prefix is shorter than real ones."""
+
+    @property
+    def prefix(self) -> str:
+        return PREFIX
+
+
+PLACE = BuiltPlace("c", "b")
 
 
 class TierBuilder:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from backends.memory import MemoryStore
+from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.dispatch.group_commit import Uploader
 from tiered.errors import StoreUnavailableError
@@ -34,6 +35,18 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
 
 PREFIX = "timer/"
+
+
+class _Place(Place):
+    """Where ``Timers`` puts them."""
+
+    @property
+    def prefix(self) -> str:
+        return PREFIX
+
+
+PLACE = _Place("c", "b")
+
 SOURCE = MessageQueue(WHEEL_TOPIC, 0)
 
 

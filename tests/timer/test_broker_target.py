@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.brokers import FakeCluster
-from support.timers import Timers, wheel_record
+from support.timers import Killed, Timers, wheel_record
 
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.format.block import parse_records
@@ -138,7 +138,7 @@ def test_a_run_that_was_killed_in_a_batch_is_gone_on_with(known: int, timers: Ti
         first = target_of(cluster, timers)
         give, first.give = first.give, _dying  # type: ignore[method-assign]
         run = timers.run(first, batch=25)
-        with pytest.raises(Died) as died:
+        with pytest.raises(Killed) as died:
             run.step()
         give(died.value.args[0])
         del cluster.brokers["a"].got[known:]
@@ -147,12 +147,8 @@ def test_a_run_that_was_killed_in_a_batch_is_gone_on_with(known: int, timers: Ti
         assert run.counters.found >= known
 
 
-class Died(BaseException):
-    """A crash."""
-
-
 def _dying(messages: Sequence[DueMessage]) -> list[int]:
-    raise Died(messages)
+    raise Killed(messages)
 
 
 def test_a_run_that_wakes_up_in_a_batch_sends_no_more_of_it(timers: Timers):
@@ -196,10 +192,10 @@ def test_kills_lost_answers_and_brokers_that_come_and_go(seed: int):
                     run.step()
             if rng.random() < 0.5:
                 give, target.give = target.give, _dying  # type: ignore[method-assign]
-                with contextlib.suppress(StoreUnavailableError, Died):
+                with contextlib.suppress(StoreUnavailableError, Killed):
                     try:
                         run.step()
-                    except Died as died:
+                    except Killed as died:
                         give(died.args[0][: rng.randrange(12)])
                         raise
         for broker in cluster.brokers.values():

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.oracle import BROKER, CLUSTER, Broker, needs_java
 from support.oracle import SMALL as FILES
+from support.timer_stores import delivered
 from support.timers import Timers, wheel_record
 
-from tests.timer.test_local_target import delivered
 from tiered.clock import SystemClock
 from tiered.log.timers import HOUR_MS
 from tiered.store.store_options import StoreOptions

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import captures
+from support.clocks import Shifted
+from support.timer_stores import CAPTURED_MS, Made, delivered, pending
 
-from tests.timer.test_import import CAPTURED_MS, pending
-from tests.timer.test_local_target import Shifted, delivered
-from tests.timer.test_stores import Made
 from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError
 from tiered.format.sysflag import COMPRESSED
@@ -24,7 +23,7 @@ from timer.local_target import LocalTarget
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
     from tiered.log.state import TierState
 
@@ -37,7 +36,7 @@ def test_a_store_is_imported_listed_and_shown(tiered: CommandLine, store: Path):
     hours = tiered("timer", "ls", url, "--json").document["hours"]
     assert sum(row["messages"] for row in hours) == 226
     assert all(row["hour_ms"] <= row["due_min_ms"] <= row["due_max_ms"] for row in hours)
-    listed = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    listed = tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows
     found = [(row["due_timestamp_ms"], row["topic"], row["msg_id"]) for row in listed]
     assert found == sorted(found, key=lambda row: row[0])
     assert {*found} == {*pending()}
@@ -68,10 +67,10 @@ def test_what_stays_is_said_and_nothing_comes_twice(tiered: CommandLine, store: 
 def test_cancel(tiered: CommandLine, store: Path):
     url = f"file://{store.parent}/tier"
     tiered("timer", "import", store, "--to", url, "--near", "0s")
-    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows
     done = tiered("timer", "cancel", url, rows[7]["msg_id"], "--json").document
     assert [one["due_timestamp_ms"] for one in done["cancelled"]] == [rows[7]["due_timestamp_ms"]]
-    left = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    left = tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows
     assert left == rows[:7] + rows[8:]
     assert sum(r["messages"] for r in tiered("timer", "ls", url, "--json").document["hours"]) == 225
     again = tiered("timer", "cancel", url, rows[7]["msg_id"])
@@ -102,7 +101,7 @@ def test_a_damaged_hour_holds_up_no_other(
     for more in ((), ("--messages",), ("-o", "jsonl"), ("--messages", "-o", "jsonl")):
         ran = tiered("timer", "ls", url, *more)
         assert (ran.code, "1 hour cannot be read whole: 20" in ran.error) == (5, True)
-    assert [row["msg_id"] for row in ran.lines] == ["B", "C"]
+    assert [row["msg_id"] for row in ran.rows] == ["B", "C"]
     ran = tiered("timer", "ls", url, "--json")
     assert (ran.code, ran.document["damaged"]) == (5, named)
     assert [row["messages"] for row in ran.document["hours"]] == [2]
@@ -180,7 +179,7 @@ def test_a_body_that_cannot_be_unpacked_holds_up_no_other_message(
         made.timed(HOUR_MS, "B")
     tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
     ran = tiered("timer", "ls", url, "--messages", "-o", "jsonl")
-    assert ([row["msg_id"] for row in ran.lines], ran.code) == (["B"], 5)
+    assert ([row["msg_id"] for row in ran.rows], ran.code) == (["B"], 5)
 
 
 def test_a_queue_that_is_no_number_holds_up_no_listing(tiered: CommandLine, tmp_path: Path):
@@ -190,7 +189,7 @@ def test_a_queue_that_is_no_number_holds_up_no_listing(tiered: CommandLine, tmp_
         made.timed(HOUR_MS, "B", REAL_QID="3")
     tiered.good("timer", "import", made.folder, "--to", url, "--near", "0s")
     ran = tiered.good("timer", "ls", url, "--messages", "-o", "jsonl")
-    assert [(row["msg_id"], row["queue_id"]) for row in ran.lines] == [("A", 0), ("B", 3)]
+    assert [(row["msg_id"], row["queue_id"]) for row in ran.rows] == [("A", 0), ("B", 3)]
 
 
 def test_a_timer_that_cannot_be_understood_needs_a_person_whoever_takes_timers(
@@ -315,7 +314,7 @@ def test_run_delivers_everything_to_its_topic_once(tiered: CommandLine, store: P
     }
     assert tiered("timer", "ls", url, "--json").document["hours"] == []
     bodies = {m["msg_id"]: m for m in captures.dump("s02-delay-timer", "message")}
-    rows = tiered("store", "tail", folder, "timed", "--count", "1000").lines
+    rows = tiered("store", "tail", folder, "timed", "--count", "1000").rows
     assert len(rows) == 166
     for row in rows:
         was = bodies[row["msg_id"]]
@@ -344,24 +343,24 @@ def test_files_go_when_they_are_handed_over(tiered: CommandLine, store: Path, tm
     clock = tiered.clock = Shifted()
     clock.shift_ms = CAPTURED_MS + 24 * HOUR_MS - clock.now_ms()
     tiered("timer", "run", url, "--to", tmp_path / "t", "--once")
-    left = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    left = tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows
     assert 0 < len(left) < 226
     clock.shift_ms = 0  # the store dates its objects by the machine's clock
     done = tiered("expire", url, "--timers", "--ttl", "1h", "--apply", "-", "--json").document
     assert done["applied"]["steps"] == len(done["steps"]) > 0
-    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines == left
+    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows == left
     assert tiered("verify", url, "--timers").code == 0
     plan = tmp_path / "plan"
     assert tiered("gc", url, "--timers", "--grace", "0s", "--plan", plan).code == 0
     assert tiered("gc", url, "--timers", "--grace", "0s", "--apply", plan).code == 0
-    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines == left
+    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows == left
     shown = tiered("gc", url, "--timers", "--grace", "0s")
     assert "`tiered gc --timers --erase` rewrites these" in shown.text
     erase = ("gc", url, "--timers", "--grace", "0s", "--erase", "--apply", "-", "--json")
     erased = tiered(*erase).document
     assert erased["erased"]["bundles"] == erased["given_up_bundles"] > 0
     assert tiered(*erase).document["given_up_bundles"] == 0
-    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines == left
+    assert tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows == left
     assert tiered("verify", url, "--timers", "--deep").code == 0
 
 
@@ -376,7 +375,7 @@ def test_a_refused_message_needs_a_person(tiered: CommandLine, tmp_path: Path):
     ran = tiered("timer", "run", url, "--to", tmp_path / "t", "--once", "--json")
     counts = [ran.document[name] for name in ("handed", "refused", "delivered", "waiting")]
     assert (ran.code, counts) == (1, [1, 1, 1, 0])
-    assert [row["msg_id"] for row in tiered("timer", "ls", url, "--refused", "-o", "jsonl").lines] == ["B"]  # fmt: skip
+    assert [row["msg_id"] for row in tiered("timer", "ls", url, "--refused", "-o", "jsonl").rows] == ["B"]  # fmt: skip
     clock.shift_ms = 0  # the store dates its objects by the machine's clock
     plan = tiered("expire", url, "--timers", "--ttl", "1h", "--json").document
     assert (plan["steps"], plan["kept_for_refused"]) == ([], 1)
@@ -406,7 +405,7 @@ def test_a_lost_journal_of_timers_comes_back_with_what_was_taken_and_handed_over
 ):
     url = f"file://{store.parent}/tier"
     tiered("timer", "import", store, "--to", url, "--near", "0s")
-    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows
     tiered("timer", "cancel", url, rows[-1]["msg_id"])
     clock = tiered.clock = Shifted()
     clock.shift_ms = CAPTURED_MS + 24 * HOUR_MS - clock.now_ms()
@@ -483,7 +482,7 @@ def test_topics_are_rebuilt_beside_timers_that_are_at_work(
     (journal,) = store.parent.glob("tier/*/broker-a/journal")
     shutil.rmtree(journal)
     assert tiered("rebuild", url, "--plan", plan).code == 0
-    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").rows
     assert tiered("timer", "cancel", url, rows[0]["msg_id"]).code == 0
     assert tiered("rebuild", url, "--apply", plan).code == 0
     assert tiered("verify", url, "--deep").code == 0

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.clocks import Shifted
 from support.timers import Timers, wheel_record
 
 from backends.local import LocalFolderStore
-from tests.timer.test_local_target import Shifted
 from tiered.bench.dispatch import peak_rss_bytes
 from tiered.clock import SystemClock
 from tiered.log.timers import HOUR_MS

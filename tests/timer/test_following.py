@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from support.clocks import Shifted
+from support.timer_stores import CAPTURED_MS, PLACE, bring, held, pending
 from support.timers import SOURCE, wheel_batch, wheel_record
 
 from backends.local import LocalFolderStore
-from tests.timer.test_import import CAPTURED_MS, PLACE, bring, held, pending
-from tests.timer.test_local_target import Shifted
 from tiered.api.broker_place import Place
 from tiered.attach import observe
 from tiered.attach.timer_import import ImportSettings, TimerFollower, _made_ahead
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
     from tiered.local.face import RecordBatch
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
-from support.timers import PREFIX, SOURCE, Box, Killed, Timers, wheel_record
+from support.timers import PLACE, PREFIX, SOURCE, Box, Killed, Timers, wheel_record
 
 from backends.errors import BackendError
 from backends.memory import MemoryStore
 from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule, SimulatedCrash
-from tests.timer.test_retention import Here
 from tiered.clock import ManualClock
 from tiered.errors import FencedError, InvalidError, StoreUnavailableError
 from tiered.log.timers import HOUR_MS
@@ -57,7 +56,7 @@ class History:
         self.wrong: list[str] = []
 
     def at(self) -> Workplace:
-        place, rng = Here("c", "b"), random.Random(self.rng.random())
+        place, rng = PLACE, random.Random(self.rng.random())
         return Workplace(self.bare, self.bare, place, self.timers.clock, rng, give_up_s=5.0)
 
     def live(self) -> None:

@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.program import spawn
+from support.clocks import Shifted
+from support.command_line import spawn
+from support.timer_stores import CAPTURED_MS, delivered, held, pending
 
-from tests.timer.test_import import CAPTURED_MS, held, pending
-from tests.timer.test_local_target import Shifted, delivered
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 from tiered.log.timers import HOUR_MS
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 ROOT = Path(__file__).parents[2]
 OF_IMPORT = ("timers-stored", "timers-committed")

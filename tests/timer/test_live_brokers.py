@@ -11,12 +11,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from cli.program import spawn
 from support import oracle
-from support.timers import Timers
+from support.command_line import here, spawn, until
+from support.timers import Killed, Timers
 
-from tests.e2e.harness import here, until
-from tests.timer.test_broker_target import Died
 from tiered.clock import SystemClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 from tiered.format.properties import join_properties
@@ -118,7 +116,7 @@ def test_a_mark_cancels_what_is_due_with_it_whichever_came_first(broker: oracle.
 
 
 def dying(_refused: list[int]) -> list[int]:
-    raise Died
+    raise Killed
 
 
 def test_what_a_killed_run_gave_to_a_real_broker_is_known_there(
@@ -140,7 +138,7 @@ def test_what_a_killed_run_gave_to_a_real_broker_is_known_there(
             if count == 20:
                 give = target.give
                 target.give = lambda messages, give=give: dying(give(messages[:20]))  # type: ignore[method-assign]
-                with pytest.raises(Died):
+                with pytest.raises(Killed):
                     run.step()
             while count == 50 and run.step():
                 pass

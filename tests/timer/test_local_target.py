@@ -9,19 +9,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from support.timers import Timers, wheel_record
+from support.clocks import Shifted, Stopped
+from support.timer_stores import CAPTURED_MS, SMALL, delivered, pending, set_back
+from support.timers import Killed, Timers, wheel_record
 
-from tests.timer.test_import import CAPTURED_MS, pending, set_back
 from tiered.clock import SystemClock
 from tiered.errors import DataError, StoreUnavailableError
 from tiered.format.record import decode_record
-from tiered.local.rocketmq import RocketMQStore
-from tiered.log.messages import messages_json
 from tiered.log.timers import HOUR_MS
-from tiered.model import TimestampMs
 from tiered.store import embedded
 from tiered.store.encoding import PROPERTIES_BYTES_MAX
-from tiered.store.store_options import StoreOptions
 from timer import local_target
 from timer.dequeue import DueMessage
 from timer.local_target import WHEEL, LocalTarget
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from tiered.store.restored import ReadyRecords
     from timer.handover import HandOver
 
-SMALL = StoreOptions(1 << 20, 1_000, index_slots=100, index_items=400)
 CLOCK = SystemClock()
 
 
@@ -49,19 +45,6 @@ def test_a_target_is_made_where_a_file_system_has_just_been_mounted(tmp_path: Pa
     (tmp_path / "lost+found").mkdir()
     opened(tmp_path).close()
     opened(tmp_path).close()
-
-
-def delivered(folder: Path) -> Counter[tuple[str, int, str]]:
-    local = RocketMQStore.open(folder)
-    found: Counter[tuple[str, int, str]] = Counter()
-    for queue, bounds in local.queues().items():
-        at = bounds.min
-        while (batch := local.read(queue, at, bytes_max=1 << 20, count_max=1_000)) is not None:
-            for message in messages_json(batch, None, raw_body=False):
-                found[message["topic"], message["queue_id"], message["msg_id"]] += 1
-            at = batch.end_offset
-    local.close()
-    return found
 
 
 def hand(timers: Timers, target: LocalTarget, **more: int) -> HandOver:
@@ -101,7 +84,7 @@ def test_a_run_that_ended_before_its_entry_gives_nothing_twice(near: Timers, tmp
     for _ in range(3):
         run.step()
     run.journal.append = die  # type: ignore[method-assign,assignment]
-    with pytest.raises(Died):
+    with pytest.raises(Killed):
         run.step()
     run.close()
     target.close()
@@ -178,7 +161,7 @@ def test_what_a_coarser_wheel_noted_is_not_early(is_killed: bool, tmp_path: Path
     if is_killed:
         give = target.give
         target.give = lambda some: die(give(some))  # type: ignore[method-assign]
-        with pytest.raises(Died):
+        with pytest.raises(Killed):
             hand(timers, target)
         target.give = give  # type: ignore[method-assign]
     assert hand(timers, target).counters.found == 3 * is_killed
@@ -360,31 +343,8 @@ def test_a_brokers_own_pending_timers_are_delivered_as_well(store: Path, back_ms
     )
 
 
-class Died(BaseException):
-    """A crash."""
-
-
 def die(*_: object, **_more: object) -> None:
-    raise Died
-
-
-class Shifted(SystemClock):
-    """The machine's clock, set elsewhere."""
-
-    shift_ms = 0
-
-    def now_ms(self) -> TimestampMs:
-        return TimestampMs(super().now_ms() + self.shift_ms)
-
-
-class Stopped(SystemClock):
-    """The machine's clock, but for the time of day, which stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.time_ms = super().now_ms()
-
-    def now_ms(self) -> TimestampMs:
-        return TimestampMs(self.time_ms)
+    raise Killed
 
 
 @pytest.mark.parametrize("what", ["log", "lists", "notes"])

@@ -12,11 +12,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.clocks import Stopped
 from support.power import Power, PowerFailure
+from support.timer_stores import SMALL, delivered
 from support.timers import Timers
 
 from backends.memory import MemoryStore
-from tests.timer.test_local_target import SMALL, Stopped, delivered
 from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:

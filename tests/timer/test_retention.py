@@ -6,10 +6,9 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from support.timers import PREFIX, Box, Killed, Timers
+from support.timers import PLACE, PREFIX, Box, Killed, Timers
 
 from backends.memory import MemoryStore
-from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import MovedOnError
 from tiered.log.timers import HOUR_MS
@@ -26,23 +25,13 @@ if TYPE_CHECKING:
 GRACE_MS = 2 * HOUR_MS
 
 
-class Here(Place):
-    """Where ``Timers`` puts them."""
-
-    @property
-    def prefix(self) -> str:
-        return PREFIX
-
-
 class Aged(Timers):
     """Timers in a store that dates objects by the same clock."""
 
     def __init__(self) -> None:
         clock = ManualClock(1_700_000_000_000 // HOUR_MS * HOUR_MS)
         super().__init__(MemoryStore(now_ms=clock.now_ms), clock)
-        self.at = Workplace(
-            self.store, self.store, Here("c", "b"), clock, random.Random(5), give_up_s=1.0
-        )
+        self.at = Workplace(self.store, self.store, PLACE, clock, random.Random(5), give_up_s=1.0)
 
     def plan(self) -> Plan:
         return plan_expire_timers(self.at, grace_ms=GRACE_MS, objects_max=100)

@@ -3,93 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import shutil
-import struct
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
+from support.timer_stores import CAPTURED_MS, Made, bring, delivered, held
 from support.timers import wheel_record
 
-from tests.timer.test_import import CAPTURED_MS, PLACE, bring, held
-from tests.timer.test_local_target import delivered
-from tiered.clock import ManualClock
-from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
-from tiered.store.embedded import MessageStore
-from tiered.store.new_message import DELAY_LEVELS, NewMessage, delayed
-from tiered.store.store_options import StoreOptions
+from tiered.local.catalog import SCHEDULE_TOPIC
 from timer.dequeue import DueMessage
 from timer.local_target import LocalTarget
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = StoreOptions(1 << 20, 1_000, index_slots=100, index_items=400)
 MINUTE_MS = 60_000
-
-
-class Made:
-    """A broker's store, written by ours, and what a broker notes beside it. Times are counted from ``CAPTURED_MS``."""
-
-    def __init__(self, folder: Path, levels: str = DELAY_LEVELS) -> None:
-        self.folder, self.clock, self.levels = folder / "store", ManualClock(CAPTURED_MS), levels
-        options = replace(SMALL, delay_levels=levels)
-        self.writer = MessageStore.create(
-            str(self.folder), cluster=PLACE.cluster, broker=PLACE.broker, clock=self.clock,
-            options=options, rng=random.Random(3),
-        )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.writer.close()
-
-    def timed(self, due: int, key: str, *, queue_id: int = 0, flags: int = 0, **said: str) -> None:
-        """In the wheel."""
-        said = {"TIMER_OUT_MS": str(CAPTURED_MS + due), **said}
-        self.put(WHEEL_TOPIC, key, queue_id, flags=flags, **said)
-
-    def put(
-        self,
-        topic: str,
-        key: str,
-        queue_id: int = 0,
-        *,
-        attempts: int = 0,
-        flags: int = 0,
-        **said: str,
-    ) -> None:
-        said = {"REAL_TOPIC": "orders", "REAL_QID": "0", "UNIQ_KEY": key, **said}
-        message = NewMessage(
-            topic, queue_id, b"x", properties=said, reconsume_times=attempts, sys_flag=flags
-        )
-        self.writer.append(message)
-
-    def level(self, level: int, key: str, topic: str = "orders", attempts: int = 0) -> None:
-        """Of a delay level."""
-        message = NewMessage(topic, 0, b"x", properties={"UNIQ_KEY": key}, reconsume_times=attempts)
-        self.writer.append(delayed(message, level, levels=self.levels))
-
-    def flush(self) -> None:
-        """Have all of it on the disk, and listed."""
-        self.writer.wait_listed()
-        self.writer.flush()
-
-    def note(self, read: int, listed: int, levels: dict[int, int] | None = None) -> None:
-        """How far the broker is, by its files."""
-        config = self.folder / "config"
-        check = struct.pack(">qqqq", CAPTURED_MS + read, 0, listed, listed)
-        (config / "timercheck").write_bytes(check.ljust(4096, b"\0"))
-        (config / "delayOffset.json").write_text(json.dumps({"offsetTable": levels or {}}))
-
-    def held(self) -> list[str]:
-        """Unique ids of what the tier has, with due time."""
-        return sorted(
-            f"{name}@{due - CAPTURED_MS}" for due, _, name in held(self.folder).elements()
-        )
 
 
 def test_what_was_delivered_and_not_noted_is_not_taken(tmp_path: Path):

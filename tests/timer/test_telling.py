@@ -10,12 +10,12 @@ from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.clocks import Shifted
+from support.timer_stores import CAPTURED_MS
 from support.timers import PREFIX, Box, Timers
 
 from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
-from tests.timer.test_import import CAPTURED_MS
-from tests.timer.test_local_target import Shifted
 from tiered.cli.serve import MetricsServer
 from tiered.cli.timer import cost_document
 from tiered.log.timers import HOUR_MS
@@ -25,7 +25,7 @@ from timer.handover import BATCH
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine
+    from support.command_line import CommandLine
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
-"""A tier's place on each kind of store, and captured stores."""
+"""A tier's place on each kind of store."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
-
-from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
-from tests.torture.places import url_of
+from support.servers import use_server
+from support.victims import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.e2e.live import Attach
-from tests.torture.places import FAST, Victim
+from support.live import Attach
+from support.victims import FAST, Victim
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,12 +6,12 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from support import captures, command_line, tier_checks
+from support.command_line import here, program
 from support.points import ROOT, points_in_code, points_in_docs
+from support.reclaiming import OF_RECLAIM
+from support.victims import FAST, Victim
 
-from tests.e2e import harness
-from tests.e2e.harness import here, program
-from tests.torture.places import FAST, Victim
-from tests.torture.reclaiming import OF_RECLAIM
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:
@@ -68,22 +68,22 @@ def test_killed_between_quarantine_and_entry(
     """The raw bytes lie there twice then, and are counted once."""
     url, store = new_url(tmp_path), tmp_path / "store"
     shutil.copytree(stores("s01-basic"), store)
-    damage(store, harness.captured("s01-basic").messages["orders"][200])
+    damage(store, captures.captured("s01-basic").messages["orders"][200])
     assert attach(store, url, QUARANTINE).code == EXIT_CODE
     ran = here("attach", store, "--to", url, "--once", "--json")
     assert (ran.code, ran.document["quarantined"]) == (1, 1)
-    harness.check_sound(url, store)
-    found = [m["queue_offset"] for m in harness.cat(url, "orders")]
-    assert len(found) == len(harness.captured("s01-basic").messages["orders"]) - 1
+    tier_checks.check_sound(url, store)
+    found = [m["queue_offset"] for m in tier_checks.cat(url, "orders")]
+    assert len(found) == len(captures.captured("s01-basic").messages["orders"]) - 1
 
 
-def attach(store: Path, url: str, point: str) -> harness.Ran:
+def attach(store: Path, url: str, point: str) -> command_line.Ran:
     """One run of the program that is to end at a point; merging goes on beside it, so it has the time that takes."""
     once = () if point in OF_MERGING else ("--once", "--seal")
     return program("attach", store, "--to", url, *once, *FAST, env={VARIABLE: point})
 
 
-def damage(store: Path, message: harness.Message) -> None:
+def damage(store: Path, message: captures.Message) -> None:
     """Flip bits in a record's body."""
     at = message["physical_offset"]
     file = store / "commitlog" / f"{at // 262144 * 262144:020d}"
@@ -105,7 +105,7 @@ def python(code: str, variables: dict[str, str]) -> tuple[int, str]:
 
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=harness.environment() | variables,
+        env=command_line.environment() | variables,
         capture_output=True,
         text=True,
         check=False,

@@ -11,12 +11,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.e2e import harness
-from tests.e2e.harness import here
-from tests.e2e.live import Attach
-from tests.torture.places import FAST, NAME, Victim
-from tests.torture.reclaiming import NO_GRACE, keys_in, named
+from support import captures, command_line, tier_checks
+from support.command_line import here
+from support.live import Attach
+from support.reclaiming import NO_GRACE, keys_in, named
+from support.victims import FAST, NAME, Victim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,12 +45,12 @@ class Reclaimers:
         for what, options in (("expire", EXPIRE), ("gc", NO_GRACE)):
             process, until_s = self._running.get(what, (None, 0.0))
             if process is None:
-                arguments = harness.command((what, self._url, *options, "--apply", "-"))
+                arguments = command_line.command((what, self._url, *options, "--apply", "-"))
                 started = subprocess.Popen(
                     arguments,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
-                    env=harness.environment(),
+                    env=command_line.environment(),
                 )
                 lives_s = self._rng.choice((0.3, 0.5, 0.7, 60.0)) * (0.6 + self._rng.random())
                 self._running[what] = started, time.monotonic() + lives_s
@@ -130,8 +129,8 @@ def check_end(store: Path, url: str) -> None:
     time.sleep(0.01)
     here("gc", url, *NO_GRACE, "--apply", "-").good()
     assert keys_in(url) == named(url)
-    dump = harness.captured(NAME)
-    found = harness.bounds(url)
+    dump = captures.captured(NAME)
+    found = tier_checks.bounds(url)
     assert {queue: high for queue, (_, high) in found.items()} == {
         queue: high for queue, (_, high) in dump.bounds.items()
     }
@@ -140,5 +139,5 @@ def check_end(store: Path, url: str) -> None:
     for topic, messages in dump.messages.items():
         least = {q.queue_id: at for q, (at, _) in found.items() if q.topic == topic}
         kept = [one for one in messages if one["queue_offset"] >= least[one["queue_id"]]]
-        assert harness.cat(url, topic) == kept
-    harness.check_sound(url, store)
+        assert tier_checks.cat(url, topic) == kept
+    tier_checks.check_sound(url, store)

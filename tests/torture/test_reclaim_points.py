@@ -8,10 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.e2e import harness
-from tests.e2e.harness import here
-from tests.torture.reclaiming import (
+from support import tier_checks
+from support.command_line import here
+from support.reclaiming import (
     LITTER,
     NO_GRACE,
     check_end,
@@ -22,6 +21,7 @@ from tests.torture.reclaiming import (
     named,
     tiered_store,
 )
+
 from tiered.cli.planned import GC_THREADS
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_i11_a_queue_truncated(
     """At each point another queue; the same plan is carried out again, and the broker's store gives what was taken."""
     store, url = stores("s01-basic"), new_url(tmp_path)
     tiered_store(store, url)
-    whole = harness.bounds(url)
+    whole = tier_checks.bounds(url)
     points = [
         *("plan-saved", "ledger-begun", "lease-taken", "epoch-taken", "entry-begun:2"),
         *("entry-put:2", "steps-appended", "lease-held", "ledger-ended"),
@@ -146,12 +146,12 @@ def test_i11_a_queue_truncated(
             here(*planning).good()
             crash(point, *apply)
         is_done = point in done_at
-        assert harness.bounds(url)[queue] == (low, end - LOST if is_done else end), point
+        assert tier_checks.bounds(url)[queue] == (low, end - LOST if is_done else end), point
         done = here(*apply, "--json").good().document["applied"]
         assert (done["steps"], done["already_done"]) == (int(not is_done), int(is_done)), point
-        assert harness.bounds(url)[queue] == (low, end - LOST)
+        assert tier_checks.bounds(url)[queue] == (low, end - LOST)
     assert number + 1 == len(points), "each point was tried"
     given = here("attach", store, "--to", url, "--once", "--json").good().document
     assert given["messages"] == LOST * len(points)
-    assert harness.bounds(url) == whole
+    assert tier_checks.bounds(url) == whole
     check_end(url, store, set())

@@ -8,11 +8,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import use_server
-from support.servers import S3Server
-
-from tests.torture import zombies
-from tests.torture.places import url_of
+from support import zombies
+from support.servers import S3Server, use_server
+from support.victims import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
