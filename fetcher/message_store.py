@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from fetcher.filters.batch import Filter
     from fetcher.statuses import KeyLookup, KeyQuery
     from tiered.clock import Clock
-    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.cursor import HistoryPlace, LifeView
     from tiered.log.decode import TierBatch
     from tiered.log.reader import TierReader

@@ -24,7 +24,7 @@ from zlib_ng.zlib_ng import crc32, crc32_combine
 from fetcher.buffers import BYTES_MIN, STEP_BYTES
 from tiered.errors import DataError
 from tiered.format.items import ITEM_BYTES
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.log.decode import PlacedParts, TierBatch, decode_items, decode_parts, decode_records
 from tiered.log.parts import Parts
 from tiered.model import LogOffset, QueueOffset

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from tiered.errors import DataError, InvalidError
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.log.parts import Gap
 from tiered.model import QueueBounds, QueueOffset
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fetcher.filters.batch import Filter
     from tiered.format.record import Record
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.local.layout import TIMER_CHECK_FILE
-from tiered.local.rows import is_row_name
+from tiered.local.mapped_file_queue import is_row_name
 from tiered.store.disk import make_folder, replace_file, sync_folder
 
 if TYPE_CHECKING:

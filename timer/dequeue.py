@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.parts import QueueLife, TierState
     from tiered.log.salvage import Salvaged
     from timer.records import Flags, Longs

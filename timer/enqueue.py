@@ -25,7 +25,7 @@ from timer.records import Name, TimerRows, may_have_others, read_rows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.timers import TimerSource
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
     from timer.records import Longs

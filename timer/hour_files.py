@@ -21,7 +21,7 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError, InternalError, StoreUnavailableError
 from tiered.format.block import bytes_at
 from tiered.format.record import QUEUE_ID_AT, QUEUE_OFFSET_AT
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.local.queue_reader import cut_records
 from tiered.log.bundles import bundle_row
 from tiered.log.composite import AppendResult, CommitPolicy, CompositeFlatFile

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
     from tiered.format.block import RecordBlock
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
     from tiered.store.encoding import QueueKey, RecordPlaces
     from tiered.store.store_options import StoreOptions
     from timer.dequeue import DueMessage

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tiered.clock import Clock
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
     from tiered.local.layout import TimerProgress
     from tiered.model import MessageQueue
     from timer.records import TimerRows

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tiered.format.block import RecordBlock
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tiered.format.block import RecordBlock
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 
 # --------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 
 # --------------------------------------------------------------------------------------------------

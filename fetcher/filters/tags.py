@@ -22,7 +22,7 @@ from tiered.format.properties import TAGS, tag_hash
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 ALL: Final = "*"
 _SEPARATOR: Final = "||"

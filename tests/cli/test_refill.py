@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from support.command_line import CommandLine
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 OPTIONS = StoreOptions(
     16_384, 50, index_slots=100, index_items=400, message_bytes_max=4_000,

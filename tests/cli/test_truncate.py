@@ -14,7 +14,7 @@ from support.tiers import TierBuilder, record_of
 
 from backends.registry import open_store
 from tiered.api.broker_place import Place
-from tiered.local.face import HoleReason, RecordBatch
+from tiered.local.interface import HoleReason, RecordBatch
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

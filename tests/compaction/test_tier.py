@@ -47,7 +47,7 @@ from tiered.compaction.retention import CAREFUL, EVERY, KAFKA
 from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
 from tiered.keys import parse_data_key
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergePolicy
 from tiered.log.reader import TierReader
@@ -64,7 +64,7 @@ from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.parts import Part
 
 

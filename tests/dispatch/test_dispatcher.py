@@ -32,7 +32,7 @@ from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.journal.replay import JournalReader
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue, QueueOffset

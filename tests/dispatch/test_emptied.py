@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.dispatch.dispatcher import TieredDispatcher
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 QUEUE = MessageQueue("t", 0)
 

@@ -13,7 +13,7 @@ from support.dispatching import FAST, dispatching, filled
 from backends.memory import MemoryStore
 from tiered.dispatch.group_commit import InFlight, plan_bundles
 from tiered.dispatch.settings import DispatchSettings
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.log.composite import CompositeFlatFile, trim
 from tiered.model import MessageQueue, QueueOffset
 

@@ -33,7 +33,7 @@ from fetcher.statuses import GetStatus as Is
 from fetcher.transfers import Ticker
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.log.parts import Gap
 from tiered.log.state import queue_action
 from tiered.model import QueueOffset
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from backends.base import ByteRange, ObjectInfo
     from tiered.format.record import Record
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 
 class Gate(WrappingStore):

@@ -32,7 +32,7 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.parts import Part
 
 QUEUE = MessageQueue("t", 0)

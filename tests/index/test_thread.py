@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.dispatch.dispatcher import TieredDispatcher
     from tiered.index.extract import Keys
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.state import TierState
 
 EACH = 60

@@ -17,7 +17,7 @@ from support import following as harness
 
 from tiered.errors import DataError, InvalidError
 from tiered.local import matching
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def test_a_flipped_bit_in_the_last_unit_of_a_batch_queue_invents_no_queue_offset
 
 
 def test_a_follower_finds_what_opening_did_not_look_for(tmp_path: Path):
-    """In a large log only the tail is walked at opening; the follower claims what no queue lists."""
+    """In a large log only the tail is walked at opening; the follower takes in what no queue lists."""
     directory = harness.unpack("s01-basic", tmp_path)
     shutil.rmtree(directory / "consumequeue" / "many-properties")
     store = harness.open_store(directory, whole_log_bytes_max=0)
@@ -394,7 +394,7 @@ def test_files_of_consume_queues_that_were_swapped_cost_nothing(
 
 
 def test_a_few_records_alike_damaged_are_damaged_and_no_file_of_another_queue(tmp_path: Path):
-    """The table of verdicts rules where only some of what a file lists is odd."""
+    """The table of cases rules where only some of what a file lists is odd."""
     store = harness.unpack("s09-big-offsets", tmp_path)
     truth = harness.expected("s09-big-offsets").messages
     queue = MessageQueue("far", 1)

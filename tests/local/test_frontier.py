@@ -13,7 +13,7 @@ from support.following import flip_entry
 
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.local.liveview import LiveView
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue, QueueOffset

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 
 def kept_bytes(array: npt.NDArray[Any]) -> int:

@@ -17,7 +17,7 @@ from support.unprivileged import reachable_folder, run_unprivileged
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.catalog import reason_left_out
 from tiered.local.layout import is_topic_name, read_topics
-from tiered.local.rows import FileCache, default_open_max
+from tiered.local.mapped_file_queue import FileCache, default_open_max
 from tiered.model import MessageQueue, QueueOffset
 
 

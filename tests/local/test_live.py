@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tiered.local.face import Follower
+    from tiered.local.interface import Follower
     from tiered.local.rocketmq import RocketMQStore
 
 pytestmark = [pytest.mark.java, oracle.needs_java]

@@ -13,7 +13,7 @@ from support.broker_files import START_MS, TOPIC, FakeBroker
 from support.following import flip_entry
 
 from tiered.clock import ManualClock
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
 

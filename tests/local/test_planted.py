@@ -19,11 +19,11 @@ from support.following import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local import liveview
-from tiered.local.face import Waiting
+from tiered.local.classification import AnomalyCounters
+from tiered.local.interface import Waiting
 from tiered.local.liveview import LiveView
+from tiered.local.orphan_records import OrphanRecords
 from tiered.local.queue_reader import TagRule
-from tiered.local.unlisted import Claims
-from tiered.local.verdicts import Sightings
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -226,15 +226,15 @@ def _nothing_asked(_self: LiveView, _state: Any, _block: Any, found: Any) -> Any
 
 DEFECTS: dict[str, Callable[[], Any]] = {
     "tag codes as entries have them": lambda: mock.patch.object(TagRule, "apply"),
-    "wrong tag codes are not counted": lambda: mock.patch.object(Sightings, "wrong_tag_code"),
+    "wrong tag codes are not counted": lambda: mock.patch.object(AnomalyCounters, "wrong_tag_code"),
     "records of damaged entries are not searched for": lambda: mock.patch.object(
-        Claims, "search", return_value=False
+        OrphanRecords, "search", return_value=False
     ),
     "they are searched for and do not count": lambda: mock.patch.object(
         LiveView, "asked", _nothing_asked
     ),
     "nothing of what is searched is read again": lambda: mock.patch.object(
-        Claims, "_claim_of", return_value=False
+        OrphanRecords, "_decide_on", return_value=False
     ),
     "only the next few entries prove anything": lambda: mock.patch.object(
         LiveView, "_first_proven", _next_few_only

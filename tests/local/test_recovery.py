@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from tiered.errors import ClosedError, InvalidError
 from tiered.format.broker_checkpoint import Checkpoint
 from tiered.format.items import BATCH_ITEM
-from tiered.local import rows as files
+from tiered.local import mapped_file_queue as files
 from tiered.local.consumequeues import Entries, Rebuilt, best_division, consistent, no_entries
 from tiered.local.layout import abort_mark, is_locked
+from tiered.local.mapped_file_queue import FileCache, MappedFileQueue
 from tiered.local.matching import runs
 from tiered.local.pieces import FileHead, plan_start
 from tiered.local.queue_reader import GAP_BYTES_MIN, fill_times, plan_reads
-from tiered.local.rows import FileCache, FileRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,7 +183,7 @@ def test_a_file_that_is_cut_or_gone_gives_less(tmp_path: Path):
     file = tmp_path / f"{0:020d}"
     file.write_bytes(b"a" * 100)
     cache = FileCache(4)
-    row = FileRow(cache, str(tmp_path), 100)
+    row = MappedFileQueue(cache, str(tmp_path), 100)
     assert row.read(90, 50) == b"a" * 10
     file.write_bytes(b"b" * 95)
     assert row.read(90, 50) == b"b" * 5
@@ -211,7 +211,7 @@ def test_a_change_of_one_directory_costs_no_look_at_the_files_of_all(
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / f"{0:020d}").write_bytes(bytes([number]) * 100)
-        rows.append(FileRow(cache, str(folder), 100))
+        rows.append(MappedFileQueue(cache, str(folder), 100))
         assert rows[-1].read(0, 1) == bytes([number])
     looked_at: list[int] = []
     fstat = os.fstat
@@ -236,7 +236,7 @@ def test_where_the_process_may_open_no_more_files_fewer_are_kept(
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / f"{0:020d}").write_bytes(bytes([number]) * 100)
-        rows.append(FileRow(cache, str(folder), 100))
+        rows.append(MappedFileQueue(cache, str(folder), 100))
     open_read_only = files.open_read_only
 
     def limited(path: str) -> int:
@@ -261,7 +261,7 @@ def test_reads_under_way_survive_being_dropped(tmp_path: Path):
     for base in range(0, 2000, 100):
         (tmp_path / f"{base:020d}").write_bytes(bytes([base // 100]) * 100)
     cache = FileCache(3)
-    row = FileRow(cache, str(tmp_path), 100)
+    row = MappedFileQueue(cache, str(tmp_path), 100)
 
     def read(number: int) -> bool:
         base = number * 700 % 2000 // 100 * 100

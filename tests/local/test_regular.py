@@ -14,7 +14,7 @@ from support.broker_files import FakeBroker
 
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
-from tiered.local.rows import open_regular
+from tiered.local.mapped_file_queue import open_regular
 from tiered.store.embedded import MessageStore
 from tiered.store.new_message import NewMessage
 from tiered.store.store_options import StoreOptions

@@ -11,8 +11,8 @@ from support.broker_files import TOPIC, FakeBroker
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local import liveview
+from tiered.local.mapped_file_queue import MappedFileQueue
 from tiered.local.pieces import LogPieces, Piece
-from tiered.local.rows import FileRow
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ class Torn:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, start: int, end: int) -> None:
         self.times = 1
-        read_into = FileRow.read_into
+        read_into = MappedFileQueue.read_into
         read_piece = LogPieces.read
 
-        def torn(row: FileRow, position: int, view: memoryview) -> int:
+        def torn(row: MappedFileQueue, position: int, view: memoryview) -> int:
             count = read_into(row, position, view)
             view[start - position : end - position] = bytes(end - start)
             return count
@@ -64,7 +64,7 @@ class Torn:
                 return read_piece(pieces, position, *args, **options)
             self.times -= 1
             with monkeypatch.context() as patched:
-                patched.setattr(FileRow, "read_into", torn)
+                patched.setattr(MappedFileQueue, "read_into", torn)
                 return read_piece(pieces, position, *args, **options)
 
         monkeypatch.setattr(LogPieces, "read", read)

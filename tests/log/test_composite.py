@@ -29,7 +29,7 @@ from tiered.log.state import TierMachine, TierState
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 POLICY = CommitPolicy(
     part_bytes=400, freshness_s=10.0, segment_bytes_max=1000, segment_age_ms_max=5000

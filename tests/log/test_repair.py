@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from support.tiers import Item
 
     from backends.base import ObjectStore
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.parts import TierState
     from tiered.log.verify_report import VerifyReport
     from tiered.model import MessageQueue

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import ByteRange, ObjectInfo, ObjectStore
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.state import Part
 
 OTHER = MessageQueue("other", 0)

@@ -18,7 +18,7 @@ from fetcher.statuses import GetResult, GetStatus, Side, Taken
 from tiered.errors import StoreUnavailableError
 from tiered.format.record import RECORD_BYTES_MIN, SYS_FLAG_AT
 from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.log.decode import TierBatch
 from tiered.log.parts import QueueLife
 from tiered.model import LogOffset, MessageQueue, QueueOffset

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from simulation.lives import Life
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.model import QueueOffset
 
 QueueKey = tuple[str, int]

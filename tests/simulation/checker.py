@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from simulation.lives import Life, Segment
     from simulation.world import World
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log import parts as product
     from tiered.log.parts import QueueLife, TierState
     from tiered.log.verify_report import Problem

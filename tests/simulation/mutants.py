@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tiered.compaction.retention import KeyedRecords
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.bundles import SectionRow
     from tiered.log.merge import MergeRun
     from tiered.log.truncation import Head

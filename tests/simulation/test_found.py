@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backends.base import ObjectInfo
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 PREFIX = "00000000_c/b/"
 

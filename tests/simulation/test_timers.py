@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
     from timer.dequeue import DueMessage
 

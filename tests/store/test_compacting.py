@@ -27,7 +27,7 @@ from tiered.local.compaction_log import (
     HeldFile,
     folders_of,
 )
-from tiered.local.rows import list_bases
+from tiered.local.mapped_file_queue import list_bases
 from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.store import compacting
 from tiered.store.compacting import Compactions, Longs, _Appender, _Queue
@@ -38,7 +38,7 @@ from tiered.store.store_options import Compacting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.store.embedded import MessageStore
 
 QUEUE = MessageQueue("prices", 0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.store.embedded import MessageStore
 
 

@@ -25,7 +25,7 @@ from tiered.store.new_message import NewMessage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 GOOD, OTHER = NewMessage("t", 0, b"good"), NewMessage("t", 0, b"other")
 SLOW = replace(SMALL, flush_interval_s=99, checkpoint_interval_s=99)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from backends.base import ObjectStore
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 QUEUE = MessageQueue("t", 0)
 

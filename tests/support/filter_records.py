@@ -16,7 +16,7 @@ from fetcher.filters.sql_tree import Unanswerable
 from tiered.format.properties import TAGS, java_text, parse_properties, tag_hash
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.local.face import HoleReason, RecordBatch
+from tiered.local.interface import HoleReason, RecordBatch
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from support.captures import FOLDER
 
 from tiered.clock import Clock, ManualClock
-from tiered.local.face import Follower, HoleReason, RecordBatch
+from tiered.local.interface import Follower, HoleReason, RecordBatch
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.model import MessageQueue, QueueOffset
 

@@ -16,7 +16,7 @@ from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.index.indexer import IndexBuilder, Indexer
 from tiered.index.lookup import IndexReader, Wish
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.log.indexed import index_action
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue, QueueOffset

@@ -15,7 +15,7 @@ from backends.wrapping import MeteredStore
 from tiered.api.broker_place import Place
 from tiered.api.open_tier import OpenTier
 from tiered.api.tier import open as open_tier
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.log.decode import TierBatch
 from tiered.log.merge import MergePolicy
 from tiered.log.state import queue_action

@@ -12,8 +12,8 @@ from support.stored import NAMES
 from tiered.clock import ManualClock
 from tiered.format.record import Record, decode_record
 from tiered.local.layout import inspect
+from tiered.local.mapped_file_queue import FileCache
 from tiered.local.pieces import LogPieces, Next, count_sound
-from tiered.local.rows import FileCache
 from tiered.store.embedded import MessageStore
 from tiered.store.opening import open_log
 from tiered.store.special import message_of

@@ -11,7 +11,7 @@ from support.examples import make
 
 from tiered.format.properties import tag_hash
 from tiered.format.record import encode_record
-from tiered.local.face import (
+from tiered.local.interface import (
     HoleReason,
     Quarantined,
     RecordBatch,
@@ -133,7 +133,7 @@ class _Queue:
 
 
 class SyntheticStore:
-    """See ``tiered.local.face.LocalStore``."""
+    """See ``tiered.local.interface.LocalStore``."""
 
     def __init__(self, store_id: str = "synthetic") -> None:
         self._lock = threading.RLock()

@@ -19,7 +19,7 @@ from tiered.dispatch.group_commit import Uploader
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.append import JournalWriter
-from tiered.local.face import HoleReason, Quarantined, RecordBatch
+from tiered.local.interface import HoleReason, Quarantined, RecordBatch
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.divergence import measure
 from tiered.log.parts import QueueLife, queue_action

@@ -18,7 +18,7 @@ from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, decode_record, encode_record
 from tiered.journal.append import JournalWriter
 from tiered.local.catalog import WHEEL_TOPIC
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, TimersTaken
 from tiered.model import MessageQueue, QueueOffset

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from support.command_line import CommandLine
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 NEAR_MS = 4 * HOUR_MS
 

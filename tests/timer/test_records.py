@@ -20,7 +20,7 @@ from timer.enqueue import Counts, Enqueue, Given, ImportProgress
 from timer.records import DUE_MS_MAX, MARK, number_of, read_rows, value_of
 
 if TYPE_CHECKING:
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 NAMES = (
     b"TIMER_OUT_MS",

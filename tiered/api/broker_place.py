@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.base import Capabilities, ObjectStore
-    from tiered.local.face import StoreIdentity
+    from tiered.local.interface import StoreIdentity
 
 _LISTED_MAX = 1000
 """A page of a listing; behind so many keys of others a new listing skips the rest of their folder."""

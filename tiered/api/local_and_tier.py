@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fetcher.statuses import KeyQuery, Policy
     from tiered.api.broker_place import Place
     from tiered.index.lookup import Hit, Lookup
-    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.broker_tables import Handover
     from tiered.model import MessageQueue
 

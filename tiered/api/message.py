@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tiered.index.lookup import Hit, Lookup
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -74,7 +74,7 @@ from tiered.archive.task import body_metadata, by_day, publish_file
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.journal.replay import JournalReader
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.log.cursor import life_at
 from tiered.log.parts import NO_PARTS, Gap
 from tiered.log.reader import QueueReader, TierReader

@@ -23,7 +23,7 @@ from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
 from tiered.format.record import CRC_AT, SYS_FLAG_AT
 from tiered.format.sysflag import INNER_BATCH
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.log.messages import items, raw_bytes
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.attach.settings import AttachSettings
     from tiered.clock import Clock
-    from tiered.local.face import LocalStore, StoreIdentity
+    from tiered.local.interface import LocalStore, StoreIdentity
 
 _LOG = logging.getLogger("tiered.attach")
 GET_BROKER_RUNTIME_INFO = 28

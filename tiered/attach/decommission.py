@@ -49,7 +49,7 @@ from tiered.local.layout import (
     read_timer_progress,
     read_topics,
 )
-from tiered.local.rows import FileCache, FileRow
+from tiered.local.mapped_file_queue import FileCache, MappedFileQueue
 from tiered.log.broker_tables import Handover
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ class _Looking:
         return found
 
     def _bodies(self, index: PlainQueue, begin: int) -> Iterator[bytes]:
-        log = FileRow(self._cache, self._layout.log, self._layout.log_file_bytes)
+        log = MappedFileQueue(self._cache, self._layout.log, self._layout.log_file_bytes)
         end = index.written_end(_ALL)
         for start in range(max(begin, index.span()[0]), end, _ITEMS):
             entries = index.entries(start, min(start + _ITEMS, end))

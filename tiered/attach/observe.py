@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tiered.attach.writer import Attachment
     from tiered.clock import Clock
     from tiered.dispatch.dispatcher import TieredDispatcher
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 _PAGE_BYTES = 4096

@@ -42,7 +42,7 @@ from tiered.errors import ClosedError, TieredStoreError
 from tiered.journal.append import JournalWriter
 from tiered.journal.lease import Holder, Lease
 from tiered.local.catalog import TIMER_TOPICS
-from tiered.local.face import Waiting
+from tiered.local.interface import Waiting
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, FactsCopy, TimerSource, TimersTaken
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.dispatch.group_commit import Fact
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
     from tiered.model import MessageQueue
 
 _LOG = logging.getLogger("tiered.timer")

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
     from tiered.attach.timer_import import TimerFollower
-    from tiered.local.face import LocalStore, Waiting
+    from tiered.local.interface import LocalStore, Waiting
     from tiered.log.broker_tables import Handover
 
 __all__ = ["AttachResult", "AttachSettings", "Attachment"]

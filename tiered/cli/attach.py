@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
     from tiered.dispatch.settings import Compression
-    from tiered.local.face import StoreReport
+    from tiered.local.interface import StoreReport
     from tiered.upkeep.compact_thread import CompactionThread
 
 SYSTEM_TOPIC = "system topic"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tiered.api.tier import Tier
     from tiered.cli.options import SettingInForce
     from tiered.cli.stderr import Progress, Progressed
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
 
 OUTPUTS = OneOf("table", "wide", "json", "jsonl", "csv")
 

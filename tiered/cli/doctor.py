@@ -15,7 +15,7 @@ from tiered.cli.output import Output
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
 
 
 @dataclass(frozen=True, kw_only=True)

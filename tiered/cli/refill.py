@@ -14,7 +14,7 @@ from tiered.cli.options import required, several
 from tiered.cli.output import Output
 from tiered.cli.store import StoreDirOptions, open_store
 from tiered.errors import InvalidError
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tiered.api.tier import Tier
     from tiered.cli.call import Call
-    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.local.interface import LocalStore, RecordBatch
     from tiered.model import MessageQueue
     from tiered.store.embedded import MessageStore
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tiered.api.tier import Tier
     from tiered.cli.call import Call
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
     from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
 

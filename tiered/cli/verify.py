@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
     from tiered.cli.call import Call
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
     from tiered.log.verify_report import VerifyReport
     from tiered.upkeep.rebuild import RebuildPlan
     from tiered.upkeep.repair import Repairer, RepairReport

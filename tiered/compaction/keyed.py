@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.format.block import RecordBlock
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
 
 _PIECE_RECORDS: Final = 8192

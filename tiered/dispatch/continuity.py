@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.dispatch.settings import DispatchContext, DispatchCounters
-    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.composite import CompositeFlatFile, QueueFiles, Start
     from tiered.log.parts import QueueLife, TierState
     from tiered.model import QueueBounds

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.dispatch.settings import DispatchSettings, Throttle
     from tiered.journal.append import JournalWriter
-    from tiered.local.face import Follower, LocalStore, RecordBatch
+    from tiered.local.interface import Follower, LocalStore, RecordBatch
     from tiered.log.composite import GroupCommit, Unknown
     from tiered.log.state import TierState
     from tiered.model import MessageQueue, QueueOffset

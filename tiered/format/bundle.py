@@ -101,7 +101,7 @@ SPARSE_ITEM_BYTES: Final = SPARSE_ITEM.itemsize
 SPARSE_COUNT_MAX: Final = 1 << 22
 """Items of a sparse section: so its bytes do not claim more than 80 MiB of them."""
 COMPACTED: Final = 5
-"""Tag code of a hole that compaction made (``tiered.local.face.HoleReason``)."""
+"""Tag code of a hole that compaction made (``tiered.local.interface.HoleReason``)."""
 _SPARSE_TABLE: Final = 0x8000_0000
 _WORTH: Final = 8
 """What does not shrink by an eighth, a block or a section, stays as it is: it costs nothing to read then."""

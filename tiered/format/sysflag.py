@@ -16,7 +16,11 @@ mask  meaning
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 COMPRESSED: Final = 0x001
 MULTI_TAGS: Final = 0x002
@@ -40,3 +44,10 @@ V6_EXTRA_BYTES: Final = 12
 def v6_extra_bytes(sys_flag: int) -> int:
     """Bytes by which the hosts of a record with this flag make it longer: 0, 12 or 24."""
     return V6_EXTRA_BYTES * ((sys_flag >> 4 & 1) + (sys_flag >> 5 & 1))
+
+
+def is_listable(sys_flags: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Which records consume queues list: not those of prepared and rolled-back transactions."""
+    state = sys_flags & TRANSACTION_MASK
+    found: npt.NDArray[np.bool_] = (state == TRANSACTION_NONE) | (state == TRANSACTION_COMMIT)
+    return found

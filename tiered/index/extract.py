@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 
 # -- hashing ------------------------------------------------------------------------------------

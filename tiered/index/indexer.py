@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.index.extract import Hashes
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.state import Part, QueueLife, TierState
     from tiered.model import MessageQueue
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tiered.errors import InvalidError
+from tiered.local.classification import OFFSET_MAX, is_queue_name
 from tiered.local.consumequeues import BatchQueue, PlainQueue, QueueIndex
-from tiered.local.face import LeftOut
+from tiered.local.interface import LeftOut
 from tiered.local.layout import (
     BATCH_DIRECTORY,
     NAME_BYTES_MAX,
@@ -21,13 +22,12 @@ from tiered.local.layout import (
     list_topic_queues,
     list_topics,
 )
-from tiered.local.rows import list_bases, list_row
-from tiered.local.verdicts import OFFSET_MAX, is_queue_name
+from tiered.local.mapped_file_queue import list_bases, list_row
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from tiered.local.layout import Topics
-    from tiered.local.rows import FileCache
+    from tiered.local.mapped_file_queue import FileCache
 
 
 # -- topics ------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class QueueState:
 
     @property
     def bounds(self) -> QueueBounds:
-        """As the face shows them."""
+        """As the interface has them."""
         return QueueBounds(QueueOffset(min(self.min, self.end)), QueueOffset(self.end))
 
 

@@ -38,8 +38,14 @@ from tiered.format.block import (
 )
 from tiered.format.items import BATCH_ITEM, BATCH_ITEM_BYTES, is_batch
 from tiered.format.record import MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault
-from tiered.local.face import HoleReason, Quarantined, RecordBatch
-from tiered.local.rows import NAME_DIGITS, directory_stamp, list_bases, open_read_only, unreadable
+from tiered.local.interface import HoleReason, Quarantined, RecordBatch
+from tiered.local.mapped_file_queue import (
+    NAME_DIGITS,
+    directory_stamp,
+    list_bases,
+    open_read_only,
+    unreadable,
+)
 from tiered.model import PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:

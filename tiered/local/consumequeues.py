@@ -1,17 +1,18 @@
 """Consume queues on disk: which record each queue offset names.
 
-Two kinds behind one face: plain ones, 20 bytes per queue offset, and batch consume queues, 46 bytes per record, found
-by binary search. What is damaged or missing reads as "says nothing" (size 0); what was rebuilt from the log fills it.
+Two kinds that answer the same questions: plain ones, 20 bytes per queue offset, and batch consume queues, 46 bytes per
+record, found by binary search. What is damaged or missing reads as "says nothing" (size 0); what was rebuilt from the log
+fills it.
 
 Nothing here judges whether an entry is true: an entry may be stale and point at another queue's record. That is seen
-only when the record is looked at (``tiered.local.queue_reader``, ``tiered.local.follower``). For any thread, but
+only when the record is looked at (``tiered.local.queue_reader``, ``tiered.local.matching``). For any thread, but
 ``rebuilt`` is changed only under the store's lock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,12 @@ from tiered.format.items import (
     is_batch,
     is_filler,
 )
-from tiered.local.rows import FileCache, FileRow
+from tiered.local.mapped_file_queue import FileCache, MappedFileQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiered.local.rows import Listed
+    from tiered.local.mapped_file_queue import Listed
 
 
 # -- entries -----------------------------------------------------------------------------------------
@@ -88,54 +89,45 @@ class Rebuilt:
     Memory: 28 bytes an entry. Not for several threads at once: its store's lock guards it.
     """
 
-    __slots__ = ("_chunks", "_merged")
+    __slots__ = ("_columns", "_new")
 
     def __init__(self) -> None:
-        self._chunks: list[tuple[Longs, Longs, Ints, Longs]] = []
-        self._merged = True
+        none = np.zeros(0, np.int64)
+        self._columns: tuple[Longs, Longs, Ints, Longs] = none, none, none.astype(np.int32), none
+        self._new: list[tuple[Longs, Longs, Ints, Longs]] = []
 
     def add(self, offsets: Longs, physical_offsets: Longs, sizes: Ints, tag_codes: Longs) -> None:
-        """Claim ``offsets`` (int64[n], in any order) for these records."""
-        self._chunks.append((offsets, physical_offsets, sizes, tag_codes))
-        self._merged = len(self._chunks) == 1 and bool((np.diff(offsets) > 0).all())
+        """Let ``offsets`` (int64[n], in any order) name these records."""
+        self._new.append((offsets, physical_offsets, sizes, tag_codes))
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """``[first, last + 1)`` of the claimed offsets; None without any."""
-        if not self._chunks:
-            return None
-        return (
-            min(int(chunk[0].min()) for chunk in self._chunks),
-            max(int(chunk[0].max()) for chunk in self._chunks) + 1,
-        )
+        """``[first, last + 1)`` of the offsets here; None without any."""
+        offsets = self._sorted()[0]
+        return (int(offsets[0]), int(offsets[-1]) + 1) if len(offsets) else None
 
     def before(self, place: int) -> tuple[int, int] | None:
-        """One past the last claimed queue offset whose record lies before ``place`` in the log, and where it begins."""
-        if not self._chunks:
-            return None
-        offsets, physical, *_ = self._merge()
+        """One past the last queue offset here whose record lies before ``place`` in the log, and where it begins."""
+        offsets, physical, *_ = self._sorted()
         found = np.flatnonzero(physical < place)
         return (int(offsets[found[-1]]) + 1, int(physical[found[-1]])) if len(found) else None
 
-    def next_claimed(self, start: int, end: int) -> int:
-        """The first claimed queue offset in ``[start, end)``; ``end`` without one."""
-        if not self._chunks:
-            return end
-        offsets = self._merge()[0]
+    def next_rebuilt(self, start: int, end: int) -> int:
+        """The first queue offset here in ``[start, end)``; ``end`` without one."""
+        offsets = self._sorted()[0]
         at = int(np.searchsorted(offsets, start))
         return min(end, int(offsets[at])) if at < len(offsets) else end
 
     def places(self, start: int, end: int) -> Longs:
-        """Physical offsets in ``[start, end)`` that were claimed, in any order."""
-        found = [chunk[1] for chunk in self._chunks]
-        places = np.concatenate(found) if found else np.zeros(0, np.int64)
+        """Physical offsets in ``[start, end)`` that are named here, in any order."""
+        places = self._sorted()[1]
         return places[(places >= start) & (places < end)]
 
     def fill(self, entries: Entries) -> None:
         """Put what is known here in the place of what the consume queue says."""
-        if not self._chunks:
-            return
-        offsets, physical, sizes, tags = self._merge()
+        offsets, physical, sizes, tags = self._sorted()
+        if not len(offsets):
+            return  # as of nearly every queue
         end = entries.start + len(entries)
         first, last = (int(at) for at in np.searchsorted(offsets, (entries.start, end)))
         places = offsets[first:last] - entries.start
@@ -143,14 +135,16 @@ class Rebuilt:
         entries.sizes[places] = sizes[first:last]
         entries.tag_codes[places] = tags[first:last]
 
-    def _merge(self) -> tuple[Longs, Longs, Ints, Longs]:
-        if not self._merged:
-            columns = [np.concatenate(column) for column in zip(*self._chunks, strict=True)]
-            _, firsts = np.unique(columns[0], return_index=True)
-            offsets, physical, sizes, tags = (column[firsts] for column in columns)
-            self._chunks = [(offsets, physical, sizes, tags)]
-            self._merged = True
-        return self._chunks[0]
+    def _sorted(self) -> tuple[Longs, Longs, Ints, Longs]:
+        """All entries in the order of their queue offsets, each once."""
+        if self._new:
+            every = [
+                np.concatenate(column) for column in zip(self._columns, *self._new, strict=True)
+            ]
+            _, firsts = np.unique(every[0], return_index=True)
+            offsets, physical, sizes, tags = (column[firsts] for column in every)
+            self._columns, self._new = (offsets, physical, sizes, tags), []
+        return self._columns
 
 
 # -- units -------------------------------------------------------------------------------------------
@@ -176,7 +170,7 @@ class Units:
     def __init__(
         self, cache: FileCache, directory: str, file_bytes: int, listed: Listed | None = None
     ) -> None:
-        self.row = FileRow(cache, directory, file_bytes, listed)
+        self.row = MappedFileQueue(cache, directory, file_bytes, listed)
         self.rebuilt = Rebuilt()
 
     def units(self, first: int, last: int) -> Items:
@@ -328,58 +322,6 @@ class QueueTail:
     not listed again at a start."""
 
 
-class QueueIndex(Protocol):
-    """One queue's index."""
-
-    is_batch: bool
-    unit_bytes: int
-    row: FileRow
-    rebuilt: Rebuilt
-
-    def tags_if_listed(self, start: int, physical_offsets: Longs, sizes: Ints) -> Longs | None:
-        """The tag codes of the entries from ``start`` on if the files list exactly these records, else None."""
-        ...
-
-    def entries(self, start: int, end: int) -> Entries:
-        """What is known of ``[start, end)``."""
-        ...
-
-    def next_written_file(self, start: int, end: int) -> int:
-        """The first of ``[start, end)`` of which a file, or what was rebuilt, could say something; ``end`` without one."""
-        ...
-
-    def first_of_file(self, base: int) -> int:
-        """The first queue offset of which the file that begins at byte ``base`` says something."""
-        ...
-
-    def span(self) -> tuple[int, int]:
-        """Queue offsets ``[first, last)`` that the files could hold, written or not."""
-        ...
-
-    def first_not_below(self, log_min: int, end: int) -> int:
-        """First queue offset whose entry is not below the log's minimum, a filler neither; ``end`` when all are.
-
-        What was rebuilt is not looked at.
-        """
-        ...
-
-    def written_end(self, limit: int) -> int:
-        """One past the last entry that names a record below ``limit``; found by bisection."""
-        ...
-
-    def tail(self) -> QueueTail:
-        """The end, as a broker's start reads it."""
-        ...
-
-    def cut_end(self, log_end: int) -> int:
-        """One past the last queue offset that a start leaves listed when the log ends at ``log_end``."""
-        ...
-
-    def closing_unit(self, end: int) -> tuple[Items, bool]:
-        """The batch that says that the queue ends there (else none), and whether that before leads to it."""
-        ...
-
-
 class PlainQueue(Units):
     """A consume queue of 20-byte entries: entry ``k`` lies at byte ``20 k``."""
 
@@ -387,6 +329,7 @@ class PlainQueue(Units):
     unit_bytes = ITEM_BYTES
 
     def entries(self, start: int, end: int) -> Entries:
+        """What is known of ``[start, end)``."""
         items = self.units(start, end)
         count = max(0, end - start)
         if len(items) == count:
@@ -400,16 +343,6 @@ class PlainQueue(Units):
             found = self._patched(start, end)
         self.rebuilt.fill(found)
         return found
-
-    def tags_if_listed(self, start: int, physical_offsets: Longs, sizes: Ints) -> Longs | None:
-        items = self.units(start, start + len(sizes))
-        if (
-            len(items) == len(sizes)
-            and bool((items["physical_offset"] == physical_offsets).all())
-            and bool((items["size"] == sizes).all())
-        ):
-            return items["tag_code"].astype(np.int64)
-        return None
 
     def _patched(self, start: int, end: int) -> Entries:
         """Read file by file: some are missing or short."""
@@ -428,24 +361,30 @@ class PlainQueue(Units):
         return found
 
     def next_written_file(self, start: int, end: int) -> int:
+        """The first of ``[start, end)`` of which a file, or what was rebuilt, could say something; ``end`` without one."""
         position = start * self.unit_bytes
         following = self.row.next_base(position)
         if self.row.base_of(position) is not None:
             following = position
         in_files = end if following is None else -(-following // self.unit_bytes)
-        return min(end, in_files, self.rebuilt.next_claimed(start, end))
+        return min(end, in_files, self.rebuilt.next_rebuilt(start, end))
 
     def first_of_file(self, base: int) -> int:
+        """The first queue offset of which the file that begins at byte ``base`` says something."""
         first = base // self.unit_bytes
         units = self.units(first, first + self.row.file_bytes // self.unit_bytes)
         good = self.is_valid(units) & ~is_filler(units)
         return first + int(good.argmax()) if good.any() else first
 
     def span(self) -> tuple[int, int]:
+        """Queue offsets ``[first, last)`` that the files could hold, written or not."""
         return self.unit_span()
 
     def first_not_below(self, log_min: int, end: int) -> int:
-        """See ``QueueIndex``. Unwritten entries count as not below: a hole must not hide what lies before it."""
+        """First queue offset whose entry is not below the log's minimum, a filler neither; ``end`` when all are.
+
+        What was rebuilt is not looked at. Unwritten entries count as not below: a hole must not hide what lies before it.
+        """
         first, last = self.unit_span()
         low = self.split(
             first,
@@ -455,9 +394,11 @@ class PlainQueue(Units):
         return min(low, end) if low < last else end
 
     def written_end(self, limit: int) -> int:
+        """One past the last entry that names a record below ``limit``; found by bisection."""
         return self.split(*self.unit_span(), lambda units: units["physical_offset"] < limit)
 
     def tail(self) -> QueueTail:
+        """The end, as a broker's start reads it."""
         end = self.scan_end()
         last = self.last_unit(end)
         if last is None:
@@ -465,10 +406,11 @@ class PlainQueue(Units):
         return QueueTail(end, int(last["physical_offset"][0]) + int(last["size"][0]))
 
     def cut_end(self, log_end: int) -> int:
+        """One past the last queue offset that a start leaves listed when the log ends at ``log_end``."""
         return self.cut_unit(log_end)
 
     def closing_unit(self, end: int) -> tuple[Items, bool]:
-        """See ``QueueIndex``. An entry's place is its queue offset: nothing to hold against its record."""
+        """Nothing: an entry's place is its queue offset, which needs not be held against its record."""
         return self.units(end, end), False
 
 
@@ -491,7 +433,7 @@ class BatchQueue(Units):
         return is_batch(units)
 
     def entries(self, start: int, end: int) -> Entries:
-        """See ``QueueIndex``. The entries of one unit share its record."""
+        """As of a plain queue. The entries of one unit share its record."""
         found = no_entries(start, max(0, end - start))
         unit, limit = self._unit_of(start), self.unit_span()[1]
         at = start
@@ -512,11 +454,6 @@ class BatchQueue(Units):
         self.rebuilt.fill(found)
         return found
 
-    def tags_if_listed(self, start: int, physical_offsets: Longs, sizes: Ints) -> Longs | None:
-        entries = self.entries(start, start + len(sizes))
-        same = (entries.physical_offsets == physical_offsets) & (entries.sizes == sizes)
-        return entries.tag_codes if bool(same.all()) else None
-
     def _unit_of(self, offset: int) -> int:
         """The unit that holds ``offset``, or the first behind it."""
         hinted, unit = self._hint
@@ -525,19 +462,19 @@ class BatchQueue(Units):
         return self.split(*self.unit_span(), lambda units: _ends(units) <= offset)
 
     def next_written_file(self, start: int, end: int) -> int:
-        """See ``QueueIndex``. Units have offsets of their own, so the next unit tells."""
+        """As of a plain queue. Units have offsets of their own, so the next unit tells."""
         unit = self.split(*self.unit_span(), lambda units: _ends(units) <= start)
         found = self.units(unit, unit + 1)
         is_there = bool(len(found)) and bool(self.is_valid(found)[0])
         in_files = max(start, int(found["base_offset"][0])) if is_there else end
-        return min(end, in_files, self.rebuilt.next_claimed(start, end))
+        return min(end, in_files, self.rebuilt.next_rebuilt(start, end))
 
     def first_of_file(self, base: int) -> int:
         units = self.units(base // self.unit_bytes, base // self.unit_bytes + 1)
         return int(units["base_offset"][0]) if self.is_valid(units).all() and len(units) else 0
 
     def span(self) -> tuple[int, int]:
-        """See ``QueueIndex``. The end is that of the written units."""
+        """As of a plain queue; the end is that of the written units."""
         first, last = self.unit_span()
         return self._bounds(first, self.split(first, last, self.is_valid))
 
@@ -587,6 +524,10 @@ class BatchQueue(Units):
         units = units[self.is_valid(units)]
         units = units[consistent(units)]
         return int(_ends(units)[-1]) if len(units) else 0
+
+
+QueueIndex = PlainQueue | BatchQueue
+"""One queue's index: both kinds answer the same questions."""
 
 
 def _ends(units: Items) -> Longs:

@@ -3,14 +3,14 @@
 **Contract.** The log ends where a broker's start would end it (``tiered.local.pieces``). Within that end everything
 counts: consume queues as they stand, cut as a start cuts them, and, where they say nothing, entries rebuilt from the
 log in memory. What is walked at opening: the part that a start walks; the whole log when it is small
-(``whole_log_bytes_max``) or something suggests that consume queues are missing. A follower that meets an unlisted
-record later has it claimed here as well, so that nothing is passed over in silence.
+(``whole_log_bytes_max``) or something suggests that consume queues are missing. A follower that meets an orphan
+record later has it decided on here as well, so that nothing is passed over in silence.
 
 A file of a consume queue that lists another queue's records, all of them such as no entry of their own names, has
 another's place (a copy went wrong, say): it counts as missing, and is named.
 
 A record whose queue offset is taken by another entry, or that a start would not list, is dropped and counted: a broker
-started on the store would not serve it (``tiered.local.unlisted``).
+started on the store would not serve it (``tiered.local.orphan_records``).
 
 Behind that end there may be more than a torn tail: where one record in the middle of the log is damaged, a start gives
 up all that stand behind it. They are not handed out, since the broker will give their queue offsets to other messages;
@@ -27,13 +27,13 @@ import numpy as np
 
 from tiered.format.block import distinct, queue_groups
 from tiered.format.record import MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault
+from tiered.local.classification import Case
 from tiered.local.consumequeues import QueueTail, Rebuilt
-from tiered.local.face import Waiting
+from tiered.local.interface import Waiting
 from tiered.local.matching import Listing, match_states
+from tiered.local.orphan_records import OrphanRecords
 from tiered.local.pieces import LogPieces, Piece, find_log_end, plan_start, read_heads
 from tiered.local.queue_reader import Bounds, fetch, held_end, plan_count
-from tiered.local.unlisted import Claims
-from tiered.local.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
     from tiered.format.broker_checkpoint import Checkpoint
     from tiered.local.catalog import Catalog, QueueState
+    from tiered.local.classification import AnomalyCounters
     from tiered.local.consumequeues import Entries, Flags
+    from tiered.local.mapped_file_queue import MappedFileQueue
     from tiered.local.matching import Match
     from tiered.local.queue_reader import Fetched
-    from tiered.local.rows import FileRow
-    from tiered.local.verdicts import Sightings
     from tiered.model import MessageQueue
 
 _LOG = logging.getLogger("tiered.local")
@@ -66,9 +66,9 @@ class DeadView:
 
     def __init__(
         self,
-        log: FileRow,
+        log: MappedFileQueue,
         catalog: Catalog,
-        sightings: Sightings,
+        anomalies: AnomalyCounters,
         *,
         is_clean: bool,
         checkpoint: Checkpoint,
@@ -76,30 +76,14 @@ class DeadView:
     ) -> None:
         self.log = log  # the commit log
         self.catalog = catalog  # the queues
-        self.log_end = 0  # where the log ends
-        self.torn_bytes = 0  # bytes behind it that are not zero
-        self._sightings = sightings
+        self._anomalies = anomalies
         self._is_clean = is_clean
-        self._pieces = LogPieces(log)
-        self.listing = Listing()  # entries of the small queues
-        self._tails: dict[MessageQueue, QueueTail] = {}
-        self._listed: dict[MessageQueue, int] = {}
-        """One past the last queue offset of which a record was seen that counts."""
-        self._walked_from = 0
-        """Where the walk under way began."""
-        self.claims = Claims(log, catalog, sightings)  # decides on records that no entry lists
-        self.undecided_end = _FAR  # see ``tiered.local.unlisted.Searched``
-        self._last_stored_ms = 0
-        """Store time of the last record within the log's end."""
         self._checkpoint = checkpoint
-        self._suspects: dict[MessageQueue, QueueState] = {}
-        """Queues some of whose records are not listed, another being listed in their place."""
-        self._waiting = Waiting()
-        before = sightings.counts()
+        self._pieces = LogPieces(log)
+        before = anomalies.counts()
         self._open(whole_log_bytes_max)
         if self._ignore_files_of_others():
-            sightings.forget(before)
-            self._begin_anew()
+            anomalies.forget(before)
             self._open(whole_log_bytes_max)
 
     @property
@@ -111,7 +95,7 @@ class DeadView:
         """Records behind damage, which a broker's start would give up."""
         return self._waiting
 
-    def claim(
+    def decide(
         self,
         state: QueueState,
         block: RecordBlock,
@@ -124,21 +108,41 @@ class DeadView:
 
         Args:
             found: ``is_listed`` is brought up to date.
-            walked_from: The log was walked from here to the records, and what was not listed on the way was claimed.
+            walked_from: The log was walked from here to the records, and what counted on the way was listed.
             replayed: A broker's start after a crash would list them again, by its own rules.
         """
         if found.is_all_listed:
             return
         self._suspect(state, found)
         asked = self.asked(state, block, found, replayed=replayed)
-        verdicts = self.claims.claim(state, block, found, asked, walked_from)
+        cases = self.orphans.decide(state, block, found, asked, walked_from)
         decided = block.physical_offsets[found.indices] >= self.undecided_end
-        dropped = (verdicts == Verdict.DROPPED) & (replayed | ~decided)
-        self._sightings.count("dropped_records", int(dropped.sum()))
+        dropped = (cases == Case.DROPPED) & (replayed | ~decided)
+        self._anomalies.count("dropped_records", int(dropped.sum()))
 
     # -- opening ---------------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        """Know nothing yet."""
+        self.log_end = 0  # where the log ends
+        self.torn_bytes = 0  # bytes behind it that are not zero
+        self.listing = Listing()  # entries of the small queues
+        self._tails: dict[MessageQueue, QueueTail] = {}
+        self._listed: dict[MessageQueue, int] = {}
+        """One past the last queue offset of which a record was seen that counts."""
+        self._walked_from = 0  # where the walk under way began
+        self.orphans = OrphanRecords(self.log, self.catalog, self._anomalies, self.asked)
+        self.undecided_end = _FAR  # of the log from here on it has been decided what counts
+        self._last_stored_ms = 0  # store time of the last record within the log's end
+        self._suspects: dict[MessageQueue, QueueState] = {}
+        """Queues some of whose records are not listed, another being listed in their place."""
+        self._waiting = Waiting()
+        for state in self.catalog.states.values():
+            state.min = state.end = 0
+            state.index.rebuilt = Rebuilt()
+
     def _open(self, whole_log_bytes_max: int) -> None:
+        self._begin()
         self.catalog.load()
         if not self.log.bases:
             return
@@ -165,15 +169,6 @@ class DeadView:
         if self.torn_bytes or not self._is_clean or self._is_cut_short():
             self._waiting = self._find_given_up()
 
-    def _begin_anew(self) -> None:
-        for state in self.catalog.states.values():
-            state.min = state.end = 0
-            state.index.rebuilt = Rebuilt()
-        self._tails, self._listed, self._suspects = {}, {}, {}
-        self._last_stored_ms, self._waiting = 0, Waiting()
-        self.claims = Claims(self.log, self.catalog, self._sightings)
-        self.undecided_end = _FAR
-
     def _suspect(self, state: QueueState, found: Match) -> None:
         if bool((~found.is_listed & (found.listed_at >= 0)).any()):
             self._suspects[state.queue] = state
@@ -188,7 +183,7 @@ class DeadView:
         ]
         for state, base in strange:
             path = state.index.row.path(base)
-            self._sightings.note(f"{path} lists other queues' records: it was taken for missing")
+            self._anomalies.note(f"{path} lists other queues' records: it was taken for missing")
             state.index.row.ignore(base)
         return bool(strange)
 
@@ -207,7 +202,7 @@ class DeadView:
             lists=self.catalog.lists,
         )
         is_sound = np.append(found.block.faults == RecordFault.OK, False)[found.record_of]
-        is_own, strange = found.verdicts == Verdict.LISTED, found.verdicts == Verdict.DAMAGED
+        is_own, strange = found.cases == Case.LISTED, found.cases == Case.DAMAGED
         unnamed = len(distinct(found.record_of[strange & is_sound]))
         return unnamed >= _STRANGE_MIN and not is_own.any()
 
@@ -237,22 +232,22 @@ class DeadView:
         records = size = lost = gone = 0
         for state in self.catalog.states.values():
             for entries, found in self._entries_behind_end(state):
-                good = np.flatnonzero(found.verdicts == Verdict.LISTED)
+                good = np.flatnonzero(found.cases == Case.LISTED)
                 numbers = distinct(found.record_of[good])
                 is_new = found.block.store_timestamps_ms[numbers] >= self._last_stored_ms
                 records += int(is_new.sum())
                 size += int(found.block.sizes[numbers[is_new]].sum())
                 behind = entries.is_written & (entries.physical_offsets >= self.log_end)
-                behind &= found.verdicts != Verdict.LISTED
+                behind &= found.cases != Case.LISTED
                 gone += len(distinct(entries.physical_offsets[behind]))
                 behind &= entries.physical_offsets == self.log_end
-                behind &= found.verdicts == Verdict.DAMAGED
+                behind &= found.cases == Case.DAMAGED
                 lost += int(behind.any())
         if self._is_cut_short():
             lost = max(gone, int(self._has_more()))  # consume queues may be lost as well
         if not records and not (lost and self._is_clean):
             if gone and not self._is_clean:
-                self._sightings.note(
+                self._anomalies.note(
                     f"consume queues list {gone} records behind the log's end, which a crash took or a start gave up"
                 )
             return Waiting()
@@ -295,7 +290,7 @@ class DeadView:
     def _take(self, block: RecordBlock, sound: Flags, *, replayed: bool) -> None:
         groups = self.listing.take(block, queue_groups(block, among=sound))
         for state, found in match_states(self.catalog, block, groups):
-            self.claim(state, block, found, self._walked_from, replayed=replayed)
+            self.decide(state, block, found, self._walked_from, replayed=replayed)
             self._extend(state.queue, found)
 
     def _extend(self, queue: MessageQueue, found: Match) -> None:
@@ -308,7 +303,7 @@ class DeadView:
 
     def _scan(self, position: int, limit: int) -> None:
         """Walk the log below recovery's start for records that no consume queue lists."""
-        for piece in self.claims.walk(position, limit):
+        for piece in self.orphans.walk(position, limit):
             self._take(piece.block, piece.block.faults == RecordFault.OK, replayed=False)
 
     def _needs_whole_scan(self, start: int, whole_log_bytes_max: int) -> bool:
@@ -319,20 +314,20 @@ class DeadView:
             if base >= start:
                 break
             piece = self._pieces.read(base, base + self.log.file_bytes, 1 << 12, check_crc=False)
-            if self._has_unlisted(piece.block):
-                self._sightings.note(
+            if self._has_orphans(piece.block):
+                self._anomalies.note(
                     "consume queues lack entries: the whole log was scanned for them"
                 )
                 return True
         return False
 
-    def _has_unlisted(self, block: RecordBlock) -> bool:
+    def _has_orphans(self, block: RecordBlock) -> bool:
         for state, found in match_states(self.catalog, block, queue_groups(block)):
             if not found.is_all_listed:
                 self._suspect(state, found)
                 asked = self.asked(state, block, found)
-                verdicts, _ = self.claims.judge(state, block, found, asked, self.log.end)
-                if (verdicts == Verdict.CLAIMS).any():
+                cases, _ = self.orphans.classify(state, block, found, asked, self.log.end)
+                if (cases == Case.COUNTS).any():
                     return True
         return False
 
@@ -351,19 +346,19 @@ class DeadView:
         bounds = Bounds(self.log_min, self.log.end)
         end = held_end(self.log, state.queue, index, index.cut_end(self.log_end), bounds)
         end = max(end, self._listed.get(state.queue, 0))
-        claimed = index.rebuilt.bounds
-        if claimed is not None:
-            end = max(end, claimed[1])
+        rebuilt = index.rebuilt.bounds
+        if rebuilt is not None:
+            end = max(end, rebuilt[1])
         first = index.span()[0]
         low = index.first_not_below(self.log_min, end) if index.row.bases else end
-        if claimed is not None:
-            low = min(low, claimed[0])
+        if rebuilt is not None:
+            low = min(low, rebuilt[0])
         state.min, state.end = min(low, end), end
-        self._sightings.count(
+        self._anomalies.count(
             "below_min_entries", max(0, state.min - first) if index.row.bases else 0
         )
 
-    # -- claims ----------------------------------------------------------------------------------
+    # -- orphan records --------------------------------------------------------------------------
 
     def asked(
         self, state: QueueState, block: RecordBlock, found: Match, *, replayed: bool = False

@@ -26,7 +26,7 @@ from tiered.format.broker_checkpoint import TimerCheck, decode_timer_check
 from tiered.format.fastjson import loads
 from tiered.format.items import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
-from tiered.local.rows import (
+from tiered.local.mapped_file_queue import (
     list_bases,
     list_names,
     open_read_only,
@@ -104,17 +104,18 @@ def inspect(directory: str) -> Layout:
     _check_directory(root)
     names = list_names(root)
     _refuse_foreign(root, names)
-    bases = list_bases(f"{root}/{LOG_DIRECTORY}")
-    if not bases and _has_entries(root):
+    log = f"{root}/{LOG_DIRECTORY}"
+    bases = list_bases(log)
+    layout = Layout(root, log_file_bytes(log, bases) or _LOG_BYTES_DEFAULT)
+    queues = {} if bases else list_queues(root)
+    if any(list_bases(layout.queue_directory(queue, is_batch=queues[queue])) for queue in queues):
         raise InvalidError(
             "the store has consume queues and no commit log",
-            where=f"{root}/{LOG_DIRECTORY}",
+            where=log,
             do="if storePathCommitLog lies elsewhere, put it there by a link",
         )
-    log = f"{root}/{LOG_DIRECTORY}"
-    layout = Layout(root, log_file_bytes(log, bases) or _LOG_BYTES_DEFAULT)
     if bases:
-        _refuse_dledger_record(f"{layout.log}/{bases[0]:020d}")
+        _refuse_dledger_record(f"{log}/{bases[0]:020d}")
     return layout
 
 
@@ -265,15 +266,6 @@ def _refuse_foreign(root: str, names: list[str]) -> None:
         )
 
 
-def _has_entries(root: str) -> bool:
-    return any(
-        list_bases(
-            f"{root}/{BATCH_DIRECTORY if is_batch else QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
-        )
-        for queue, is_batch in list_queues(root).items()
-    )
-
-
 def log_file_bytes(log: str, bases: tuple[int, ...]) -> int:
     """The distance that most files have from the next, else the only file's length.
 
@@ -385,22 +377,21 @@ class Topics:
 def read_topics(root: str) -> Topics:
     """Read the topic tables of the store at ``root``."""
     notes: list[str] = []
-    table = _table(read_table(root, TOPICS_FILE, notes), "topicConfigTable")
+    known = _table(read_table(root, TOPICS_FILE, notes), "topicConfigTable")
+    table = known or {}
     static = _table(read_table(root, STATIC_TOPICS_FILE, notes), "topicQueueMappingInfoMap")
-    names = None if table is None else frozenset(table)
-    cluster, brokers = _own_names(table or {})
+    cluster, brokers = _own_names(table)
+
+    def with_attribute(key: str, value: str) -> frozenset[str]:
+        return frozenset(name for name in table if _attributes(table[name]).get(key) == value)
+
+    hours = {name: _reserve_hours(config) for name, config in table.items()}
     return Topics(
-        names=names,
-        batch=frozenset(name for name, config in (table or {}).items() if _is_batch(config)),
+        names=None if known is None else frozenset(table),
+        batch=with_attribute("queue.type", "BatchCQ"),
         static=frozenset(static or ()),
-        compacted=frozenset(
-            name for name, config in (table or {}).items() if _is_compacted(config)
-        ),
-        reserve_hours={
-            name: hours
-            for name, config in (table or {}).items()
-            if (hours := _reserve_hours(config)) > 0
-        },
+        compacted=with_attribute("cleanup.policy", "COMPACTION"),
+        reserve_hours={name: some for name, some in hours.items() if some > 0},
         cluster=cluster,
         broker=brokers[0] if len(brokers) == 1 else None,
         brokers=brokers if len(brokers) > 1 else (),
@@ -501,22 +492,15 @@ def _table(document: dict[str, Any] | None, key: str) -> dict[str, Any] | None:
     return {str(name): value for name, value in found.items()} if isinstance(found, dict) else None
 
 
-def _is_batch(config: object) -> bool:
-    attributes = config.get("attributes") if isinstance(config, dict) else None
-    return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
-
-
-def _is_compacted(config: object) -> bool:
-    attributes = config.get("attributes") if isinstance(config, dict) else None
-    return isinstance(attributes, dict) and attributes.get("cleanup.policy") == "COMPACTION"
+def _attributes(config: object) -> dict[str, Any]:
+    found = config.get("attributes") if isinstance(config, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _reserve_hours(config: object) -> int:
     """The attribute ``reserve.time``, hours; -1 where there is none, or none that is a number."""
-    attributes = config.get("attributes") if isinstance(config, dict) else None
-    text = attributes.get("reserve.time", "-1") if isinstance(attributes, dict) else "-1"
     try:
-        return int(str(text))
+        return int(str(_attributes(config).get("reserve.time", "-1")))
     except ValueError:
         return -1
 
@@ -535,7 +519,9 @@ def _own_names(table: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...]]:
         clusters = tuple(name for name in sorted(inherited) if name + _REPLIES in table)
     if not brokers:
         alone = tuple(
-            name for name in sorted(inherited - {_MODEL_TOPIC}) if _queue_count(table[name]) == 1
+            name
+            for name in sorted(inherited - {_MODEL_TOPIC})
+            if table[name].get("writeQueueNums") == 1
         )
         brokers = tuple(name for name in alone if name not in clusters) or alone
     return clusters[0] if len(clusters) == 1 else None, brokers
@@ -548,10 +534,6 @@ def _suffixes(names: Iterable[str], prefix: str) -> tuple[str, ...]:
 def _is_inherited(config: object) -> bool:
     perm = config.get("perm") if isinstance(config, dict) else None
     return type(perm) is int and bool(perm & _PERM_INHERIT)
-
-
-def _queue_count(config: Mapping[str, Any]) -> object:
-    return config.get("writeQueueNums")
 
 
 # -- liveness ----------------------------------------------------------------------------------------
@@ -649,19 +631,11 @@ def is_locked(directory: str) -> bool:
         return False
     except OSError as error:
         raise unreadable(path, error) from error
+    wanted, type_at = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0), 0
+    if sys.platform == "darwin":
+        wanted, type_at = _FLOCK.pack(0, 1, 0, fcntl.F_WRLCK, os.SEEK_SET), 3
     try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _wanted_lock())
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
     finally:
         os.close(descriptor)
-    return _lock_type(answer) != fcntl.F_UNLCK
-
-
-def _wanted_lock() -> bytes:
-    if sys.platform == "darwin":
-        return _FLOCK.pack(0, 1, 0, fcntl.F_WRLCK, os.SEEK_SET)
-    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-
-
-def _lock_type(answer: bytes) -> int:
-    fields = _FLOCK.unpack(answer)
-    return int(fields[3] if sys.platform == "darwin" else fields[0])
+    return bool(_FLOCK.unpack(answer)[type_at] != fcntl.F_UNLCK)

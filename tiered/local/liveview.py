@@ -13,7 +13,7 @@ tail. From there the log is walked in its own order, with a broker's checks:
   when one stored after it stands behind them, or the broker says so (``broker_max_offset``);
 - it stops at the first record that its consume queue does not list yet. Queues are written in log order, so a record
   that is not listed although a later one is, is one that the broker dropped, or its entry is damaged: after a second it
-  is passed over and counted, or listed in memory (``tiered.local.unlisted``);
+  is passed over and counted, or listed in memory (``tiered.local.orphan_records``);
 - a record may have been read half written and be listed by now; no checksum covers its properties. So the file that is
   being written is read again behind the consume queues, and the walk stops at the first record that has changed.
 
@@ -33,9 +33,12 @@ import numpy as np
 from tiered.format.block import queue_groups
 from tiered.format.items import FILLER_SIZE
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
+from tiered.format.sysflag import is_listable
+from tiered.local.classification import Case
 from tiered.local.consumequeues import Rebuilt
-from tiered.local.face import HoleReason, Waiting
+from tiered.local.interface import HoleReason, Waiting
 from tiered.local.matching import Match, match, match_states
+from tiered.local.orphan_records import OrphanRecords
 from tiered.local.pieces import (
     Ahead,
     Growth,
@@ -45,10 +48,9 @@ from tiered.local.pieces import (
     count_sound,
     find_new,
     read_head,
+    walk_sound,
 )
 from tiered.local.queue_reader import Bounds, fetch, held_end
-from tiered.local.unlisted import Claims, is_message
-from tiered.local.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,10 +58,10 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.format.block import RecordBlock
     from tiered.local.catalog import Catalog, QueueState
+    from tiered.local.classification import AnomalyCounters
     from tiered.local.consumequeues import Entries, Flags, Longs
+    from tiered.local.mapped_file_queue import MappedFileQueue
     from tiered.local.queue_reader import Fetched
-    from tiered.local.rows import FileRow
-    from tiered.local.verdicts import Sightings
 
 _PIECE_BYTES: Final = 8 << 20
 _PIECE_BYTES_MIN: Final = 64 << 10
@@ -98,9 +100,9 @@ class LiveView:
 
     def __init__(
         self,
-        log: FileRow,
+        log: MappedFileQueue,
         catalog: Catalog,
-        sightings: Sightings,
+        anomalies: AnomalyCounters,
         clock: Clock,
         *,
         started_ms: int | None,
@@ -110,13 +112,13 @@ class LiveView:
         self.log = log  # the commit log
         self.catalog = catalog  # the queues
         self.damages = 0  # how often the frontier has leapt over damage
-        self._sightings = sightings
+        self._anomalies = anomalies
         self._clock = clock
         self._started_ms = started_ms
         self._may_truncate = may_truncate
         self._broker_max_offset = broker_max_offset
         # Decides on records that no entry lists.
-        self.claims = Claims(log, catalog, sightings, is_growing=True)
+        self.orphans = OrphanRecords(log, catalog, anomalies, self.asked, is_growing=True)
         self._pieces = LogPieces(log)
         self._wanted_bytes = _PIECE_BYTES_MIN
         self._passed_by = -1, 0.0
@@ -163,7 +165,7 @@ class LiveView:
             first = max(first_offset, end - step)
             entries = state.index.entries(first, end)
             found = fetch(self.log, state.queue, entries, bounds, is_batch=state.index.is_batch)
-            there = np.flatnonzero((found.verdicts == 0) | (found.verdicts == HoleReason.DAMAGED))
+            there = np.flatnonzero((found.cases == 0) | (found.cases == HoleReason.DAMAGED))
             if len(there):
                 state.end = first + int(there[-1]) + 1
                 return
@@ -288,7 +290,7 @@ class LiveView:
         is_overtaken: bool = False,
     ) -> int:
         """How many records of the piece, from the first, are listed or will never be."""
-        waiting = [_unlisted(piece.block, found) for _, found in taken]
+        waiting = [_orphans(piece.block, found) for _, found in taken]
         if is_overtaken or not any(map(len, waiting)):
             return count
         # Another queue's entry may have been written between the two readings: look at those again that
@@ -298,7 +300,7 @@ class LiveView:
             if len(waiting[number]) and waiting[number][0] < last:
                 self.catalog.find(state.queue)  # its directory may have come meanwhile
                 taken[number] = state, match(state.index, piece.block, found.indices)
-                waiting[number] = _unlisted(piece.block, taken[number][1])
+                waiting[number] = _orphans(piece.block, taken[number][1])
         last = max((found.last_listed()[0] for _, found in taken), default=-1)
         everything = np.concatenate(waiting)
         before = everything[everything < last]
@@ -340,7 +342,7 @@ class LiveView:
             )
         self._behind = Waiting()
         for state, found in taken:
-            self.claim(state, piece.block, found, self._walked_from)
+            self.decide(state, piece.block, found, self._walked_from)
             self._extend(state, found)
         is_last = cut < len(piece.block) or piece.follows not in {Next.MORE, Next.FILE}
         return Advance(piece.block, taken, self.log_end, is_last)
@@ -354,13 +356,13 @@ class LiveView:
         if is_other:
             state.min = min(state.index.first_not_below(self.log_min, end), end)
 
-    def claim(self, state: QueueState, block: RecordBlock, found: Match, walked_from: int) -> None:
-        """Decide on records that their queue does not list though it lists later ones. See ``Claims.claim``."""
+    def decide(self, state: QueueState, block: RecordBlock, found: Match, walked_from: int) -> None:
+        """Decide on records that their queue does not list though it lists later ones. See ``OrphanRecords.decide``."""
         if found.is_all_listed:
             return
         asked = self.asked(state, block, found)
-        verdicts = self.claims.claim(state, block, found, asked, walked_from)
-        self._sightings.count("dropped_records", int((verdicts == Verdict.DROPPED).sum()))
+        cases = self.orphans.decide(state, block, found, asked, walked_from)
+        self._anomalies.count("dropped_records", int((cases == Case.DROPPED).sum()))
 
     def asked(self, state: QueueState, _block: RecordBlock, found: Match) -> Flags:
         """Which records count if they stand where they belong: those whose entry says something else, or was lost."""
@@ -372,10 +374,6 @@ class LiveView:
             is_said &= ~entries.is_written & (entries.sizes != FILLER_SIZE)
             asked[ahead] = is_said[found.offsets[ahead] - state.end]
         return asked
-
-    @property
-    def undecided_end(self) -> int:
-        return self.log_end
 
     def look_for_changed_queues(self) -> None:
         """Notice deleted topics. One system call for each queue."""
@@ -417,7 +415,7 @@ class LiveView:
             return
         self._behind = Waiting()
         self.damages += 1
-        self._sightings.count("damaged_places")
+        self._anomalies.count("damaged_places")
         self.log_end = behind
         self.catalog.load()  # a queue that has come since, and of which nothing lies behind the leap
         for state in list(self.catalog.states.values()):
@@ -447,7 +445,7 @@ class LiveView:
         entries, found = self._behind_frontier(state, start)
         if found is None:
             return _FAR
-        good = np.flatnonzero(found.verdicts == Verdict.LISTED)
+        good = np.flatnonzero(found.cases == Case.LISTED)
         is_new = found.block.store_timestamps_ms[found.record_of[good]] >= (self._started_ms or 0)
         is_kept = entries.physical_offsets[good] + entries.sizes[good] <= told
         good = good[is_new | is_kept]
@@ -470,7 +468,7 @@ class LiveView:
         records = size = 0
         for state in self.catalog.states.values():
             _, found = self._behind_frontier(state, state.end)
-            if found is None or not (found.verdicts == Verdict.LISTED).any():
+            if found is None or not (found.cases == Case.LISTED).any():
                 continue
             at, end = state.end, state.index.written_end(_FAR)
             while at < end:
@@ -496,23 +494,13 @@ class LiveView:
     def waiting(self) -> Waiting:
         """Count what can be read behind the frontier; before damage, what is listed behind that."""
         records = size = 0
-        reason, position = "", self.log_end
-        pieces = LogPieces(self.log)
-        while True:
-            piece = pieces.read(position, _FAR, _PIECE_BYTES)
-            count = count_sound(piece)
+        reason = ""
+        for piece, count in walk_sound(self.log, self.log_end, check_crc=True):
             if count and not reason:
                 reason = self._reason(piece)
             records += count
             size += int(piece.block.sizes[:count].sum())
-            following = piece.next_file if piece.follows is Next.FILE else piece.end
-            if (
-                count < len(piece.block)
-                or piece.follows not in {Next.MORE, Next.FILE}
-                or following is None
-            ):
-                return Waiting(records, size, reason) if records else self._waiting_behind()
-            position = following
+        return Waiting(records, size, reason) if records else self._waiting_behind()
 
     def _waiting_behind(self) -> Waiting:
         head = self.log.read(self.log_end, SIZE_AND_MAGIC.size)
@@ -536,9 +524,8 @@ class LiveView:
         return "not listed by the broker's consume queues yet"
 
 
-def _unlisted(block: RecordBlock, found: Match) -> Longs:
+def _orphans(block: RecordBlock, found: Match) -> Longs:
     """Indices of the records that should be listed and are not."""
     if found.is_all_listed:
         return _NONE
-    chosen: Longs = found.indices[~found.is_listed & is_message(block, found.indices)]
-    return chosen
+    return found.indices[~found.is_listed & is_listable(block.sys_flags[found.indices])]

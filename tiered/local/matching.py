@@ -62,7 +62,6 @@ class Match:
         return self.indices if self.counts is None else np.repeat(self.indices, self.counts)
 
 
-_YES = np.ones(1, np.bool_)
 _LISTED_BYTES_MAX = 32 << 20
 """Of entries that a ``Listing`` keeps."""
 _UNITS_READ = (128, 1024, 8192)
@@ -263,60 +262,26 @@ def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:
     One read of the consume queue when the queue offsets follow each other, which is the rule.
     """
     offsets = block.queue_offsets[indices]
-    if index.is_batch:
-        return _match_batches(index, block, indices, offsets)
-    first, count = int(offsets[0]), len(indices)
-    if int(offsets[-1]) - first != count - 1 or not _increases(offsets):
-        return _match_runs(index, block, indices, None)
-    physical, sizes = block.physical_offsets[indices], block.sizes[indices]
-    if index.row.end < (first + count) * index.unit_bytes:
-        index.row.rescan()
-    tags = index.tags_if_listed(first, physical, sizes)
-    if tags is None and index.row.rescan():
-        tags = index.tags_if_listed(first, physical, sizes)  # the files are others now
-    if tags is not None:
-        entries = Entries(first, physical, sizes, tags)
-        return Match(indices, offsets, None, True, np.ones(count, np.bool_), physical, entries)
-    entries = index.entries(first, first + count)
-    places = _places(entries)
-    return _matched(Match(indices, offsets, None, False, _YES, places, entries), block)
-
-
-def _match_batches(index: QueueIndex, block: RecordBlock, indices: Longs, offsets: Longs) -> Match:
-    counts = inner_counts(block)[indices].astype(np.int64)
+    counts = inner_counts(block)[indices].astype(np.int64) if index.is_batch else None
     if len(runs(offsets, counts)) > 1:
         return _match_runs(index, block, indices, counts)
-    index.row.rescan()
-    first = int(offsets[0])
-    entries = index.entries(first, int(offsets[-1]) + int(counts[-1]))
-    places = _places(entries)
-    starts = offsets - first
-    heads = places[starts]
-    whole = np.logical_and.reduceat(places == np.repeat(heads, counts), starts)
-    # A unit that names the right place for some of a record's offsets only says nothing of use.
-    is_half = ~whole & (heads == block.physical_offsets[indices])
-    places = np.where(is_half, -1, heads)
-    return _matched(Match(indices, offsets, counts, False, _YES, places, entries), block)
-
-
-def _places(entries: Entries) -> Longs:
-    """Where each entry says that its record lies; -1 where it says nothing."""
-    return np.where(entries.is_written, entries.physical_offsets, -1)
-
-
-def _matched(found: Match, block: RecordBlock) -> Match:
-    """Compare, and let the sizes of listed records be their own: an entry may be damaged in its size alone."""
-    indices = found.indices
-    found.is_listed = found.listed_at == block.physical_offsets[indices]
-    found.is_all_listed = bool(found.is_listed.all())
-    if found.is_all_listed and found.entries is not None:
-        sizes = block.sizes[indices]
-        found.entries.sizes = sizes if found.counts is None else np.repeat(sizes, found.counts)
-    return found
-
-
-def _increases(offsets: Longs) -> bool:
-    return len(offsets) == 1 or bool((offsets[1:] > offsets[:-1]).all())
+    index.row.rescan()  # its files may be others now
+    first, physical = int(offsets[0]), block.physical_offsets[indices]
+    last = 1 if counts is None else int(counts[-1])
+    entries = index.entries(first, int(offsets[-1]) + last)
+    places = np.where(entries.is_written, entries.physical_offsets, -1)
+    sizes = block.sizes[indices]
+    if counts is not None:
+        starts = offsets - first
+        heads, sizes = places[starts], np.repeat(sizes, counts)
+        whole = np.logical_and.reduceat(places == np.repeat(heads, counts), starts)
+        # A unit that names the right place for some of a record's offsets only says nothing of use.
+        places = np.where(~whole & (heads == physical), -1, heads)
+    is_listed = places == physical
+    is_all_listed = bool(is_listed.all())
+    if is_all_listed:
+        entries.sizes = sizes  # an entry may be damaged in its size alone
+    return Match(indices, offsets, counts, is_all_listed, is_listed, places, entries)
 
 
 def _match_runs(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
     from tiered.local.catalog import QueueState
+    from tiered.local.mapped_file_queue import MappedFileQueue
     from tiered.local.matching import Match
-    from tiered.local.rows import FileRow
 
     Matching = Callable[["Piece", int], Sequence[tuple[QueueState, Match]]]
     from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ class Piece:
 class LogPieces:
     """Reads pieces of one log. For one thread at a time."""
 
-    def __init__(self, log: FileRow) -> None:
+    def __init__(self, log: MappedFileQueue) -> None:
         self._log = log
         self._buffer = memoryview(b"")
 
@@ -189,9 +189,9 @@ _WATCHED_BYTES: Final = 64
 _BLANK_BYTES: Final = 1 << 20
 
 
-def find_new(log: FileRow, position: int, started_ms: int) -> int:
+def find_new(log: MappedFileQueue, position: int, started_ms: int) -> int:
     """Where the first record stored at or after ``started_ms`` begins, from ``position`` on; -1 when there is none yet."""
-    for piece, count in _walk(log, position):
+    for piece, count in walk_sound(log, position):
         new = np.flatnonzero(piece.block.store_timestamps_ms[:count] >= started_ms)
         if len(new):
             return piece.start + int(piece.block.positions[new[0]])
@@ -206,7 +206,7 @@ class Ahead:
     left from before a restart, with consume-queue entries of their own. Under the store's lock.
     """
 
-    def __init__(self, log: FileRow, clock: Clock) -> None:
+    def __init__(self, log: MappedFileQueue, clock: Clock) -> None:
         self._log = log
         self._clock = clock
         self._listed_at = -1
@@ -230,28 +230,30 @@ class Ahead:
     def _find_listed(self, piece: Piece, stored_ms: int, match: Matching) -> int:
         """Where a record behind the piece begins that is listed; -1 when there is none yet."""
         following = _behind(piece)
-        for later, count in _walk(self._log, following) if following is not None else ():
+        for later, count in walk_sound(self._log, following) if following is not None else ():
             last = max((found.last_listed()[0] for _, found in match(later, count)), default=-1)
             if last >= 0 and int(later.block.store_timestamps_ms[last]) >= stored_ms:
                 return later.start + int(later.block.positions[last])
         return -1
 
 
-def _walk(log: FileRow, position: int) -> Iterator[tuple[Piece, int]]:
+def walk_sound(
+    log: MappedFileQueue, position: int, *, check_crc: bool = False
+) -> Iterator[tuple[Piece, int]]:
     """Pieces from ``position`` on, each with its number of sound records, up to the first that is not sound."""
     pieces = LogPieces(log)
     following: int | None = position
     while following is not None:
-        piece = pieces.read(following, _FAR, _PIECE_BYTES, check_crc=False)
+        piece = pieces.read(following, _FAR, _PIECE_BYTES, check_crc=check_crc)
         count = count_sound(piece)
         yield piece, count
         following = _behind(piece) if count == len(piece.block) else None
 
 
-def chain_end(log: FileRow, position: int) -> int:
+def chain_end(log: MappedFileQueue, position: int) -> int:
     """Where the row of sound records ends that begins at ``position``; in the next file where one is full."""
     end = position
-    for piece, count in _walk(log, position):
+    for piece, count in walk_sound(log, position):
         whole = piece.block.positions[:count] + piece.block.sizes[:count]
         end = piece.start + int(whole[-1]) if count else piece.start
         if count == len(piece.block) and piece.follows is Next.FILE:
@@ -268,7 +270,7 @@ class Growth:
     store's lock.
     """
 
-    def __init__(self, log: FileRow, clock: Clock) -> None:
+    def __init__(self, log: MappedFileQueue, clock: Clock) -> None:
         self.settled = 0  # what begins below it is the broker's log
         self._log = log
         self._clock = clock
@@ -332,7 +334,7 @@ _READ_MAX: Final = 4_000
 class Resync:
     """Remembers, for the file with the damage, where its records begin. For one thread."""
 
-    def __init__(self, log: FileRow, catalog: Catalog) -> None:
+    def __init__(self, log: MappedFileQueue, catalog: Catalog) -> None:
         self._log = log
         self._catalog = catalog
         self._base: int | None = None
@@ -348,15 +350,13 @@ class Resync:
             Above ``position``, at most ``limit``.
         """
         base = self._log.base_of(position)
-        if base is None:
-            following = self._log.next_base(position)
-            return min(limit, following) if following is not None else limit
-        self._look_at(base)
-        at = bisect_right(self._known, position)
-        if at < len(self._known):
-            return min(limit, self._known[at])
-        following = self._log.next_base(base)
-        return min(limit, following) if following is not None else limit
+        if base is not None:
+            self._look_at(base)
+            at = bisect_right(self._known, position)
+            if at < len(self._known):
+                return min(limit, self._known[at])
+        following = self._log.next_base(position)
+        return limit if following is None else min(limit, following)
 
     def lists(self, places: Longs) -> Flags:
         """Whether each place (all of one file, at least one) is listed by any queue at any offset."""
@@ -367,14 +367,13 @@ class Resync:
         return np.isin(places, np.array(self._known, np.int64))
 
     def _look_at(self, base: int) -> None:
-        if base != self._base:
-            self._base, self._known = base, self._places(base, base + self._log.file_bytes)
-
-    def _places(self, start: int, end: int) -> list[int]:
-        """Physical offsets in ``[start, end)`` that any consume queue lists."""
+        """Find the places in a file that any consume queue lists."""
+        if base == self._base:
+            return
         tiered = [state.index for state in list(self._catalog.states.values())]
-        found = [self._places_of(index, start, end) for index in (*tiered, *self._catalog.others)]
-        return distinct(np.concatenate(found)).tolist() if found else []
+        end = base + self._log.file_bytes
+        found = [self._places_of(index, base, end) for index in (*tiered, *self._catalog.others)]
+        self._base, self._known = base, distinct(np.concatenate(found)).tolist() if found else []
 
     def _places_of(self, index: QueueIndex, start: int, end: int) -> Longs:
         """Those of one queue. Bisection finds where to begin; entries that break the order only cost a place."""
@@ -471,7 +470,7 @@ def _qualifies(head: FileHead, is_clean: bool, checkpoint: Checkpoint, listed_en
     return head.store_timestamp_ms <= checkpoint.logics_timestamp_ms
 
 
-def read_heads(log: FileRow, pieces: LogPieces) -> list[FileHead]:
+def read_heads(log: MappedFileQueue, pieces: LogPieces) -> list[FileHead]:
     """The first records of the last files, newest first."""
     return [read_head(pieces, base) for base in log.bases[: -FILES_LOOKED_AT_MAX - 1 : -1]]
 
@@ -491,7 +490,7 @@ def read_head(pieces: LogPieces, base: int) -> FileHead:
 
 
 def find_log_end(
-    log: FileRow, pieces: LogPieces, start: int, visit: Callable[[Piece, int], None]
+    log: MappedFileQueue, pieces: LogPieces, start: int, visit: Callable[[Piece, int], None]
 ) -> LogEnd:
     """Walk from ``start`` to where recovery stops.
 
@@ -520,7 +519,7 @@ def count_sound(piece: Piece) -> int:
     return int(faulty.argmax()) if faulty.any() else len(piece.block)
 
 
-def _leads_on(log: FileRow, position: int) -> bool:
+def _leads_on(log: MappedFileQueue, position: int) -> bool:
     """Whether recovery goes on to the next file: only from a blank that does not claim more than the file has."""
     within = log.within(position)
     if not within:
@@ -529,7 +528,7 @@ def _leads_on(log: FileRow, position: int) -> bool:
     return int.from_bytes(head, "big", signed=True) <= log.file_bytes - within
 
 
-def _torn_bytes(log: FileRow, end: int) -> int:
+def _torn_bytes(log: MappedFileQueue, end: int) -> int:
     """How far behind the end there are bytes that are not zero."""
     last = end
     base = log.base_of(end)

@@ -24,19 +24,13 @@ from tiered.format.block import (
     topic_bytes,
     topics_equal,
 )
-from tiered.format.record import (
-    HEADER,
-    MAGIC_V1,
-    MAGIC_V2,
-    RECORD_BYTES_MIN,
-    RecordFault,
-)
+from tiered.format.record import HEADER, RECORD_BYTES_MIN, RecordError, RecordFault, decode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.catalog import SCHEDULE_TOPIC
+from tiered.local.classification import are_wrong_tags, classify_entries
 from tiered.local.consumequeues import Entries
-from tiered.local.face import HoleReason, Quarantined, RecordBatch
+from tiered.local.interface import HoleReason, Quarantined, RecordBatch
 from tiered.local.pieces import RECORD_BYTES_MAX
-from tiered.local.verdicts import Pair, TagFacts, judge, judge_tags
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -45,14 +39,14 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from tiered.local.consumequeues import Flags, Ints, Longs, QueueIndex
-    from tiered.local.rows import FileRow
+    from tiered.local.mapped_file_queue import MappedFileQueue
 
     Lists = Callable[[MessageQueue, int, int], bool]
     """(queue, queue offset, local physical offset) -> whether the queue lists that record."""
     from collections.abc import Callable, Iterator, Sequence
 
+    from tiered.local.classification import AnomalyCounters
     from tiered.local.matching import Match
-    from tiered.local.verdicts import Sightings
 
     Search = Callable[[Entries, "Fetched"], bool]
     """(entries of one queue, what became of them) -> whether to read them again."""
@@ -99,7 +93,7 @@ class Fetched:
     block: RecordBlock  # the records that could be asked for, in entry order, each once
     record_of: Longs
     """int64[n], index in ``block`` of each entry's record; -1 where there was nothing to ask for."""
-    verdicts: npt.NDArray[np.int8]
+    cases: npt.NDArray[np.int8]
     """int8[n], 0 for a sound record of this queue and offset, else a ``HoleReason``."""
     is_whole: bool
     """Every byte that was asked for could be read. If not, a file may have expired meanwhile."""
@@ -133,7 +127,7 @@ def plan_reads(
     ]
 
 
-def readable(entries: Entries, bounds: Bounds, log: FileRow) -> Flags:
+def readable(entries: Entries, bounds: Bounds, log: MappedFileQueue) -> Flags:
     """bool[n]: whether each entry names bytes that lie in the log and in one file."""
     physical, sizes = entries.physical_offsets, entries.sizes.astype(np.int64)
     good = entries.is_written & (physical >= bounds.log_min) & (physical < bounds.log_end)
@@ -157,7 +151,7 @@ def distinct_records(entries: Entries, wanted: Flags) -> tuple[Longs, Longs]:
 
 
 def fetch(
-    log: FileRow,
+    log: MappedFileQueue,
     queue: MessageQueue,
     entries: Entries,
     bounds: Bounds,
@@ -179,21 +173,14 @@ def fetch(
         InvalidError: A file may not be read.
     """
     found = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
-    if not found.verdicts.any():
-        return found
-    sizes = entries.sizes.copy()
-    if not _mend_sizes(log, entries, found.verdicts, bounds):
-        return found
-    again = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
-    is_sound = np.append(again.block.faults == RecordFault.OK, False)[again.record_of]
-    wrong = (entries.sizes != sizes) & ~is_sound
-    if not wrong.any():
-        return again
-    entries.sizes[wrong] = sizes[wrong]
-    return _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
+    if found.cases.any() and _mend_sizes(log, entries, found.cases, bounds):
+        found = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
+    return found
 
 
-def held_end(log: FileRow, queue: MessageQueue, index: QueueIndex, end: int, bounds: Bounds) -> int:
+def held_end(
+    log: MappedFileQueue, queue: MessageQueue, index: QueueIndex, end: int, bounds: Bounds
+) -> int:
     """Where a queue ends that says ``end``, its last batch held against its record.
 
     No checksum covers how many queue offsets a batch takes, in the consume queue or in the record; nor where it begins, when
@@ -215,32 +202,35 @@ def held_end(log: FileRow, queue: MessageQueue, index: QueueIndex, end: int, bou
 
 
 def _mend_sizes(
-    log: FileRow, entries: Entries, verdicts: npt.NDArray[np.int8], bounds: Bounds
+    log: MappedFileQueue, entries: Entries, cases: npt.NDArray[np.int8], bounds: Bounds
 ) -> bool:
-    """Give entries that name the place of a record, whosever it is, the size that it says; whether any had another."""
-    inside = (entries.physical_offsets >= bounds.log_min) & (
-        entries.physical_offsets < bounds.log_end
-    )
-    inside &= (entries.physical_offsets > 0) | (entries.sizes != 0)  # zeros name no record
+    """Give entries that name the place of a sound record, whosever it is, the size that it says; whether any had another."""
     changed = False
-    for at in np.flatnonzero((verdicts != 0) & inside & (verdicts != HoleReason.FOREIGN)).tolist():
-        place = int(entries.physical_offsets[at])
+    places = entries.physical_offsets
+    wrong = (cases != 0) & (cases != HoleReason.FOREIGN)
+    wrong &= (places >= bounds.log_min) & (places < bounds.log_end)
+    wrong &= (places > 0) | (entries.sizes != 0)  # zeros name no record
+    for at in np.flatnonzero(wrong).tolist():
+        place = int(places[at])
         head = log.read(place, HEADER.size)
         if len(head) < HEADER.size:
             continue
-        size, magic, _, _, _, _, physical, *_ = HEADER.unpack(head)
-        if (
-            magic in {MAGIC_V1, MAGIC_V2}
-            and physical == place
-            and RECORD_BYTES_MIN <= size != entries.sizes[at]
-        ):
-            entries.sizes[at] = size
-            changed = True
+        size, *_, physical = HEADER.unpack(head)[:7]
+        is_other = physical == place and size != entries.sizes[at]
+        if not is_other or not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX:
+            continue
+        raw = log.read(place, min(size, bounds.log_end - place))
+        try:
+            decode_record(raw, 0, physical_offset=place)
+        except RecordError:
+            continue
+        entries.sizes[at] = size
+        changed = True
     return changed
 
 
 def _fetch(
-    log: FileRow,
+    log: MappedFileQueue,
     queue: MessageQueue,
     entries: Entries,
     bounds: Bounds,
@@ -271,27 +261,22 @@ def _fetch(
         traces[at] = _has_traces(block, physical)[numbers]
     others = np.zeros(len(entries), np.bool_)
     for odd in np.flatnonzero(sound & ~agrees).tolist():
-        owner, offset = _named(block, int(record_of[odd]))
+        number = int(record_of[odd])  # what it says of itself
+        topic = topic_bytes(block, number).decode("utf-8", "surrogateescape")
+        owner = MessageQueue(topic, int(block.queue_ids[number]))
+        offset = int(block.queue_offsets[number])
         others[odd] = not _is_one_unit(entries, odd, owner == queue, offset) and lists(
             owner, offset, int(entries.physical_offsets[odd])
         )
-    verdicts = judge(
-        Pair(
-            is_written=entries.is_written,
-            is_within=wanted,
-            is_sound=sound,
-            is_trace=traces,
-            agrees=agrees,
-            is_other_listed=others,
-        )
+    cases = classify_entries(
+        is_written=entries.is_written,
+        is_within=wanted,
+        is_sound=sound,
+        is_trace=traces,
+        agrees=agrees,
+        is_other_listed=others,
     )
-    return Fetched(block, record_of, verdicts, is_whole, unread)
-
-
-def _named(block: RecordBlock, number: int) -> tuple[MessageQueue, int]:
-    """The queue and queue offset that a record says are its own."""
-    topic = topic_bytes(block, number).decode("utf-8", "surrogateescape")
-    return MessageQueue(topic, int(block.queue_ids[number])), int(block.queue_offsets[number])
+    return Fetched(block, record_of, cases, is_whole, unread)
 
 
 def _is_one_unit(entries: Entries, at: int, is_own: bool, offset: int) -> bool:
@@ -302,7 +287,7 @@ def _is_one_unit(entries: Entries, at: int, is_own: bool, offset: int) -> bool:
     return bool((entries.physical_offsets[first:at] == entries.physical_offsets[at]).all())
 
 
-def _read(log: FileRow, physical: Longs, sizes: Ints) -> tuple[bytearray, Longs, bool]:
+def _read(log: MappedFileQueue, physical: Longs, sizes: Ints) -> tuple[bytearray, Longs, bool]:
     """All records in one new buffer, where each begins in it, and whether every read was full."""
     reads = plan_reads(physical, sizes, log.within(physical)) if len(physical) else []
     buffer = bytearray(sum(end - start for *_, start, end in reads))
@@ -342,30 +327,21 @@ def _has_traces(block: RecordBlock, physical: Longs) -> Flags:
 
 
 def cut_records(block: RecordBlock, indices: Longs) -> tuple[Buffer, Longs]:
-    """The bytes of the records at ``indices``, one after another, and where each begins in them.
-
-    One copy. Records that lie side by side are copied in one piece; otherwise one slice a record and one join.
-    """
+    """The bytes of the records at ``indices``, one after another, and where each begins in them. One copy."""
     positions, sizes = block.positions[indices], block.sizes[indices].astype(np.int64)
-    ends = sizes.cumsum()
-    starts = ends - sizes
+    starts = sizes.cumsum() - sizes
     if not len(indices):
         return b"", starts
-    view = memoryview(block.buffer)
-    first, last = int(positions[0]), int(positions[-1] + sizes[-1])
-    if last - first == ends[-1]:
-        return bytes(view[first:last]), starts
-    slices = map(slice, positions.tolist(), (positions + sizes).tolist())
-    return b"".join(map(view.__getitem__, slices)), starts
+    return next(_copies(block, positions, positions + sizes, [0])), starts
 
 
 @dataclass(frozen=True, slots=True)
 class TagRule:
     """Lets records rule over the tag codes of the entries that name them."""
 
-    sightings: Sightings  # where wrong ones are counted
-    has_ext: bool  # see ``TagFacts``
-    is_live: bool  # see ``TagFacts``
+    anomalies: AnomalyCounters  # where wrong ones are counted
+    has_ext: bool  # codes may be addresses, see ``are_wrong_tags``
+    is_live: bool  # the last entry may be half written
 
     def apply_all(
         self, block: RecordBlock, found: Sequence[tuple[MessageQueue, Match]], guesses: Longs
@@ -399,9 +375,9 @@ class TagRule:
         codes = entries.tag_codes[unlike]
         hashes = tag_hashes(only(block, owns[unlike]))
         is_last = self.is_live and unlike[-1] == len(entries) - 1
-        facts = TagFacts(codes=codes, hashes=hashes, has_ext=self.has_ext, is_live=is_last)
-        for at in unlike[judge_tags(facts)].tolist():
-            self.sightings.wrong_tag_code(queue, entries.start + at)
+        wrong = are_wrong_tags(codes, hashes, has_ext=self.has_ext, is_live=is_last)
+        for at in unlike[wrong].tolist():
+            self.anomalies.wrong_tag_code(queue, entries.start + at)
         entries.tag_codes[unlike] = hashes
 
 
@@ -431,14 +407,27 @@ def sound_batches(
     batches, low = [], 0
     for (queue, match), high, copied in zip(found, highs, data, strict=True):
         # Copies: a view of what all queues share would keep the whole piece's columns as long as one batch lives.
-        columns = (
-            starts[low:high] - starts[low],
-            sizes[low:high].copy(),
-            times[low:high].copy(),
-            physical[low:high].copy(),
+        mine, entries = slice(low, high), match.all_entries
+        columns = [starts[mine] - starts[low], sizes[mine], times[mine], physical[mine]]
+        if match.counts is None:
+            columns = [column.copy() for column in columns]
+        else:  # each message of an inner batch has its record
+            columns = [np.repeat(column, match.counts) for column in columns]
+        batches.append(
+            RecordBatch(
+                queue=queue,
+                base_offset=QueueOffset(entries.start),
+                data=copied,
+                positions=columns[0],
+                sizes=columns[1],
+                tag_codes=entries.tag_codes.copy(),
+                store_timestamps_ms=columns[2],
+                physical_offsets=columns[3],
+                properties_sizes=properties[mine].copy()
+                if is_plain and match.counts is None
+                else None,
+            )
         )
-        its_properties = properties[low:high].copy() if is_plain else None
-        batches.append(_batch(queue, match, copied, columns, its_properties))
         low = high
     return batches
 
@@ -456,30 +445,6 @@ def _copies(
     views = map(memoryview(block.buffer).__getitem__, pieces)
     for low, high in pairwise([*np.searchsorted(runs, firsts).tolist(), len(runs)]):
         yield b"".join(islice(views, high - low))  # few at a time: else the collector looks at each
-
-
-def _batch(
-    queue: MessageQueue,
-    match: Match,
-    data: bytes,
-    columns: tuple[Longs, Ints, Longs, Longs],
-    properties_sizes: Ints | None,
-) -> RecordBatch:
-    starts, sizes, times, physical = columns
-    if match.counts is not None:
-        starts, sizes = np.repeat(starts, match.counts), np.repeat(sizes, match.counts)
-        times, physical = np.repeat(times, match.counts), np.repeat(physical, match.counts)
-    return RecordBatch(
-        queue=queue,
-        base_offset=QueueOffset(match.all_entries.start),
-        data=data,
-        positions=starts,
-        sizes=sizes,
-        tag_codes=match.all_entries.tag_codes.copy(),
-        store_timestamps_ms=times,
-        physical_offsets=physical,
-        properties_sizes=None if match.counts is not None else properties_sizes,
-    )
 
 
 def fill_times(times: Longs, known: Flags) -> Longs:
@@ -506,7 +471,7 @@ _SILENCE_READ: Final = 1 << 16
 
 
 def read_batch(
-    log: FileRow,
+    log: MappedFileQueue,
     tags: TagRule,
     queue: MessageQueue,
     index: QueueIndex,
@@ -555,7 +520,7 @@ def read_batch(
             raise UnreadError(entries.start, int(entries.physical_offsets[0]))
         entries = entries.head(count)
         found = fetch(log, queue, entries, bounds, is_batch=index.is_batch, lists=lists)
-    if found.verdicts.any() and search(entries, found):
+    if found.cases.any() and search(entries, found):
         return None
     return _compose(queue, entries, found, tags)
 
@@ -589,7 +554,7 @@ def whole_records(entries: Entries, count_max: int) -> int:
     return count_max + int(np.argmax(is_other)) if is_other.any() else len(entries)
 
 
-def plan_count(entries: Entries, bounds: Bounds, log: FileRow, bytes_max: int) -> int:
+def plan_count(entries: Entries, bounds: Bounds, log: MappedFileQueue, bytes_max: int) -> int:
     """How many entries to take so that their records have at most ``bytes_max`` bytes; at least one record's."""
     wanted = readable(entries, bounds, log)
     firsts, _ = distinct_records(entries, wanted)
@@ -606,14 +571,14 @@ def plan_count(entries: Entries, bounds: Bounds, log: FileRow, bytes_max: int) -
 
 
 def _compose(queue: MessageQueue, entries: Entries, found: Fetched, rule: TagRule) -> RecordBatch:
-    good = found.verdicts == 0
+    good = found.cases == 0
     numbers = found.record_of[good]
     used = distinct(numbers)
     data, positions = cut_records(found.block, used)
     sizes = np.zeros(len(entries), np.int32)
     starts = np.zeros(len(entries), np.int64)
     times = np.full(len(entries), -1, np.int64)
-    physical = np.where(found.verdicts == HoleReason.MISSING, -1, entries.physical_offsets)
+    physical = np.where(found.cases == HoleReason.MISSING, -1, entries.physical_offsets)
     sizes[good] = entries.sizes[good]
     starts[good] = positions[np.searchsorted(used, numbers)]
     times[good] = found.block.store_timestamps_ms[numbers]
@@ -625,39 +590,31 @@ def _compose(queue: MessageQueue, entries: Entries, found: Fetched, rule: TagRul
         data=data,
         positions=starts,
         sizes=sizes,
-        tag_codes=np.where(good, entries.tag_codes, found.verdicts.astype(np.int64)),
+        tag_codes=np.where(good, entries.tag_codes, found.cases.astype(np.int64)),
         store_timestamps_ms=fill_times(times, good),
         physical_offsets=physical,
-        quarantined=() if good.all() else _holes(queue, entries, found, rule.sightings),
+        quarantined=() if good.all() else _holes(queue, entries, found, rule.anomalies),
     )
 
 
 def _holes(
-    queue: MessageQueue, entries: Entries, found: Fetched, sightings: Sightings
+    queue: MessageQueue, entries: Entries, found: Fetched, anomalies: AnomalyCounters
 ) -> tuple[Quarantined, ...]:
     """Count the holes; the bytes of those whose record is there and damaged go to quarantine."""
     kept = []
-    for at in np.flatnonzero(found.verdicts).tolist():
-        reason = HoleReason(int(found.verdicts[at]))
-        sightings.hole(queue, entries.start + at, reason)
-        if reason is HoleReason.DAMAGED:
-            kept.append(_quarantine(entries, found, at))
+    for at in np.flatnonzero(found.cases).tolist():
+        reason, offset = HoleReason(int(found.cases[at])), QueueOffset(entries.start + at)
+        anomalies.hole(queue, offset, reason)
+        if reason is not HoleReason.DAMAGED:
+            continue
+        number = int(found.record_of[at])
+        begin = int(found.block.positions[number])
+        raw = bytes(memoryview(found.block.buffer)[begin : begin + int(entries.sizes[at])])
+        fault = RecordFault(int(found.block.faults[number]))
+        detail = "names another queue or offset" if fault is RecordFault.OK else fault.name.lower()
+        place = PhysicalOffset(int(entries.physical_offsets[at]))
+        kept.append(Quarantined(offset, place, reason, detail, raw))
     return tuple(kept)
-
-
-def _quarantine(entries: Entries, found: Fetched, at: int) -> Quarantined:
-    number = int(found.record_of[at])
-    begin = int(found.block.positions[number])
-    fault = RecordFault(int(found.block.faults[number]))
-    detail = "names another queue or offset" if fault is RecordFault.OK else fault.name.lower()
-    raw = bytes(memoryview(found.block.buffer)[begin : begin + int(entries.sizes[at])])
-    return Quarantined(
-        queue_offset=QueueOffset(entries.start + at),
-        physical_offset=PhysicalOffset(int(entries.physical_offsets[at])),
-        reason=HoleReason.DAMAGED,
-        detail=detail,
-        raw=raw,
-    )
 
 
 # -- times -------------------------------------------------------------------------------------------
@@ -670,7 +627,7 @@ _LOOKED_AT_BYTES: Final = 1 << 20
 
 
 def first_at_or_after(
-    log: FileRow,
+    log: MappedFileQueue,
     queue: MessageQueue,
     index: QueueIndex,
     bounds: Bounds,
@@ -698,7 +655,7 @@ def first_at_or_after(
 
 
 def first_message(
-    log: FileRow, queue: MessageQueue, index: QueueIndex, bounds: Bounds, *, span: Span
+    log: MappedFileQueue, queue: MessageQueue, index: QueueIndex, bounds: Bounds, *, span: Span
 ) -> tuple[int | None, int]:
     """The first queue offset of ``span`` that has a message, and its store time; None without one."""
     start, end = span
@@ -707,7 +664,7 @@ def first_message(
         entries = index.entries(start, min(end, start + count))
         entries = entries.head(plan_count(entries, bounds, log, _LOOKED_AT_BYTES))
         found = fetch(log, queue, entries, bounds, is_batch=index.is_batch)
-        good = np.flatnonzero(found.verdicts == 0)
+        good = np.flatnonzero(found.cases == 0)
         if len(good):
             at = int(good[0])
             return start + at, int(found.block.store_timestamps_ms[found.record_of[at]])

@@ -18,14 +18,13 @@ import numpy as np
 
 from tiered.errors import InvalidError
 from tiered.format.block import distinct
-from tiered.local.rows import open_read_only
+from tiered.local.mapped_file_queue import open_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tiered.local.consumequeues import Entries
-    from tiered.local.follower import View
-    from tiered.local.rows import FileRow
+    from tiered.local.rocketmq import View
     from tiered.model import MessageQueue, QueueBounds
 
 ITEMS_MAX: Final = 1024
@@ -69,10 +68,12 @@ class Residency:
         end = 0 if state is None else min(start + min(count, ITEMS_MAX), state.end)
         if state is None or start >= end:
             return True
-        places = plan_samples(state.index.entries(start, end))
-        return all(
-            self._is_cached(path, within) for path, within in _by_file(view.log, places).items()
-        )
+        by_file: dict[str, list[int]] = {}
+        for place in plan_samples(state.index.entries(start, end)):
+            base = view.log.base_of(place)
+            if base is not None:
+                by_file.setdefault(view.log.path(base), []).append(place - base)
+        return all(self._is_cached(path, within) for path, within in by_file.items())
 
 
 def plan_samples(entries: Entries) -> list[int]:
@@ -85,15 +86,6 @@ def plan_samples(entries: Entries) -> list[int]:
     return [*entries.physical_offsets[chosen].tolist(), last]
 
 
-def _by_file(log: FileRow, places: Iterable[int]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for place in places:
-        base = log.base_of(place)
-        if base is not None:
-            found.setdefault(log.path(base), []).append(place - base)
-    return found
-
-
 def is_cached_in_file(path: str, offsets: Iterable[int]) -> bool:
     """Whether the pages that hold these bytes of a file are in the page cache; True where nobody can tell."""
     if not _NOWAIT:
@@ -104,16 +96,12 @@ def is_cached_in_file(path: str, offsets: Iterable[int]) -> bool:
         return True  # it is gone, or may not be read: reading will tell
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return all(_is_page_there(descriptor, offset) for offset in offsets)
-    finally:
-        os.close(descriptor)
-
-
-def _is_page_there(descriptor: int, offset: int) -> bool:
-    try:
-        os.preadv(descriptor, [bytearray(1)], offset, _NOWAIT)
+        for offset in offsets:
+            os.preadv(descriptor, [bytearray(1)], offset, _NOWAIT)
     except BlockingIOError:
         return False
     except OSError:
         return True  # not supported here
+    finally:
+        os.close(descriptor)
     return True

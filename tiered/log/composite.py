@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tiered.local.face import MISSING_REASONS, RecordBatch
+from tiered.local.interface import MISSING_REASONS, RecordBatch
 from tiered.log.fingerprints import fingerprint_of_item
 from tiered.log.flat_file import ITEM_BYTES, encode_items
 from tiered.log.parts import QueueLife
@@ -40,7 +40,7 @@ from tiered.model import LogOffset, MessageQueue, QueueBounds, QueueOffset
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tiered.local.face import LocalStore, Quarantined
+    from tiered.local.interface import LocalStore, Quarantined
     from tiered.log.bundles import StoredBundle
     from tiered.log.parts import Part
     from tiered.log.state import TierState

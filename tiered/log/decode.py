@@ -23,7 +23,7 @@ from tiered.format.block import (
 )
 from tiered.format.record import BODY_AT, MAGIC_V1, RECORD_BYTES_MIN
 from tiered.format.sysflag import BORN_HOST_V6, INNER_BATCH, STORE_HOST_V6
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.log.flat_file import ITEM
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 

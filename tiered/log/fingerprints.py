@@ -25,7 +25,7 @@ from tiered.format.sysflag import BORN_HOST_V6, v6_extra_bytes
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 HOLE = -1
 """In the place of a fingerprint: there is an item, and no message."""

@@ -107,7 +107,7 @@ class TieredFlatFile:
 #     offset  size  type    field
 #          0     8  int64   log_offset of the record
 #          8     4  int32   size of the record; 0: a hole
-#         12     8  int64   tag code; of a hole its reason (``tiered.local.face.HoleReason``)
+#         12     8  int64   tag code; of a hole its reason (``tiered.local.interface.HoleReason``)
 #
 # Items of an inner batch name the same record. Byte address in the flat file = 20 · queue offset, so a queue that begins at
 # offset 1,000 has its first byte at 20,000. After a gap a new segment begins at the offset behind it.

@@ -22,7 +22,7 @@ from tiered.format.sysflag import COMPRESSED, INNER_BATCH
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 """Of items of a batch, ascending."""

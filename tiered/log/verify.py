@@ -41,7 +41,7 @@ from tiered.journal.entry import EPOCH, checksum, decode_entry
 from tiered.journal.lease import read_lease
 from tiered.journal.replay import JournalReader
 from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.log.broker_tables import HANDOVER, is_handed_over, read_handover
 from tiered.log.history import named_objects, parts_by_bundle
 from tiered.log.reader import READ_BYTES, QueueReader, TierReader
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.journal.entry import Entry
-    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.state import TierState
 
 IN_FLIGHT_MAX = 4

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fetcher.statuses import Taken
     from tiered.api.local_and_tier import OpenMessageStore
     from tiered.clock import Clock
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
     from tiered.log.parts import QueueLife
     from tiered.log.state import TierState

@@ -23,7 +23,7 @@ from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.layout import LOG_DIRECTORY
-from tiered.local.rows import NAME_DIGITS
+from tiered.local.mapped_file_queue import NAME_DIGITS
 from tiered.store.encoding import RecordPlaces, join
 from tiered.store.facts import StoredHandover
 

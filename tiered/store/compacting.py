@@ -61,8 +61,8 @@ from tiered.local.compaction_log import (
 )
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.layout import QUEUE_DIRECTORY, read_text
+from tiered.local.mapped_file_queue import NAME_DIGITS, list_bases
 from tiered.local.queue_reader import Bounds, fetch
-from tiered.local.rows import NAME_DIGITS, list_bases
 from tiered.store.disk import RowWriter, make_folder, replace_file, sync_folder
 from tiered.store.opening import first_lost
 
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from tiered.compaction.retention import KeyedRecords
     from tiered.format.block import RecordBlock
     from tiered.local.compaction_log import Units
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
     from tiered.store.opening import StoreParts
     from tiered.store.store_options import Compacting
@@ -710,7 +710,7 @@ class Compactions:
             many = max(1, int(np.searchsorted(sizes, _PIECE_BYTES, "right")))
             entries = index.entries(at, min(end, at + min(many, _PIECE)))
             found = fetch(parts.log, queue, entries, bounds, is_batch=False)
-            good = np.flatnonzero((found.verdicts == 0) & (found.record_of >= 0))
+            good = np.flatnonzero((found.cases == 0) & (found.record_of >= 0))
             where, tags = found.record_of[good], np.zeros(len(found.block), np.int64)
             tags[where] = entries.tag_codes[good]
             at += len(entries)

@@ -22,7 +22,7 @@ from backends.local_files import LOST_AND_FOUND, advice_for
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.broker_checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.layout import ABORT_FILE, LOCK_FILE, LOG_DIRECTORY, QUEUE_DIRECTORY
-from tiered.local.rows import NAME_DIGITS, list_bases, open_regular
+from tiered.local.mapped_file_queue import NAME_DIGITS, list_bases, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -38,7 +38,7 @@ from tiered.format.broker_checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.catalog import check_topic
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
-from tiered.local.rows import NAME_DIGITS
+from tiered.local.mapped_file_queue import NAME_DIGITS
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 from tiered.store.commitlog import CommitLog, GroupCommits, not_stored
 from tiered.store.compacting import Compactions
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tiered.clock import Clock
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.store.compacting import CompactionCounts
     from tiered.store.encoding import RecordPlaces
     from tiered.store.listing import Dispatch, QueueEnd

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.errors import InvalidError, StoreUnavailableError
-from tiered.local.rows import list_names, open_regular
+from tiered.local.mapped_file_queue import list_names, open_regular
 from tiered.store.disk import make_folder, sync_folder
 from tiered.store.store_options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
 

@@ -26,9 +26,9 @@ from tiered.format.items import (
     fillers,
 )
 from tiered.format.properties import parse_properties
-from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
+from tiered.format.sysflag import is_listable
 from tiered.local.catalog import SCHEDULE_TOPIC
-from tiered.local.face import RecordBatch
+from tiered.local.interface import RecordBatch
 from tiered.local.layout import (
     BATCH_DIRECTORY,
     QUEUE_DIRECTORY,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tiered.format.block import RecordBlock
-    from tiered.local.rows import FileRow
+    from tiered.local.mapped_file_queue import MappedFileQueue
     from tiered.store.disk import RowWriter
     from tiered.store.facts import Facts, Group, StoredHandover
     from tiered.store.keyindex import KeyIndex
@@ -123,8 +123,7 @@ class Listing:
         ends = lengths.cumsum()
         firsts = ends - lengths
         offsets = facts.queue_offsets[order]
-        flags = facts.sys_flags[order] & TRANSACTION_MASK
-        is_odd = (flags != TRANSACTION_NONE) & (flags != TRANSACTION_COMMIT)
+        is_odd = ~is_listable(facts.sys_flags[order])
         breaks = np.diff(offsets, prepend=offsets[0]) != 1
         breaks[firsts] = False
         is_odd |= breaks
@@ -165,8 +164,7 @@ class Listing:
         is_offered: bool,
     ) -> RecordBatch | None:
         """Write a queue's items; the batch of them where it is wanted."""
-        kinds = facts.sys_flags[indices] & TRANSACTION_MASK
-        indices = indices[(kinds == TRANSACTION_NONE) | (kinds == TRANSACTION_COMMIT)]
+        indices = indices[is_listable(facts.sys_flags[indices])]
         if not len(indices):
             return None
         offsets = facts.queue_offsets[indices]
@@ -273,7 +271,7 @@ class Reput:
 
     def __init__(
         self,
-        log: FileRow,
+        log: MappedFileQueue,
         listing: Listing,
         handover: StoredHandover,
         position: int,

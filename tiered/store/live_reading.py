@@ -16,9 +16,9 @@ MESSAGE_WAS_REMOVING    its records have expired meanwhile, or none of its own  
 FOUND                   at least one message                                        behind the last one
 ======================= =========================================================== ==================
 
-Whether a record is the one that an entry means is judged as for every reader of local stores (``fetch``,
-``tiered.local.verdicts``): a record of another queue or another offset is never given, by offset, time or key. The next
-offset always lies above the one that was asked for and that there is, whatever records say of themselves. A message id
+Whether a record is the one that an entry means is decided as for every reader of local stores (``fetch``, by the table of
+``tiered.local.classification``): a record of another queue or another offset is never given, by offset, time or key. The
+next offset always lies above the one that was asked for and that there is, whatever records say of themselves. A message id
 names a place in the log, and not an entry: what stands there is given.
 
 A compacted topic is read from its compaction log as far as that goes, so it begins where that begins, and queue offsets have
@@ -164,9 +164,9 @@ class StoreReader:
             return parse_records(b"", np.empty(0, np.int64), np.empty(0, np.int32))
         entries = self._queue(queue).entries(low, high)
         found = fetch(self._log, queue, entries, self._log_bounds(), is_batch=False)
-        if not found.verdicts.any():
+        if not found.cases.any():
             return found.block
-        good = found.record_of[found.verdicts == 0]
+        good = found.record_of[found.cases == 0]
         return parse_records(
             found.block.buffer, found.block.positions[good], found.block.sizes[good]
         )
@@ -270,9 +270,9 @@ class StoreReader:
         bounds = self._log_bounds()
         entries = entries.head(plan_count(entries, bounds, self._log, bytes_max))
         found = fetch(self._log, queue, entries, bounds, is_batch=index.is_batch)
-        own = int((found.verdicts == 0).cumprod().sum())
+        own = int((found.cases == 0).cumprod().sum())
         if not own:
-            others = np.append(found.verdicts == 0, True)
+            others = np.append(found.cases == 0, True)
             return [], max(start + int(np.argmax(others)), first_said(index, start, end))
         numbers = distinct(found.record_of[:own]).tolist()
         return _decoded(found.block, numbers), start + own

@@ -35,8 +35,8 @@ from tiered.local.layout import (
     list_queues,
     read_text,
 )
+from tiered.local.mapped_file_queue import NAME_DIGITS, FileCache, MappedFileQueue, list_bases
 from tiered.local.pieces import LogPieces, Next, Piece, count_sound
-from tiered.local.rows import NAME_DIGITS, FileCache, FileRow, list_bases
 from tiered.store.disk import (
     CHECKPOINT_FILE,
     Disk,
@@ -77,7 +77,7 @@ class StoreParts:
     topics: TopicTable
     options: StoreOptions  # with the sizes that the files have
     cache: FileCache  # descriptors to read with
-    log: FileRow  # the commit log's files
+    log: MappedFileQueue  # the commit log's files
     listing: Listing  # consume queues and index, made whole
     index: KeyIndex
     # log_rows, queue_rows: Write the files.
@@ -266,7 +266,7 @@ def _refuse_foreign(layout: Layout) -> None:
         )
 
 
-def _refuse_lost(log: FileRow, end: int, synced_end: int) -> None:
+def _refuse_lost(log: MappedFileQueue, end: int, synced_end: int) -> None:
     """Refuse to cut off what is known to have been on the disk."""
     if end < synced_end:
         raise DataError(
@@ -378,7 +378,7 @@ class Replayed:
     records: int  # how many there are
 
 
-def replay(log: FileRow, begin: int, covered: int, listing: Listing | None) -> Replayed:
+def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing | None) -> Replayed:
     """Walk the log from ``begin`` to its end.
 
     Args:
@@ -409,7 +409,7 @@ def replay(log: FileRow, begin: int, covered: int, listing: Listing | None) -> R
             position = following
 
 
-def check_covered(log: FileRow, begin: int, covered: int) -> None:
+def check_covered(log: MappedFileQueue, begin: int, covered: int) -> None:
     """Check what the checkpoint covers, from ``begin`` on.
 
     Raises:
@@ -433,18 +433,20 @@ def check_covered(log: FileRow, begin: int, covered: int) -> None:
         position = following
 
 
-def is_boundary(log: FileRow, position: int) -> bool:
+def is_boundary(log: MappedFileQueue, position: int) -> bool:
     """Whether a sound record begins there, or the blank at the end of a file."""
     piece = LogPieces(log).read(position, _FAR, _HEAD_BYTES)
     return count_sound(piece) > 0 or (not len(piece.block) and piece.follows is Next.FILE)
 
 
-def _check(log: FileRow, pieces: LogPieces, position: int, covered: int) -> tuple[Piece, int]:
+def _check(
+    log: MappedFileQueue, pieces: LogPieces, position: int, covered: int
+) -> tuple[Piece, int]:
     piece = pieces.read(position, _FAR, PIECE_BYTES)
     return piece, count_whole(log, piece, covered)
 
 
-def _follow(log: FileRow, piece: Piece, sound: int) -> int | None:
+def _follow(log: MappedFileQueue, piece: Piece, sound: int) -> int | None:
     """Where the log goes on behind a piece; None: nowhere."""
     if sound < len(piece.block):
         return None
@@ -457,7 +459,7 @@ def _follow(log: FileRow, piece: Piece, sound: int) -> int | None:
     return None
 
 
-def count_whole(log: FileRow, piece: Piece, covered: int) -> int:
+def count_whole(log: MappedFileQueue, piece: Piece, covered: int) -> int:
     """How many records, from the first, pass every check; those that the checkpoint covers are not looked at for zeros."""
     sound, block = count_sound(piece), piece.block
     covered_records = int(np.searchsorted(block.positions[:sound], covered - piece.start))
@@ -551,7 +553,7 @@ def read_checkpoint(root: str) -> Checkpoint:
     return found if own is None else replace(found, logics_physical_offset=own)
 
 
-def refuse_missing_files(log: FileRow, covered: int) -> None:
+def refuse_missing_files(log: MappedFileQueue, covered: int) -> None:
     """Refuse a log whose files end before what was on the disk when the checkpoint was written."""
     if covered > log.end:
         raise DataError(
@@ -686,9 +688,9 @@ def queue_end(index: PlainQueue, limit: int) -> int:
     return first
 
 
-def open_log(layout: Layout, cache: FileCache) -> FileRow:
+def open_log(layout: Layout, cache: FileCache) -> MappedFileQueue:
     """The log's files."""
-    log = FileRow(cache, layout.log, layout.log_file_bytes)
+    log = MappedFileQueue(cache, layout.log, layout.log_file_bytes)
     check_contiguous(layout.log, log.bases, layout.log_file_bytes)
     return log
 
@@ -748,7 +750,7 @@ def read_end(layout: Layout) -> StoreEnd:
     """
     cache = FileCache()
     try:
-        log = FileRow(cache, layout.log, layout.log_file_bytes)
+        log = MappedFileQueue(cache, layout.log, layout.log_file_bytes)
         check_contiguous(layout.log, log.bases, layout.log_file_bytes)
         log_end, records_end, store_ms = _log_end(log)
         queues, listed_end = _queue_ends(layout, cache)
@@ -764,7 +766,7 @@ def read_end(layout: Layout) -> StoreEnd:
     return StoreEnd(log_end, max(store_ms, checkpoint.physical_timestamp_ms), queues)
 
 
-def _log_end(log: FileRow) -> tuple[int, int, int]:
+def _log_end(log: MappedFileQueue) -> tuple[int, int, int]:
     """Where the log goes on, where its last record ends, and that one's store time."""
     if not log.bases:
         return 0, 0, 0
@@ -802,7 +804,7 @@ def _queue_ends(layout: Layout, cache: FileCache) -> tuple[dict[MessageQueue, Qu
             listed_end = max(listed_end, listed)
             continue
         folder = layout.queue_directory(queue, is_batch=False)
-        row = FileRow(cache, folder, layout.queue_file_bytes(folder, is_batch=False))
+        row = MappedFileQueue(cache, folder, layout.queue_file_bytes(folder, is_batch=False))
         count = _count_items(row)
         found[queue] = QueueEnd(count, row.file_bytes, is_new=not row.bases)
         if count > 0:
@@ -822,7 +824,7 @@ def read_batch_end(
     return QueueEnd(end.next_offset, index.row.file_bytes, is_new, end.unit), end.listed_end
 
 
-def _count_items(row: FileRow) -> int:
+def _count_items(row: MappedFileQueue) -> int:
     """One past the queue offset of the last written item."""
     for base in reversed(row.bases):
         low, high = base // ITEM_BYTES, (base + row.file_bytes) // ITEM_BYTES

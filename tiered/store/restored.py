@@ -46,7 +46,7 @@ from tiered.format.record import (
 )
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.layout import LOG_DIRECTORY, inspect, queue_file_bytes
-from tiered.local.rows import NAME_DIGITS, FileCache, open_regular
+from tiered.local.mapped_file_queue import NAME_DIGITS, FileCache, open_regular
 from tiered.store.disk import Disk, RowWriter, StoreHold, cut_row, make_folder
 from tiered.store.encoding import (
     PROPERTIES_BYTES_MAX,

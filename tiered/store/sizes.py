@@ -19,8 +19,8 @@ from tiered.format.items import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
 from tiered.local.compaction_log import file_sizes
 from tiered.local.layout import ABORT_FILE, list_queues, log_file_bytes, read_text
+from tiered.local.mapped_file_queue import NAME_DIGITS, FileCache, MappedFileQueue, list_bases
 from tiered.local.pieces import LogPieces, Next
-from tiered.local.rows import NAME_DIGITS, FileCache, FileRow, list_bases
 from tiered.store.disk import replace_file, sync_folder
 from tiered.store.keyindex import sizes_on_disk
 from tiered.store.store_options import StoreOptions
@@ -108,7 +108,7 @@ def _refuse_cut(log: str, base: int, size: int) -> None:
     """
     cache = FileCache()
     try:
-        row = FileRow(cache, log, size)
+        row = MappedFileQueue(cache, log, size)
         pieces, at, follows = LogPieces(row), base, Next.MORE
         while follows is Next.MORE:
             piece = pieces.read(at, _FAR, _PIECE_BYTES, check_crc=False)

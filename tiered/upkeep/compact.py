@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from tiered.format.bundle import Section
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.bundles import SectionRow
     from tiered.log.parts import Part, QueueLife, Segment
     from tiered.log.state import TierState

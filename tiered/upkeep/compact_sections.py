@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.format.bundle import build_section
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 from tiered.log.bundles import SectionRow
 from tiered.log.decode import decode_items, decode_records
 from tiered.log.flat_file import ITEM
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiered.compaction.retention import Flags
     from tiered.dispatch.merging import Packer
     from tiered.format.bundle import Section
-    from tiered.local.face import RecordBatch
+    from tiered.local.interface import RecordBatch
     from tiered.log.merge import MergeRun
     from tiered.log.parts import Part, Parts
     from tiered.model import MessageQueue

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from backends.s3_settings import S3Options
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 REACHABILITY = "reachability"

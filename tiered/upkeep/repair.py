@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.format.bundle import Section
-    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.history import NamedPart
     from tiered.log.parts import Part, SectionRange, TierState
     from tiered.log.verify_report import Damaged

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.journal.entry import Entry
-    from tiered.local.face import LocalStore, StoreReport, Waiting
+    from tiered.local.interface import LocalStore, StoreReport, Waiting
     from tiered.log.state import QueueLife, TierState
     from tiered.model import MessageQueue, QueueOffset
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import ObjectStore
-    from tiered.local.face import LocalStore
+    from tiered.local.interface import LocalStore
     from tiered.log.history import NamedPart
     from tiered.log.parts import Part, QueueLife
     from tiered.model import MessageQueue

@@ -1,8 +1,8 @@
-"""Reading rows of equally long files that another process writes, moves and deletes.
+"""Mapped file queues, as brokers call them: equally long files that another process writes, moves and deletes, read here.
 
-A local store is made of rows: files of one size, each named by the byte of the row at which it begins (20 digits).
+Each file is named by the byte of the queue at which it begins (20 digits), so that all of them are one range of bytes.
 
-**Contract.** Files are opened for reading only and read with ``pread``; nothing is mapped, so that a file that is
+**Contract.** Files are opened for reading only and read with ``pread``; nothing is mapped here, so that a file that is
 truncated under us gives a short read, never a signal, and memory stays bounded. A file that has vanished (expiry)
 gives no bytes. What was read is never kept; descriptors are, at most ``open_max`` of them between reads, least
 recently used first out; fewer from then on where the process may have no more. A descriptor whose file has been unlinked
@@ -219,30 +219,29 @@ class FileCache:
         if file is None:
             return b""
         try:
-            if self._has_lost(path, offset, size):
-                view = memoryview(bytearray(size))
-                return bytes(view[: self._salvage(file, path, offset, view)])
+            self._refuse_lost(path, offset, size)
             return os.pread(file.descriptor, size, offset)
         except OSError as error:
-            if not self._is_passed_over(path, error):
-                raise unreadable(path, error) from error
             view = memoryview(bytearray(size))
-            return bytes(view[: self._salvage(file, path, offset, view)])
+            return bytes(view[: self._salvage(error, file, path, offset, view)])
         finally:
             self._give_back(file)
 
-    def _has_lost(self, path: str, offset: int, size: int) -> bool:
-        return self.lost is not None and self.lost.has(path, offset, offset + size)
+    def _refuse_lost(self, path: str, offset: int, size: int) -> None:
+        """Fail as the device has failed on some of these bytes, so that they are not waited for again."""
+        if self.lost is not None and self.lost.has(path, offset, offset + size):
+            raise OSError(errno.EIO, "failed before", path)
 
-    def _is_passed_over(self, path: str, error: OSError) -> bool:
-        return error.errno == errno.EIO and self.lost is not None and self.lost.covers(path)
-
-    def _salvage(self, file: _Open, path: str, offset: int, view: memoryview) -> int:
-        assert self.lost is not None
+    def _salvage(
+        self, error: OSError, file: _Open, path: str, offset: int, view: memoryview
+    ) -> int:
+        """After an error: what can be read all the same, where pages may be passed over."""
+        if error.errno != errno.EIO or self.lost is None or not self.lost.covers(path):
+            raise unreadable(path, error) from error
         try:
             return self.lost.read(file.descriptor, path, offset, view)
-        except OSError as error:
-            raise unreadable(path, error) from error
+        except OSError as other:
+            raise unreadable(path, other) from other
 
     def next_data(self, path: str, offset: int) -> int | None:
         """Where the first byte at or behind ``offset`` lies that may not be zero; None when a hole goes on to the end.
@@ -261,32 +260,6 @@ class FileCache:
         finally:
             self._give_back(file)
 
-    def read_into(self, path: str, offset: int, view: memoryview) -> int:
-        """Fill ``view`` from ``offset``; the number of bytes read, 0 when the file does not exist.
-
-        Raises:
-            InvalidError: As ``read``.
-        """
-        file = self._take(path)
-        if file is None:
-            return 0
-        done = 0
-        try:
-            if self._has_lost(path, offset, len(view)):
-                return self._salvage(file, path, offset, view)
-            while done < len(view):
-                count = os.preadv(file.descriptor, [view[done:]], offset + done)
-                if not count:
-                    break
-                done += count
-        except OSError as error:
-            if not self._is_passed_over(path, error):
-                raise unreadable(path, error) from error
-            return self._salvage(file, path, offset, view)
-        finally:
-            self._give_back(file)
-        return done
-
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]], view: memoryview) -> int:
         """Fill ``view`` with pieces of one file, one after another.
 
@@ -303,30 +276,17 @@ class FileCache:
         if file is None:
             return 0
         at = total = 0
-        descriptor, preadv = file.descriptor, os.preadv
         try:
             for offset, size in pieces:
-                if self._has_lost(path, offset, size):
-                    total += self._salvage(file, path, offset, view[at : at + size])
-                else:
-                    total += preadv(descriptor, [view[at : at + size]], offset)
+                part = view[at : at + size]
+                try:
+                    self._refuse_lost(path, offset, size)
+                    total += _read_full(file.descriptor, part, offset)
+                except OSError as error:
+                    total += self._salvage(error, file, path, offset, part)
                 at += size
-        except OSError as error:
-            if not self._is_passed_over(path, error):
-                raise unreadable(path, error) from error
-            return self._read_alone(file, path, pieces, view)
         finally:
             self._give_back(file)
-        return total
-
-    def _read_alone(
-        self, file: _Open, path: str, pieces: Sequence[tuple[int, int]], view: memoryview
-    ) -> int:
-        """As ``read_pieces``, what can be read of each piece."""
-        at = total = 0
-        for offset, size in pieces:
-            total += self._salvage(file, path, offset, view[at : at + size])
-            at += size
         return total
 
     def drop_deleted(self, paths: Iterable[str] | None = None) -> None:
@@ -399,8 +359,19 @@ class FileCache:
             os.close(file.descriptor)
 
 
-class FileRow:
-    """The files of one directory that are named by 20 digits, seen as one stretch of bytes. For any thread."""
+def _read_full(descriptor: int, view: memoryview, offset: int) -> int:
+    """Fill ``view`` as far as the file goes. A read ends before a page that fails; the next one tells."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+class MappedFileQueue:
+    """The files of one directory that are named by 20 digits, seen as one range of bytes. For any thread."""
 
     __slots__ = ("_bases", "_cache", "_stamp", "directory", "end", "file_bytes", "ignored")
 
@@ -521,7 +492,7 @@ class FileRow:
         if base is None:
             return 0
         size = min(len(view), base + self.file_bytes - position)
-        return self._cache.read_into(self.path(base), position - base, view[:size])
+        return self._cache.read_pieces(self.path(base), ((position - base, size),), view)
 
     def read_pieces(self, pieces: Sequence[tuple[int, int]], view: memoryview) -> bool:
         """Fill ``view`` with pieces of the row, one after another, and say whether every byte could be read.

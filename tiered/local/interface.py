@@ -1,4 +1,4 @@
-"""The face that every kind of local store shows: queues, ``[min, confirmed)`` and batches of raw records.
+"""The interface of every kind of local store: queues, ``[min, confirmed)`` and batches of raw records.
 
 A local store is opened read-only (invariant I10): nothing here can write to it. All methods may be called from any
 thread; one ``Follower`` belongs to one thread.
@@ -34,7 +34,7 @@ class HoleReason(IntEnum):
     FOREIGN = 3
     """The local consume queue points at a record of another queue or queue offset; refused, as a client would."""
     MISSING = 4
-    """The local consume queue has no entry for this offset, and no record claims it."""
+    """The local consume queue has no entry for this offset, and no record says that it is its own."""
     COMPACTED = 5
     """A newer message of its key has taken its place (``tiered.compaction``)."""
 

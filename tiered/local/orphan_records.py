@@ -1,37 +1,35 @@
-"""Records that no entry lists: which of them count, and the entries that are made of those in memory.
+"""Orphan records, which no entry lists: which of them count, and the entries that are made of those in memory.
 
-**Contract.** ``tiered.local.verdicts`` decides; here are the facts gathered: what lies around a record in the log and in its
-queue, what its entry names instead, who else lists it. A view says which records may count at all (``asked``): a stopped
-store's those that a broker's start would look at, a running one's those whose entry is damaged. They are met where the
-log is walked, or looked for (``search``) where an entry that is read names no record of its own. Under the store's lock.
+**Contract.** ``tiered.local.classification`` decides; here are the facts gathered: what lies around a record in the log and
+in its queue, what its entry names instead, who else lists it. A view says which records may count at all (``asked``): a
+stopped store's those that a broker's start would look at, a running one's those whose entry is damaged. They are met where
+the log is walked, or looked for (``search``) where an entry that is read names no record of its own. Under the store's lock.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tiered.format.block import RecordBlock, tag_hashes, topics_equal
 from tiered.format.record import RecordFault
-from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
+from tiered.format.sysflag import is_listable
+from tiered.local.classification import Around, Case, Chain, classify_orphans, place
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece, Resync
 from tiered.local.queue_reader import Bounds, fetch, only
-from tiered.local.verdicts import Around, Chain, Pair, Verdict, judge, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.local.catalog import Catalog, QueueState
+    from tiered.local.classification import AnomalyCounters, Cases
     from tiered.local.consumequeues import Entries, Flags, Longs
+    from tiered.local.mapped_file_queue import MappedFileQueue
     from tiered.local.queue_reader import Fetched
-    from tiered.local.rows import FileRow
-    from tiered.local.verdicts import Sightings
     from tiered.model import MessageQueue
-
-Verdicts = npt.NDArray[np.int8]
 
 _PIECE_BYTES: Final = 8 << 20
 _NEAR: Final = 8
@@ -44,36 +42,33 @@ _SEARCHED_MAX: Final = 100_000
 """Queue offsets that are remembered as searched for; beyond it they are searched for at each sight."""
 
 
-class Searched(Protocol):
-    """What a search wants to know of a view."""
-
-    log_end: int
-
-    @property
-    def undecided_end(self) -> int:
-        """Of the log from here on it has been decided what counts, entry or not."""
-        ...
-
-    def asked(self, state: QueueState, block: RecordBlock, found: Match) -> Flags:
-        """Which of some records count if they stand where they belong; those that are listed do not matter."""
-        ...
+Asked = Callable[["QueueState", RecordBlock, Match], "Flags"]
+"""Which records of a queue count if they stand where they belong, bool[n]; those that are listed do not matter."""
 
 
-class Claims:
-    """Decides which unlisted records count, and keeps the entries that stand for them."""
+class OrphanRecords:
+    """Decides which orphan records count, and keeps the entries that stand for them."""
 
     def __init__(
-        self, log: FileRow, catalog: Catalog, sightings: Sightings, *, is_growing: bool = False
+        self,
+        log: MappedFileQueue,
+        catalog: Catalog,
+        anomalies: AnomalyCounters,
+        asked: Asked,
+        *,
+        is_growing: bool = False,
     ) -> None:
         """Know nothing yet.
 
         Args:
-            sightings: Where misplaced records and rebuilt entries are counted.
+            anomalies: Where misplaced records and rebuilt entries are counted.
+            asked: Which records may count at all.
             is_growing: A broker runs: what other queues list is looked up anew each time.
         """
         self._log = log
         self._catalog = catalog
-        self._sightings = sightings
+        self._anomalies = anomalies
+        self._asked = asked
         self._is_growing = is_growing
         self._resync = Resync(log, catalog)
         self._lost: dict[int, int] = {}
@@ -86,36 +81,36 @@ class Claims:
 
     # -- deciding --------------------------------------------------------------------------------
 
-    def claim(
+    def decide(
         self, state: QueueState, block: RecordBlock, found: Match, asked: Flags, walked_from: int
-    ) -> Verdicts:
+    ) -> Cases:
         """Decide on records that their queue does not list; those that count are listed from now on.
 
         Args:
             found: ``is_listed`` is brought up to date.
             asked: bool[n], which of them may count.
-            walked_from: The log was walked from here to the records, and what was not listed on the way was claimed.
+            walked_from: The log was walked from here to the records, and what counted on the way was listed.
 
         Returns:
-            The verdict on each record.
+            The case of each record.
         """
-        verdicts, offsets = self.judge(state, block, found, asked, walked_from)
-        claims, misplaced = verdicts == Verdict.CLAIMS, verdicts == Verdict.MISPLACED
-        self._sightings.count("misplaced_records", int(misplaced.sum()))
-        if (wanted := claims | misplaced).any():
+        cases, offsets = self.classify(state, block, found, asked, walked_from)
+        counting, misplaced = cases == Case.COUNTS, cases == Case.MISPLACED
+        self._anomalies.count("misplaced_records", int(misplaced.sum()))
+        if (wanted := counting | misplaced).any():
             self._rebuild(state, block, found, wanted, offsets[wanted])
-        if claims.any():
-            found.is_listed |= claims
+        if counting.any():
+            found.is_listed |= counting
             found.is_all_listed = bool(found.is_listed.all())
             found.entries = None
-        return verdicts
+        return cases
 
-    def judge(
+    def classify(
         self, state: QueueState, block: RecordBlock, found: Match, asked: Flags, walked_from: int
-    ) -> tuple[Verdicts, Longs]:
-        """The verdict on each record, and the queue offset at which it belongs (of claims and misplaced ones)."""
+    ) -> tuple[Cases, Longs]:
+        """The case of each record, and the queue offset at which it belongs (of those that count or are misplaced)."""
         places = block.physical_offsets[found.indices]
-        messages = is_message(block, found.indices)
+        messages = is_listable(block.sys_flags[found.indices])
         asked = asked & ~found.is_listed & messages
         elsewhere, taken = np.zeros(len(asked), np.bool_), np.zeros(len(asked), np.bool_)
         if asked.any():
@@ -130,22 +125,15 @@ class Claims:
             offsets[chain] = self._places(state, block, found, chain, walked_from)
         taken &= offsets == found.offsets  # else its offset is damaged, and it belongs elsewhere
         taken |= ~found.is_listed & (~asked | (offsets < 0))
-        verdicts = judge(
-            Pair(
-                is_named=found.is_listed,
-                agrees=found.is_listed,
-                is_message=messages,
-                is_other_listed=elsewhere,
-                is_taken=taken,
-                fits=offsets == found.offsets,
-            )
+        fits = offsets == found.offsets
+        cases = classify_orphans(
+            is_message=messages, is_other_listed=elsewhere, is_taken=taken, fits=fits
         )
-        if (lost := (verdicts == Verdict.MISPLACED)).any():  # what is listed where it belongs stays
+        cases[found.is_listed] = Case.LISTED
+        if (lost := (cases == Case.MISPLACED)).any():  # what is listed where it belongs stays
             entries = [state.index.entries(int(at), int(at) + 1) for at in offsets[lost].tolist()]
-            verdicts[np.flatnonzero(lost)[[bool(one.is_written[0]) for one in entries]]] = (
-                Verdict.DROPPED
-            )
-        return verdicts, offsets
+            cases[np.flatnonzero(lost)[[bool(one.is_written[0]) for one in entries]]] = Case.DROPPED
+        return cases, offsets
 
     # -- what surrounds them ---------------------------------------------------------------------
 
@@ -156,7 +144,7 @@ class Claims:
         for at in np.flatnonzero(contested).tolist():
             entry = state.index.entries(int(found.offsets[at]), int(found.offsets[at]) + 1)
             there = fetch(self._log, state.queue, entry, bounds, is_batch=state.index.is_batch)
-            taken[at] = there.verdicts[0] == Verdict.LISTED
+            taken[at] = there.cases[0] == Case.LISTED
         return taken
 
     def _places(
@@ -208,7 +196,7 @@ class Claims:
         entries = index.entries(start, end)
         bounds = self._bounds
         found = fetch(self._log, state.queue, entries, bounds, is_batch=index.is_batch)
-        return entries, found.verdicts == Verdict.LISTED
+        return entries, found.cases == Case.LISTED
 
     def _lost_between(self, places: Longs) -> Longs:
         """Bytes that are known to be lost between each place and the next."""
@@ -233,7 +221,7 @@ class Claims:
             sizes = np.repeat(sizes, counts)
         state.index.rebuilt.add(offsets, physical, sizes, tags)
         state.end = max(state.end, int(offsets.max()) + 1)
-        self._sightings.count("rebuilt_entries", len(offsets))
+        self._anomalies.count("rebuilt_entries", len(offsets))
 
     # -- searching -------------------------------------------------------------------------------
 
@@ -255,34 +243,37 @@ class Claims:
                 start = self._resync.behind(start, end)
                 self.note_lost(piece.end, start)
 
-    def search(self, view: Searched, state: QueueState, entries: Entries, found: Fetched) -> bool:
+    def search(self, state: QueueState, entries: Entries, found: Fetched, end: int) -> bool:
         """Look for the records of entries that name none of their own, between those of their neighbours in the log.
 
         Each is looked for once. Not those whose entry names a damaged record that lies between its neighbours.
 
         Args:
             entries: Of queue offsets that follow each other.
+            end: Of the log from here on it has been decided what counts, entry or not.
 
         Returns:
             Whether any was found, which is listed from now on.
         """
-        holes = self._not_searched(state.queue, entries, found.verdicts != Verdict.LISTED)
+        holes = self._not_searched(state.queue, entries, found.cases != Case.LISTED)
         left, is_found = SEARCH_BYTES_MAX, False
         for first, last in _runs(holes):
-            start, end = self._between(view, state, entries.start + first, entries.start + last)
+            start, stop = self._between(state, entries.start + first, entries.start + last, end)
             at = slice(first, last)
-            is_there = _has_faults(found)[at] & (found.verdicts[at] == Verdict.DAMAGED)
-            is_there &= (entries.physical_offsets[at] >= start) & (
-                entries.physical_offsets[at] < end
-            )
-            if is_there.all() or start >= end:
+            is_there = _has_faults(found)[at] & (found.cases[at] == Case.DAMAGED)
+            places = entries.physical_offsets[at]
+            is_there &= (places >= start) & (places < stop)
+            if is_there.all() or start >= stop:
                 continue
-            if end - start > left:
-                self._note_unsearched(state.queue, entries.start + first, end - start)
+            if stop - start > left:
+                self._anomalies.note(
+                    f"{state.queue}: the entry of {entries.start + first} is damaged, and its record was not"
+                    f" searched for: its neighbours in the log are {stop - start:,} bytes apart"
+                )
                 continue
-            left -= end - start
-            for piece in self.walk(start, end):
-                is_found |= self._claim_of(view, state, piece.block, start)
+            left -= stop - start
+            for piece in self.walk(start, stop):
+                is_found |= self._decide_on(state, piece.block, start)
         return is_found
 
     def _not_searched(self, queue: MessageQueue, entries: Entries, holes: Flags) -> Flags:
@@ -293,15 +284,9 @@ class Claims:
             self._searched.update(keys)
         return fresh
 
-    def _note_unsearched(self, queue: MessageQueue, offset: int, size: int) -> None:
-        self._sightings.note(
-            f"{queue}: the entry of {offset} is damaged, and its record was not searched for:"
-            f" its neighbours in the log are {size:,} bytes apart"
-        )
-
-    def _between(self, view: Searched, state: QueueState, start: int, end: int) -> tuple[int, int]:
+    def _between(self, state: QueueState, start: int, end: int, limit: int) -> tuple[int, int]:
         """Where in the log the records of queue offsets ``[start, end)`` may lie, by those of their neighbours."""
-        low, high = self._bounds.log_min, view.log_end
+        low, high = self._bounds.log_min, limit
         entries, is_listed = self._borne_out(state, max(0, start - _NEAR), start)
         if is_listed.any():
             last = int(np.flatnonzero(is_listed)[-1])
@@ -309,12 +294,10 @@ class Claims:
         entries, is_listed = self._borne_out(state, end, end + _NEAR)
         if is_listed.any():
             high = int(entries.physical_offsets[int(is_listed.argmax())])
-        return low, min(high, view.undecided_end)
+        return low, min(high, limit)
 
-    def _claim_of(
-        self, view: Searched, state: QueueState, block: RecordBlock, walked_from: int
-    ) -> bool:
-        """Claim what a piece holds of one queue; whether there was anything."""
+    def _decide_on(self, state: QueueState, block: RecordBlock, walked_from: int) -> bool:
+        """Decide on what a piece holds of one queue; whether anything of it is listed from now on."""
         own = topics_equal(block, np.arange(len(block)), state.queue.topic)
         own &= (block.queue_ids == state.queue.queue_id) & (block.faults == RecordFault.OK)
         indices = np.flatnonzero(own)
@@ -323,16 +306,9 @@ class Claims:
         found = match(state.index, block, indices)
         if found.is_all_listed:
             return False
-        asked = view.asked(state, block, found)
-        verdicts = self.claim(state, block, found, asked, walked_from)
-        return bool(((verdicts == Verdict.CLAIMS) | (verdicts == Verdict.MISPLACED)).any())
-
-
-def is_message(block: RecordBlock, indices: Longs) -> Flags:
-    """Which records get an entry at all: those of a prepared or rolled-back transaction do not."""
-    state = block.sys_flags[indices] & TRANSACTION_MASK
-    found: Flags = (state == TRANSACTION_NONE) | (state == TRANSACTION_COMMIT)
-    return found
+        asked = self._asked(state, block, found)
+        cases = self.decide(state, block, found, asked, walked_from)
+        return bool(((cases == Case.COUNTS) | (cases == Case.MISPLACED)).any())
 
 
 def _has_faults(found: Fetched) -> Flags:

@@ -1,14 +1,36 @@
 """What an entry of a consume queue and a record of the log are to each other: one table for every reader.
 
 No checksum covers a record's queue, queue offset, flags or times, nor anything of an entry. So neither is believed alone:
-``judge`` takes what is known of a pair, an entry and a record that it names or that names it, and of what surrounds
-them, and says what becomes of it. The readers of stopped and running stores, the follower and verification gather those
-facts, each in its own way, and decide nothing by themselves.
+of a pair, an entry and a record that it names or that names it, and of what surrounds them, this table says what becomes
+of it. The readers of stopped and running stores, the follower and verification gather those facts, each in its own way,
+and decide nothing by themselves. The first line that holds is the one:
 
-1. An intact entry rules, as it does for a broker: a record that another entry lists never founds a claim.
+================================================================================ ============
+an entry, and what stands where it says (``classify_entries``)
+================================================================================ ============
+it says nothing                                                                  MISSING
+it names no bytes of the log                                                     DANGLING
+no sound record stands there, nor anything that says that one did                DANGLING
+no sound record stands there                                                     DAMAGED
+the record says that it is of this queue and offset                              LISTED
+an entry of the queue and offset that the record says names it, too              FOREIGN
+no other entry does: the record is damaged in its queue or offset                DAMAGED
+================================================================================ ============
+
+================================================================================ ============
+a record that the entry of its offset does not name (``classify_orphans``)
+================================================================================ ============
+it is of a prepared or rolled-back transaction, which gets no entry              NO_MESSAGE
+another entry names it; or that of its offset names a record that says so        DROPPED
+a start would not look at it, or its neighbours leave no room for it             DROPPED
+its offset goes with its neighbours': it is listed from now on                   COUNTS
+its offset cannot be its own: it is damaged, at the offset that is left for it   MISPLACED
+================================================================================ ============
+
+1. An intact entry rules, as it does for a broker: a record that another entry lists never counts elsewhere.
 2. What an entry says beside the place of its record has to be what the record says: its tag code is the hash of the
    record's tags. Where the two differ the record rules, since readers hold its tags against what they want, and would
-   never see a message whose code hides it.
+   never see a message whose code hides it (``are_wrong_tags``).
 3. A record that no entry lists is bounded by its neighbours: in the log a queue's offsets go up one by one, so ``place``
    knows between which of them a record may stand. One that says something else is damaged in its offset. It takes the
    place that its neighbours leave for it, as a broker's start would have it, and is read there as damaged.
@@ -29,14 +51,14 @@ import numpy.typing as npt
 
 from tiered.format.items import is_ext_address
 from tiered.format.record import RECORD_BYTES_MIN
-from tiered.local.face import HoleReason
+from tiered.local.interface import HoleReason
 
 if TYPE_CHECKING:
     from tiered.local.consumequeues import Flags, Longs
     from tiered.model import MessageQueue
 
 
-# -- sightings ---------------------------------------------------------------------------------------
+# -- anomaly counters --------------------------------------------------------------------------------
 #
 # What was met in a store that is explained and recorded: counted once, however often it is read again.
 
@@ -45,7 +67,7 @@ _REMEMBERED_MAX: Final = 100_000
 WRONG_TAG_CODES: Final = "wrong_tag_codes"
 
 
-class Sightings:
+class AnomalyCounters:
     """Counts holes, dropped records and whatever else is named. For any thread."""
 
     def __init__(self) -> None:
@@ -103,7 +125,7 @@ def hole_counter(reason: HoleReason) -> str:
     return f"holes_{reason.name.lower()}"
 
 
-# -- verdicts ----------------------------------------------------------------------------------------
+# -- classification ----------------------------------------------------------------------------------
 
 
 OFFSET_MAX: Final = 2**63 // 64
@@ -112,91 +134,79 @@ _FAR: Final = 2**63 - 1
 TOPIC_BYTES_MAX: Final = 255
 
 
-class Verdict(IntEnum):
-    """What becomes of a pair. The holes have the numbers of their ``HoleReason``."""
+class Case(IntEnum):
+    """What becomes of a pair, by the table above. The holes have the numbers of their ``HoleReason``."""
 
     LISTED = 0
-    """Entry and record agree: a message."""
     DAMAGED = HoleReason.DAMAGED
     DANGLING = HoleReason.DANGLING
     FOREIGN = HoleReason.FOREIGN
     MISSING = HoleReason.MISSING
-    CLAIMS = 5
-    """Nothing of use is listed at the record's offset, and it may well stand there: it is listed from now on."""
+    COUNTS = 5
     MISPLACED = 6
-    """The record's offset cannot be its own."""
     DROPPED = 7
-    """A broker's start would not list the record: its place in the queue is taken, or it is listed elsewhere."""
     NO_MESSAGE = 8
-    """The record of a prepared or rolled-back transaction, which gets no entry."""
 
 
-Facts = npt.NDArray[np.bool_] | bool
+Cases = npt.NDArray[np.int8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """What is known of pairs of an entry and a record; bool[n], or one for all."""
-
-    is_written: Facts = True  # the entry says something
-    is_within: Facts = True  # it names bytes within the readable log
-    is_sound: Facts = True  # the record passes its own checks
-    is_trace: Facts = True  # if not: something says that a record once stood there
-    agrees: Facts = False
-    """The entry names the record's place, and the record this queue and offset."""
-    is_named: Facts = True
-    """The entry names the record's place. If not, the record names the entry."""
-    is_other_listed: Facts = False
-    """Another entry names the record: what the record itself says (``is_named``), or any."""
-    is_message: Facts = True  # the record gets an entry at all
-    is_taken: Facts = False
-    """The entry names another record, which is its own; or a broker's start would not look at this one."""
-    fits: Facts = True  # the record's offset goes with its neighbours'
-
-
-def judge(pair: Pair) -> npt.NDArray[np.int8]:
-    """The verdict on each pair, int8[n]: the first line of the table that holds."""
-    named, sound = np.asarray(pair.is_named), np.asarray(pair.is_sound)
-    unnamed = ~named
-    table: list[tuple[npt.NDArray[np.bool_], Verdict]] = [
-        (named & ~np.asarray(pair.is_written), Verdict.MISSING),
-        (named & ~np.asarray(pair.is_within), Verdict.DANGLING),
-        (named & ~sound & ~np.asarray(pair.is_trace), Verdict.DANGLING),
-        (named & ~sound, Verdict.DAMAGED),
-        (np.asarray(pair.agrees), Verdict.LISTED),
-        (named & np.asarray(pair.is_other_listed), Verdict.FOREIGN),
-        (named, Verdict.DAMAGED),
-        (unnamed & ~np.asarray(pair.is_message), Verdict.NO_MESSAGE),
-        (unnamed & np.asarray(pair.is_other_listed), Verdict.DROPPED),
-        (unnamed & np.asarray(pair.is_taken), Verdict.DROPPED),
-        (unnamed & np.asarray(pair.fits), Verdict.CLAIMS),
-    ]
-    lines = np.broadcast_arrays(*(line for line, _ in table))
-    found: npt.NDArray[np.int8] = np.select(
-        lines, [np.int8(verdict) for _, verdict in table], np.int8(Verdict.MISPLACED)
-    ).astype(np.int8)
-    return found
+def classify_entries(
+    *,
+    is_written: Flags,  # the entry says something
+    is_within: Flags,  # it names bytes within the readable log
+    is_sound: Flags,  # the record there passes its own checks
+    is_trace: Flags,  # if not: something says that a record once stood there
+    agrees: Flags,  # the record says this queue and offset
+    is_other_listed: Flags,  # another entry, of what the record says, names it
+) -> Cases:
+    """The case of each entry, int8[n]."""
+    table = {
+        Case.MISSING: ~is_written,
+        Case.DANGLING: ~is_within | ~(is_sound | is_trace),
+        Case.DAMAGED: ~is_sound,
+        Case.LISTED: agrees,
+        Case.FOREIGN: is_other_listed,
+    }
+    return _first_line(table, Case.DAMAGED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TagFacts:
-    """What is known of the tag codes of entries, each of which names a record of its own."""
+def classify_orphans(
+    *,
+    is_message: Flags,  # the record gets an entry at all
+    is_other_listed: Flags,  # another entry names it
+    is_taken: Flags,
+    # The entry of its offset names a record of its own; or a start would not look at this one; or there is no room.
+    fits: Flags,  # its offset goes with its neighbours'
+) -> Cases:
+    """The case of each record that the entry of its offset does not name, int8[n]."""
+    table = {
+        Case.NO_MESSAGE: ~is_message,
+        Case.DROPPED: is_other_listed | is_taken,
+        Case.COUNTS: fits,
+    }
+    return _first_line(table, Case.MISPLACED)
 
-    codes: Longs  # int64[n], what the entries say
-    hashes: Longs
-    """int64[n], of the tags of their records. (Those of the delay topic alone have another code: when they are to be
-    delivered. No system topic is tiered.)"""
-    has_ext: bool = False  # codes may be addresses in ``consumequeue_ext``
-    is_live: bool = False
-    """The last entry may have been read while it was written, its tag code, or the lower half of it, still zero."""
+
+def _first_line(table: dict[Case, Flags], otherwise: Case) -> Cases:
+    codes = [np.int8(case) for case in table]
+    return np.select(list(table.values()), codes, np.int8(otherwise)).astype(np.int8)
 
 
-def judge_tags(facts: TagFacts) -> Flags:
-    """Which entries are damaged in their tag code, bool[n]. The right one is that of the record, of all that differ."""
-    wrong: Flags = facts.codes != facts.hashes
-    if facts.has_ext:
-        wrong &= ~is_ext_address(facts.codes)
-    if facts.is_live and len(wrong) and not int(facts.codes[-1]) & 0xFFFF_FFFF:
+def are_wrong_tags(codes: Longs, hashes: Longs, *, has_ext: bool, is_live: bool) -> Flags:
+    """Which entries are damaged in their tag code, bool[n]. The right one is that of the record, of all that differ.
+
+    Args:
+        codes: What entries say, each of which names a record of its own.
+        hashes: Of the tags of their records. (Those of the delay topic alone have another code: when they are to be
+            delivered. No system topic is tiered.)
+        has_ext: Codes may be addresses in ``consumequeue_ext``.
+        is_live: The last entry may have been read while it was written, its tag code, or the lower half of it, still zero.
+    """
+    wrong: Flags = codes != hashes
+    if has_ext:
+        wrong &= ~is_ext_address(codes)
+    if is_live and len(wrong) and not int(codes[-1]) & 0xFFFF_FFFF:
         wrong[-1] = False
     return wrong
 
@@ -206,7 +216,7 @@ class Around:
     """What is known of a queue before and behind some of its records in the log."""
 
     low: int | None = None
-    """One past the last queue offset that lies before them in the log, listed or claimed; None: none is known."""
+    """One past the last queue offset that lies before them in the log, listed or rebuilt; None: none is known."""
     listed_low: int | None = None  # as ``low``, of what the consume queue's files list
     listed_high: int | None = None
     """The first queue offset that they list behind them; None: none. Others may lie between."""

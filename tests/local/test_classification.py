@@ -18,17 +18,16 @@ from support.following import flip_entry
 
 from tiered.format.properties import tag_hash
 from tiered.format.sysflag import MULTI_TAGS
-from tiered.local.face import HoleReason
-from tiered.local.verdicts import (
+from tiered.local.classification import (
     Around,
+    Case,
     Chain,
-    Pair,
-    TagFacts,
-    Verdict,
-    judge,
-    judge_tags,
+    are_wrong_tags,
+    classify_entries,
+    classify_orphans,
     place,
 )
+from tiered.local.interface import HoleReason
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -416,24 +415,38 @@ def test_offsets_are_left_out_only_where_the_log_lost_as_much(lost: int, at: int
 
 
 @pytest.mark.parametrize(
-    ("pair", "verdict"),
+    ("facts", "case"),
     [
-        (Pair(is_written=False), Verdict.MISSING),
-        (Pair(is_within=False), Verdict.DANGLING),
-        (Pair(is_sound=False, is_trace=False), Verdict.DANGLING),
-        (Pair(is_sound=False), Verdict.DAMAGED),
-        (Pair(agrees=True), Verdict.LISTED),
-        (Pair(is_other_listed=True), Verdict.FOREIGN),
-        (Pair(), Verdict.DAMAGED),
-        (Pair(is_named=False, is_message=False), Verdict.NO_MESSAGE),
-        (Pair(is_named=False, is_other_listed=True), Verdict.DROPPED),
-        (Pair(is_named=False, is_taken=True), Verdict.DROPPED),
-        (Pair(is_named=False), Verdict.CLAIMS),
-        (Pair(is_named=False, fits=False), Verdict.MISPLACED),
+        ({"is_written": False}, Case.MISSING),
+        ({"is_within": False}, Case.DANGLING),
+        ({"is_sound": False, "is_trace": False}, Case.DANGLING),
+        ({"is_sound": False}, Case.DAMAGED),
+        ({"agrees": True}, Case.LISTED),
+        ({"is_other_listed": True}, Case.FOREIGN),
+        ({}, Case.DAMAGED),
     ],
 )
-def test_the_table(pair: Pair, verdict: Verdict):
-    assert judge(pair).tolist() == verdict
+def test_the_table_of_entries(facts: dict[str, bool], case: Case):
+    usual = dict.fromkeys(("is_written", "is_within", "is_sound", "is_trace"), True)
+    usual |= {"agrees": False, "is_other_listed": False}
+    given_facts = {name: np.array([fact]) for name, fact in (usual | facts).items()}
+    assert classify_entries(**given_facts).tolist() == [case]
+
+
+@pytest.mark.parametrize(
+    ("facts", "case"),
+    [
+        ({"is_message": False}, Case.NO_MESSAGE),
+        ({"is_other_listed": True}, Case.DROPPED),
+        ({"is_taken": True}, Case.DROPPED),
+        ({}, Case.COUNTS),
+        ({"fits": False}, Case.MISPLACED),
+    ],
+)
+def test_the_table_of_orphans(facts: dict[str, bool], case: Case):
+    usual = {"is_message": True, "is_other_listed": False, "is_taken": False, "fits": True}
+    given_facts = {name: np.array([fact]) for name, fact in (usual | facts).items()}
+    assert classify_orphans(**given_facts).tolist() == [case]
 
 
 @pytest.mark.parametrize(
@@ -453,4 +466,5 @@ def test_the_table(pair: Pair, verdict: Verdict):
 def test_the_table_of_tag_codes(code: int, options: dict[str, bool], is_wrong: bool):
     """Of the last of two entries; only that may be half written."""
     codes, hashes = np.array([0, code], np.int64), np.array([5, 97], np.int64)
-    assert judge_tags(TagFacts(codes=codes, hashes=hashes, **options)).tolist() == [True, is_wrong]
+    usual = {"has_ext": False, "is_live": False}
+    assert are_wrong_tags(codes, hashes, **(usual | options)).tolist() == [True, is_wrong]
