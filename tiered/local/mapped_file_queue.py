@@ -276,12 +276,16 @@ class FileCache:
         if file is None:
             return 0
         at = total = 0
+        descriptor, preadv = file.descriptor, os.preadv
         try:
             for offset, size in pieces:
                 part = view[at : at + size]
                 try:
                     self._refuse_lost(path, offset, size)
-                    total += _read_full(file.descriptor, part, offset)
+                    count = preadv(descriptor, [part], offset)
+                    if count < size:
+                        count += _read_rest(descriptor, part[count:], offset + count)
+                    total += count
                 except OSError as error:
                     total += self._salvage(error, file, path, offset, part)
                 at += size
@@ -359,8 +363,8 @@ class FileCache:
             os.close(file.descriptor)
 
 
-def _read_full(descriptor: int, view: memoryview, offset: int) -> int:
-    """Fill ``view`` as far as the file goes. A read ends before a page that fails; the next one tells."""
+def _read_rest(descriptor: int, view: memoryview, offset: int) -> int:
+    """Fill ``view`` as far as the file goes, after a short read: one ends before a page that fails, and the next tells."""
     done = 0
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)
