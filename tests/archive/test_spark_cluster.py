@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from support.archive_rows import check, said_by_java
-from support.command_line import Ran, command, environment, here, until
+from support.command_line import Ran, command, environment, here
 from support.spark_processes import PAUSING, SPARK, WORKER, below, job, kill, words_of
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

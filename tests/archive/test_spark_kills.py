@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.archive_rows import check
-from support.command_line import here, until
+from support.command_line import here
 from support.spark_processes import EXECUTOR, SPARK, WORKER, job, kill
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

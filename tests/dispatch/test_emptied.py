@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from support.dispatching import FAST, PREFIX, dispatching, read_back, run_once
 from support.synthetic import SyntheticStore
+from support.waiting import until
 
 from backends.memory import MemoryStore
 from tiered.log.reader import TierReader
@@ -15,8 +15,6 @@ from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tiered.dispatch.dispatcher import TieredDispatcher
     from tiered.local.interface import RecordBatch
 
@@ -126,13 +124,6 @@ def test_what_comes_between_two_looks_at_an_emptied_queue_is_tiered():
     assert min(local.raw(QUEUE)) == 10
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
-
-
 def test_a_queue_known_to_be_empty_that_grows_and_is_emptied_again_unseen():
     """The gap is told while the same process runs, not with the next message. (Seed 6146 of the simulation.)"""
     store, local = MemoryStore(), SyntheticStore()
@@ -140,9 +131,9 @@ def test_a_queue_known_to_be_empty_that_grows_and_is_emptied_again_unseen():
     with dispatching(store, local, settings=FAST) as dispatcher:
         follow(dispatcher)
         local.expire("t", 0, 5)
-        wait_until(lambda: (follow(dispatcher), QUEUE in dispatcher.continuity._lagging)[1])
+        until(lambda: (follow(dispatcher), QUEUE in dispatcher.continuity._lagging)[1])
         with local._lock:
             append(local, 3)
             local.expire("t", 0, 8)
-        wait_until(lambda: (follow(dispatcher), gaps(store) == [(5, 8)])[1])
+        until(lambda: (follow(dispatcher), gaps(store) == [(5, 8)])[1])
     assert verify_tier(store, PREFIX, deep=True, local=local).is_clean

@@ -21,6 +21,7 @@ import pytest
 from support import captures, command_line, tier_checks
 from support.command_line import here, program
 from support.servers import S3Server, free_port
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -378,12 +379,12 @@ def test_a_disk_that_is_full_for_a_while(basic: Path, small_disk: Path, tmp_path
             command_line.command(("attach", basic, "--to", url, *options)), stderr=complaints
         )
     try:
-        command_line.until(lambda: "space" in log.read_text(), "the full disk in the log")
+        until(lambda: "space" in log.read_text(), "the full disk in the log")
         time.sleep(4)
         assert process.poll() is None
         subprocess.run(("mount", "-o", "remount,size=16m", str(small_disk)), check=True)
         dump = captures.captured("s01-basic")
-        command_line.until(lambda: tier_checks.bounds(url) == dump.bounds, "everything in the tier")
+        until(lambda: tier_checks.bounds(url) == dump.bounds, "everything in the tier")
         process.terminate()
         assert process.wait(120) == 0
     finally:

@@ -16,6 +16,7 @@ from support.command_line import here
 from support.growing import LOG_FILE_BYTES, Growing, first_ms
 from support.live import Attach
 from support.tier_checks import cat
+from support.waiting import until
 
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.dispatch.settings import DispatchSettings
@@ -59,7 +60,7 @@ def wait_for(url: str, ends: dict[tuple[str, int], int]) -> None:
         rows = ran.rows if ran.code == 0 else []
         return {(r["topic"], r["queue_id"]): r["commit_offset"] for r in rows if r["commit_offset"]}
 
-    command_line.until(lambda: found() == ends, "the tier level with the store", 30)
+    until(lambda: found() == ends, "the tier level with the store", 30)
 
 
 @pytest.mark.parametrize("name", ["s01-basic", "s05-crash"])
@@ -107,7 +108,7 @@ def test_only_what_comes_from_now_on(grown: Callable[[str], Growing], tmp_path: 
     growing.grow(1_000_000)  # not all topics are there yet, and the newest log file has messages
     early = below(dump, growing.end)
     with Attach(growing.store, url, log, (*FAST, "--start", "latest")) as attach:
-        command_line.until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
+        until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
         growing.grow(growing.whole_end)
         wait_for(url, below(dump, growing.whole_end))
         said = attach.stop()
@@ -135,7 +136,7 @@ def test_what_was_in_hand_counts_as_brought_over(
 
     with ThreadPoolExecutor(1) as pool, contextlib.closing(attachment):
         running = pool.submit(attachment.run)
-        command_line.until(has_all, "everything in hand")
+        until(has_all, "everything in hand")
         assert sum(dispatcher.lag().values()) == 0
         attachment.stop()
         result = running.result()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import command_line, live, oracle
 from support.live import Attach, Producer
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,7 @@ def test_attach_crashes_and_starts_again(
     for crash in range(3):
         with Attach(broker.store, url, log) as attach:
             producer.wait_for(live.SOME * (crash + 1) * (5 + turn))
-            command_line.until(lambda: bool(live.commits(url)), "the first messages in the tier")
+            until(lambda: bool(live.commits(url)), "the first messages in the tier")
             attach.kill()
     with Attach(broker.store, url, log) as attach:
         told = producer.ended(0)
@@ -109,7 +110,7 @@ def test_only_one_may_write(broker: oracle.Broker, url: str, tmp_path: Path, tur
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
         producer = load(broker, tmp_path, turn, "one", seconds=3)
         producer.wait_for(live.SOME)
-        command_line.until(lambda: bool(live.commits(url)), "the first messages in the tier")
+        until(lambda: bool(live.commits(url)), "the first messages in the tier")
         refused = command_line.program("attach", broker.store, "--to", url, "--no-wait")
         assert refused.code == 4
         assert "holds the lease" in refused.error

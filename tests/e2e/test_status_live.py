@@ -9,6 +9,7 @@ import pytest
 from support import command_line, live, oracle
 from support.broker_files import START_MS, FakeBroker
 from support.live import Attach, Producer
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,9 +91,7 @@ def test_every_field_is_the_brokers_own(broker: oracle.Broker, tmp_path: Path):
     check_level(status(url, store))
     before = {at: end for at, (_, end) in broker.offsets(TOPIC).items()}
     sent = broker.produce(TOPIC, 200, queues=4, seed=2)
-    command_line.until(
-        lambda: sum(end for _, end in broker.offsets(TOPIC).values()) == 300, "listed"
-    )
+    until(lambda: sum(end for _, end in broker.offsets(TOPIC).values()) == 300, "listed")
     found = status(url, store)
     rows, theirs = queues(found), broker.offsets(TOPIC)
     assert {at: row["local_max_offset"] for at, row in rows.items()} == {
@@ -129,7 +128,7 @@ def _check_under_load(broker: oracle.Broker, url: str, tmp_path: Path) -> None:
                 assert row["lag_messages"] == row["local_max_offset"] - row["commit_offset"]
         producer.close()
         total = sum(end for _, end in broker.offsets(TOPIC).values())
-        command_line.until(
+        until(
             lambda: sum(live.commits(url).get((TOPIC, at), 0) for at in range(4)) >= total, "level"
         )
         attach.stop()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import command_line, live, oracle, tier_checks
 from support.live import Attach
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +93,7 @@ def test_a_topic_is_deleted_and_created_again_while_attach_runs(
         live.wait_level(url, produce(lasting_broker, topic, 200, 1))
         lasting_broker.delete_topic(topic)
         told = produce(lasting_broker, topic, again, 2)
-        command_line.until(lambda: lives(url, topic) == [(1, 0), (1, 0)], "two lives that are over")
+        until(lambda: lives(url, topic) == [(1, 0), (1, 0)], "two lives that are over")
         told += produce(lasting_broker, topic, 100, 3)
         live.wait_level(url, told)
         said = attach.stop()
@@ -146,9 +147,7 @@ def test_a_power_failure_takes_a_tail_that_was_tiered_while_attach_runs(
         broker.start()
         told = produce(broker, topic, 300, 2)
         live.wait_level(url, told)
-        command_line.until(
-            lambda: lives(url, topic) == [(0, 1), (0, 1)], "two ends that were truncated"
-        )
+        until(lambda: lives(url, topic) == [(0, 1), (0, 1)], "two ends that were truncated")
         live.wait_level(url, told)
         said = attach.stop()
     assert (said["begun_anew"], said["truncated"]) == (0, 2)

@@ -12,6 +12,7 @@ from support.command_line import here
 from support.growing import Growing, first_ms
 from support.live import Attach
 from support.servers import S3Server, use_server
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ def test_killed_again_and_again(growing: Growing, url: str, tmp_path: Path) -> N
     before = 0
     for _ in range(KILLS):
         with Attach(growing.store, url, log, FAST) as attach:
-            command_line.until(lambda: here("status", url).code == 0, "a tier")
+            until(lambda: here("status", url).code == 0, "a tier")
             for _ in range(rng.randrange(1, 6)):
                 grow_by(growing, 100_000)
                 time.sleep(rng.random() / 5)

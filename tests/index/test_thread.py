@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from support.disks import small_disk
 from support.dispatching import PREFIX, dispatching, filled, run_once
+from support.waiting import until
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
@@ -26,7 +26,7 @@ from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import pytest
@@ -251,10 +251,3 @@ def test_a_full_index_directory_is_waited_out(
             assert thread.objects >= 1
     assert "Traceback" not in caplog.text
     check(store)
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)

@@ -36,9 +36,10 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support import oracle
-from support.command_line import program, until
+from support.command_line import program
 from support.mounts import MountProcess, cpu_s, parked
 from support.servers import MINIO, run_minio, run_ministack
+from support.waiting import until
 
 from tiered.format.remoting import SIZE_BYTES, Command, decode, encode, frame_size
 from tiered.mount import protocol

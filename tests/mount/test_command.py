@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.command_line import here, program, until
+from support.command_line import here, program
 from support.mounts import Client, MountProcess, page, tier_of
 from support.oracle import free_ports
 from support.tls import Authority
+from support.waiting import until
 
 from backends.local import HIDDEN
 from tiered.format.remoting import FrameError

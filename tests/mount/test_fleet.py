@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.captures import unpack
-from support.command_line import command, environment, here, until
+from support.command_line import command, environment, here
 from support.mounts import Client, mounted, page
 from support.oracle import free_ports
+from support.waiting import until
 
 from backends.memory import MemoryStore
 from backends.s3_settings import S3Options

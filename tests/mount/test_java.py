@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import captures, command_line, oracle
-from support.command_line import until
 from support.mounts import MountProcess, tier_of
 from support.oracle import NOT_IN_TIME, TRIES, admin
+from support.waiting import until
 
 from tiered.format.fastjson import loads
 from tiered.local.layout import parse_offsets

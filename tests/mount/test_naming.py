@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.waiting import until_async
 from zlib_ng import zlib_ng
 
 from tiered.clock import ManualClock, SystemClock
@@ -114,11 +115,6 @@ def topics(*names: str) -> MountedTopics:
     return found
 
 
-async def until(what: Callable[[], object]) -> None:
-    while not what():  # noqa: ASYNC110 (many things are waited for)
-        await asyncio.sleep(0.01)
-
-
 def test_registers_with_all_read_only_and_leaves_with_its_end():
     async def work() -> None:
         one, other = Names(), Names()
@@ -149,12 +145,12 @@ def test_registers_again_at_the_interval_and_when_topics_change():
         names = NameServers([("127.0.0.1", await name_server.listen())], ME, known, interval_s=0.1)
         await names.begin()
         running = asyncio.create_task(names.run())
-        await until(lambda: len(name_server.registrations) >= 3)
+        await until_async(lambda: len(name_server.registrations) >= 3)
         versions = {row["dataVersion"]["counter"] for row in name_server.registrations}
         assert len(versions) == 1
         known.add_retry("g")
         names.change()
-        await until(lambda: "%RETRY%g" in name_server.registrations[-1]["topicConfigTable"])
+        await until_async(lambda: "%RETRY%g" in name_server.registrations[-1]["topicConfigTable"])
         assert name_server.registrations[-1]["dataVersion"]["counter"] > max(versions)
         running.cancel()
         await names.unregister()
@@ -172,11 +168,11 @@ def test_a_name_server_that_comes_back_is_registered_with_again(caplog: pytest.L
         await names.begin()
         running = asyncio.create_task(names.run())
         await name_server.server.close(0)
-        await until(lambda: names.servers[0].error)
+        await until_async(lambda: names.servers[0].error)
         again = Names()
         again.port = name_server.port
         await again.listen()
-        await until(lambda: "b" in again.brokers)
+        await until_async(lambda: "b" in again.brokers)
         running.cancel()
         await names.unregister()
         await again.server.close(1)
@@ -243,15 +239,15 @@ def test_what_is_shared_is_looked_for_again_and_a_restart_of_the_other_changes_n
         assert not name_server.asked  # there is no other broker
         registering = asyncio.ensure_future(names.run())
         name_server.others["b2"] = "c", 6, {"both"}
-        await until(lambda: name_server.told() == {"own"})
+        await until_async(lambda: name_server.told() == {"own"})
         version = name_server.registrations[-1]["dataVersion"]["counter"]
         del name_server.others["b2"]
         count = len(name_server.registrations)
-        await until(lambda: len(name_server.registrations) > count + 3)
+        await until_async(lambda: len(name_server.registrations) > count + 3)
         assert name_server.told() == {"own"}
         assert name_server.registrations[-1]["dataVersion"]["counter"] == version
         monkeypatch.setattr(module, "LEFT_S", 0.0)  # it is gone for long
-        await until(lambda: name_server.told() == {"own", "both"})
+        await until_async(lambda: name_server.told() == {"own", "both"})
         assert name_server.registrations[-1]["dataVersion"]["counter"] > version
         registering.cancel()
         await names.unregister()

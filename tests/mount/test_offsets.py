@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.captures import FOLDER
-from support.command_line import until
 from support.mounts import mounted, tier_of
+from support.waiting import until
 
 from backends.errors import PermissionDeniedError
 from backends.memory import MemoryStore

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import until_async
 
 from tiered.clock import SystemClock
 from tiered.format.remoting import (
@@ -60,13 +61,8 @@ async def serving(
         yield server, port
     finally:
         await server.close(1.0)
-        await until(lambda: not server.connections)
-        await until(lambda: server.budget.used_bytes == 0)
-
-
-async def until(what: object) -> None:
-    while not what():  # type: ignore[operator]  # noqa: ASYNC110 (many things are waited for)
-        await asyncio.sleep(0.01)
+        await until_async(lambda: not server.connections)
+        await until_async(lambda: server.budget.used_bytes == 0)
 
 
 async def connect(port: int) -> Streams:
@@ -212,12 +208,12 @@ def test_connections_are_limited():
     async def work() -> None:
         async with serving(connections_max=2) as (server, port):
             kept = [await connect(port) for _ in range(2)]
-            await until(lambda: len(server.connections) == 2)
+            await until_async(lambda: len(server.connections) == 2)
             reader, writer = await connect(port)
             assert await ended(reader)
             assert server.counters.refused_connections == 1
             kept[0][1].close()
-            await until(lambda: len(server.connections) == 1)
+            await until_async(lambda: len(server.connections) == 1)
             again_reader, again = await connect(port)
             again.write(frame(ECHO))
             assert (await receive(again_reader)).code == 0
@@ -255,7 +251,7 @@ def test_requests_under_way_die_with_their_connection():
         async with serving({HOLD: hold}) as (server, port):
             _, writer = await connect(port)
             writer.write(frame(HOLD))
-            await until(lambda: server.budget.used_bytes == 1000)
+            await until_async(lambda: server.budget.used_bytes == 1000)
             writer.transport.abort()
             await died.wait()
 
@@ -275,13 +271,13 @@ def test_a_slow_reader_takes_its_own_share_and_is_disconnected_at_last():
         async with serving({LARGE: large}, **limits) as (server, port):
             _, slow = await connect(port)
             slow.write(b"".join(frame(LARGE, number) for number in range(1000)))
-            await until(lambda: server.budget.used_bytes >= 4 * size)
+            await until_async(lambda: server.budget.used_bytes >= 4 * size)
             reader, writer = await connect(port)
             for _ in range(20):
                 writer.write(frame(LARGE))
                 assert (await receive(reader)).body_bytes == size
                 assert server.budget.used_bytes <= 6 * size
-            await until(lambda: len(server.connections) == 1)
+            await until_async(lambda: len(server.connections) == 1)
             slow.close()
             writer.close()
 
@@ -326,7 +322,7 @@ def test_requests_under_way_on_one_connection_are_limited():
         async with serving({HOLD: hold}, requests_max=3) as (_, port):
             reader, writer = await connect(port)
             writer.write(b"".join(frame(HOLD, number) for number in range(10)))
-            await until(lambda: len(under_way) == 3)
+            await until_async(lambda: len(under_way) == 3)
             await asyncio.sleep(0.1)
             assert len(under_way) == 3
             turn.set()
@@ -347,7 +343,7 @@ def test_at_its_end_what_is_under_way_is_finished():
         async with serving({HOLD: hold}) as (server, port):
             reader, writer = await connect(port)
             writer.write(frame(HOLD))
-            await until(lambda: any(one.tasks for one in server.connections))
+            await until_async(lambda: any(one.tasks for one in server.connections))
             closing = asyncio.create_task(server.close(20.0))
             await asyncio.sleep(0.05)
             turn.set()
@@ -368,7 +364,7 @@ def test_what_does_not_finish_is_given_up():
         async with serving({HOLD: hold}) as (server, port):
             reader, writer = await connect(port)
             writer.write(frame(HOLD))
-            await until(lambda: any(one.tasks for one in server.connections))
+            await until_async(lambda: any(one.tasks for one in server.connections))
             assert not await server.close(0.1)
             assert await ended(reader)
             writer.close()

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from support.waiting import until
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -167,18 +169,17 @@ class Bench:
             ran = command_line.here("status", url, "--json")
             return ran.code == 0 and ran.document["brokers"][0]["messages"] >= messages
 
-        return command_line.until(is_level, "everything that was sent is in the tier")
+        return until(is_level, "everything that was sent is in the tier")
 
     @contextmanager
     def _attach(self, *options: str) -> Iterator[Any]:
-        from support import command_line
         from support.live import Attach
 
         self.count += 1
         tier, log = self.work / f"tier-{self.count}", self.work / f"attach-{self.count}.log"
         with Attach(self.broker.store, tier.as_uri(), log, options) as attach:
             os.setpriority(os.PRIO_PROCESS, attach.pid, self.options.nice)  # before it has threads
-            command_line.until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
+            until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
             yield attach
         shutil.rmtree(tier)
 

@@ -13,6 +13,7 @@ import pytest
 from support import captures, command_line
 from support.faultproxy import FaultProxy
 from support.servers import free_port
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -184,9 +185,7 @@ def test_while_it_runs(ministack: S3Server, environment: dict[str, str], store: 
         env=command_line.environment() | environment,
     )
     try:
-        command_line.until(
-            lambda: "tiered_committed_messages_total 2613" in page(port), "metrics", 30
-        )
+        until(lambda: "tiered_committed_messages_total 2613" in page(port), "metrics", 30)
         clean(page(port), page(port, "healthz"))
         clean(*(Path(f"/proc/{process.pid}/{name}").read_text() for name in ("cmdline", "comm")))
         time.sleep(0.2)

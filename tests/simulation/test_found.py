@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.dispatching import dispatching, read_back, run_once
 from support.synthetic import SyntheticStore, _Queue
+from support.waiting import until
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
@@ -205,16 +206,9 @@ def test_what_was_read_in_bulk_is_looked_at_behind_the_taking():
     with dispatching(store, local, seed=2) as dispatcher:
         local.meanwhile = lambda: local.cut("t", 0, 10) or local.append("t", 0, b"new")  # type: ignore[func-returns-value]
         dispatcher._leave(queue)
-        wait_until(lambda: dispatcher.counters.truncated == 1)
+        until(lambda: dispatcher.counters.truncated == 1)
         assert dispatcher.drain(20), dispatcher.fault
     assert read_back(store, queue) == (local.raw(queue), [])
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 120
-    while not holds() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert holds()
 
 
 def test_what_compensation_took_ahead_of_the_follower_is_held_against_what_the_follower_meets():

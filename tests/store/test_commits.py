@@ -7,8 +7,9 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from support.embedded import SYNC, Groups, create, wait_until
+from support.embedded import SYNC, Groups, create
 from support.stored import KINDS, check_same, read_all, without_cluster
+from support.waiting import until
 
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue
@@ -69,7 +70,7 @@ def test_a_fault_of_ours_in_a_write_is_told_to_all_who_wait(store: MessageStore)
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(groups.commits._unwritten) == 2)
+    until(lambda: len(groups.commits._unwritten) == 2)
     with pytest.raises(MemoryError):
         groups.commits.run_once()
     groups.commits.fail(fault)
@@ -100,7 +101,7 @@ def test_who_waits_when_the_store_is_closed_is_told(store: MessageStore):
 
     thread = threading.Thread(target=work)
     thread.start()
-    wait_until(lambda: len(groups.commits._unwritten) == 1)
+    until(lambda: len(groups.commits._unwritten) == 1)
     store.close()
     thread.join()
     assert found
@@ -119,7 +120,7 @@ def test_who_gave_up_keeps_no_answer_from_those_behind_him(store: MessageStore):
     ]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(groups.commits._unwritten) == 14)
+    until(lambda: len(groups.commits._unwritten) == 14)
     groups.commits.run_once()
     for thread in threads:
         thread.join()

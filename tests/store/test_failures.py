@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -12,6 +11,7 @@ import pytest
 from support.disks import small_disk
 from support.embedded import SYNC, create, reopen
 from support.stored import read_all
+from support.waiting import until
 
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.fastjson import loads
@@ -85,14 +85,6 @@ def refusing(code: int) -> Callable[..., NoReturn]:
         raise OSError(code, os.strerror(code))
 
     return refuse
-
-
-def until(condition: Callable[[], object]) -> None:
-    pause, looks = threading.Event(), 0
-    while not condition():
-        looks += 1
-        assert looks < 6000
-        pause.wait(0.01)
 
 
 @pytest.mark.parametrize("has_dispatcher", [False, True])

@@ -1,4 +1,4 @@
-"""A tier whose store has a clock that the test moves, with writers and gc."""
+"""A tier whose store has a clock that the test moves, with writers, gc, leases and old readers."""
 
 from __future__ import annotations
 

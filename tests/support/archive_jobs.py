@@ -1,4 +1,4 @@
-"""Archive jobs on small tiers in memory."""
+"""Archive jobs on small tiers in memory, and stores that damage or count what a job reads."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from support import captures, command_line, tier_checks
+from support import captures, tier_checks
 from support.growing import Growing, first_ms
+from support.waiting import until
 
 from tiered.attach.observe import collect
 from tiered.attach.writer import Attachment, AttachResult, AttachSettings
@@ -101,7 +102,7 @@ class Running:
 
     def until(self, what: Callable[[], bool], why: str, seconds_max: float = 20.0) -> None:
         """Wait for something, while it runs."""
-        command_line.until(lambda: self.error is not None or what(), why, seconds_max)
+        until(lambda: self.error is not None or what(), why, seconds_max)
         assert self.error is None, self.error
 
     def check_whole(self, count: int = 2613) -> None:

@@ -1,4 +1,4 @@
-"""The captured stores, as tests read them."""
+"""The captured stores: their files, copies of them on disk, and what Java read from them."""
 
 from __future__ import annotations
 

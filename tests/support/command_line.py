@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -133,12 +132,3 @@ def attach(store: Path, folder: Path, *options: str) -> str:
     url = f"file://{folder}"
     here("attach", store, "--to", url, "--once", *options).good()
     return url
-
-
-def until(what: Callable[[], bool], why: str, seconds_max: float = 180.0) -> float:
-    """Wait until something holds; the seconds it took."""
-    began_s = time.monotonic()
-    while not what():
-        assert time.monotonic() < began_s + seconds_max, f"{why}: not after {seconds_max} s"
-        time.sleep(0.05)
-    return time.monotonic() - began_s

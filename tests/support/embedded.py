@@ -1,13 +1,13 @@
-"""Small embedded stores for tests."""
+"""Small embedded stores, and their commits taken step by step."""
 
 from __future__ import annotations
 
 import random
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from support.stored import NAMES
+from support.waiting import until
 
 from tiered.clock import Clock, SystemClock
 from tiered.store.commitlog import GroupCommits
@@ -17,7 +17,6 @@ from tiered.store.special import inner_batch
 from tiered.store.store_options import Flush, StoreOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tiered.store.encoding import Prepared, RecordPlaces
@@ -85,17 +84,10 @@ class Groups:
         for number in range(len(batches)):
             threads.append(threading.Thread(target=work, args=(number,)))
             threads[-1].start()
-            wait_until(lambda wanted=number + 1: len(self.commits._unwritten) == wanted)
+            until(lambda wanted=number + 1: len(self.commits._unwritten) == wanted)
         try:
             self.commits.run_once()
         finally:
             for thread in threads:
                 thread.join()
         return found
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 120
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)

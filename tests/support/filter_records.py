@@ -1,4 +1,4 @@
-"""Batches of records with given properties."""
+"""Batches of records with given properties, and what RocketMQ's filters and ours answer for them."""
 
 from __future__ import annotations
 

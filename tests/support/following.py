@@ -1,4 +1,4 @@
-"""Captured stores on disk, what Java found in them, and everything that our readers find."""
+"""Small copies of captured stores for our readers, what Java found in them, and everything that our readers find."""
 
 from __future__ import annotations
 

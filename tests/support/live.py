@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from support import captures, command_line, oracle, tier_checks
+from support.waiting import until
 
 FRESHNESS_S = 0.5
 LEVEL_SECONDS_MAX = 180.0
@@ -47,7 +48,7 @@ class Producer:
 
     def wait_for(self, count: int) -> None:
         """Until so many messages were acknowledged."""
-        command_line.until(lambda: len(self.acked()) >= count, f"{count} acknowledged messages")
+        until(lambda: len(self.acked()) >= count, f"{count} acknowledged messages")
 
     def ended(self, *codes: int) -> Told:
         """Wait for its end; what it was told."""
@@ -127,7 +128,7 @@ class Attach:
         self.send(signal.SIGSTOP)
         tasks = Path(f"/proc/{self.pid}/task")
         assert self.is_running, self.log.read_text()[-2000:]
-        command_line.until(lambda: all(map(_has_stopped, tasks.iterdir())), "a stop")
+        until(lambda: all(map(_has_stopped, tasks.iterdir())), "a stop")
 
     def ended(self, within_s: float = STOP_SECONDS_MAX) -> int:
         """Wait for its own end; the exit code."""
@@ -178,7 +179,7 @@ def wait_level(url: str, told: Told) -> float:
         found = commits(url)
         return all(found.get(queue, 0) >= end for queue, end in ends.items())
 
-    return command_line.until(is_level, "all acknowledged messages in the tier", LEVEL_SECONDS_MAX)
+    return until(is_level, "all acknowledged messages in the tier", LEVEL_SECONDS_MAX)
 
 
 def check_acknowledged(url: str, told: Told) -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from support.captures import unpack
-from support.command_line import command, environment, here, until
+from support.command_line import command, environment, here
+from support.waiting import until
 
 from tiered.format.record import decode_record
 from tiered.format.remoting import (

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support.command_line import command, environment, until
+from support.command_line import command, environment
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

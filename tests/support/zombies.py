@@ -17,6 +17,7 @@ from support.command_line import here
 from support.faultproxy import FaultProxy, Rule
 from support.growing import Growing, first_ms
 from support.live import Attach
+from support.waiting import until
 
 NAME = "s05-crash"
 LEASE_S = 2
@@ -138,9 +139,9 @@ def _run(made: Run, growing: Growing, rng: random.Random) -> Seen:
         arriving.start()
         stack.callback(arriving.stop)
         stack.enter_context(first)
-        command_line.until(lambda: _broker(made.url).get("epoch") == 1, "a first writer")
+        until(lambda: _broker(made.url).get("epoch") == 1, "a first writer")
         stack.enter_context(second)
-        command_line.until(lambda: "waiting for the lease" in log.read_text(), "a second writer")
+        until(lambda: "waiting for the lease" in log.read_text(), "a second writer")
         if proxy:
             proxy.holds = True
         time.sleep(rng.uniform(0.0, 1.5))
@@ -151,7 +152,7 @@ def _run(made: Run, growing: Growing, rng: random.Random) -> Seen:
         assert first.log.read_text().count("tiered: error: ") == 1, first.log.read_text()
         arriving.finish()
         count = captures.captured(NAME).count
-        command_line.until(lambda: _broker(made.url)["messages"] == count, "all messages")
+        until(lambda: _broker(made.url)["messages"] == count, "all messages")
         assert second.stop()["epoch"] == 2
     return Seen(paused_s, proxy.held if proxy else 0, fenced_s)
 
@@ -160,7 +161,7 @@ def _pause_past_the_lease(first: Attach, url: str, rng: random.Random) -> float:
     """Stop it until another has taken over, and its lease is over, and perhaps longer; the seconds that it rested."""
     began_s = time.monotonic()
     pause(first, url)
-    command_line.until(lambda: _broker(url)["epoch"] == 2, "a second epoch")
+    until(lambda: _broker(url)["epoch"] == 2, "a second epoch")
     left_s = began_s + LEASE_S - time.monotonic()
     time.sleep(max(0.0, left_s) + rng.choice((0.0, rng.uniform(0.0, 2.0))))
     first.send(signal.SIGCONT)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from support import oracle
-from support.command_line import here, spawn, until
+from support.command_line import here, spawn
 from support.timers import Killed, Timers
+from support.waiting import until
 
 from tiered.clock import SystemClock
 from tiered.crashpoints import EXIT_CODE, VARIABLE
