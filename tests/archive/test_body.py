@@ -34,7 +34,6 @@ from tiered.archive.bodies import BodyColumns, BodyLayout, is_name
 from tiered.archive.body_formats import read_wishes
 from tiered.archive.checked_ranges import with_sums
 from tiered.archive.columns import topic_schema
-from tiered.archive.engine import local_engine
 from tiered.archive.job import Workshop, first_error, log_writer, run_job
 from tiered.archive.machine import archive_action, columns_action
 from tiered.archive.merging import merge, plan_merge
@@ -42,6 +41,7 @@ from tiered.archive.model import Archived
 from tiered.errors import DataError, InvalidError
 from tiered.format.message_forms import InnerMessage, encode_inner_messages
 from tiered.model import MessageQueue
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,13 @@ from support.keyed import KeyedTier, Mail
 from support.merging import merge
 
 from tiered.archive.audit import verify_archive
-from tiered.archive.engine import local_engine
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import Result, log_writer, plan_job
 from tiered.archive.machine import job_action
 from tiered.archive.plan import plan_works
 from tiered.archive.task import do_work
 from tiered.log.merge import MergePolicy
+from tiered.upkeep.engine import local_engine
 
 FIRST_MS = 1_700_000_000_000
 

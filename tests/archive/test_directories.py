@@ -17,9 +17,9 @@ from support.tiers import TierBuilder
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.archive.columns import schema
-from tiered.archive.engine import local_engine
 from tiered.archive.job import run_job
 from tiered.model import MessageQueue
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

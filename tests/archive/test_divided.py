@@ -11,12 +11,12 @@ from support.broken import SOUND, TOPIC, build
 from support.command_line import here
 from support.tiers import QUEUE, TierBuilder
 
-from tiered.archive.engine import local_engine
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import first_error, log_writer, run_job
 from tiered.cli.archive import result_document
 from tiered.errors import DataError
 from tiered.format.message_forms import InnerMessage, encode_inner_messages
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

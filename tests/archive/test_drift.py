@@ -15,7 +15,6 @@ from support.tiers import QUEUE, TierBuilder
 
 from tiered.archive.audit import read_log
 from tiered.archive.duck import ask
-from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.machine import again_action
 from tiered.archive.merging import merge, plan_merge
@@ -25,6 +24,7 @@ from tiered.archive.stale import stale_rows
 from tiered.errors import InvalidError
 from tiered.model import MessageQueue
 from tiered.spark.frames import warn_of_stale
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -148,7 +148,7 @@ def test_a_segment_that_is_archived_in_part_is_not() -> None:
     at = workshop(tier.store)
     run_job(at, as_engine(lambda _do, _works: ()))
     assert proved(tier, at) == [[False] * 4]
-    from tiered.archive.engine import local_engine
+    from tiered.upkeep.engine import local_engine
 
     run_job(at, local_engine(at.bench, 1), limits=Limits(bytes_max=1))
     assert proved(tier, at) == [[True, False, False, False]]

@@ -23,7 +23,6 @@ from backends.wrapping import WrappingStore
 from tiered.api.broker_place import Place, choose_place
 from tiered.archive import parquet, task
 from tiered.archive.columns import schema
-from tiered.archive.engine import Workbench, local_engine
 from tiered.archive.job import log_writer, plan_job, run_job
 from tiered.archive.machine import ArchiveState
 from tiered.archive.merging import merge, plan_merge
@@ -34,6 +33,7 @@ from tiered.archive.task import do_work
 from tiered.errors import InternalError
 from tiered.log.parts import Parts
 from tiered.model import MessageQueue
+from tiered.upkeep.engine import Workbench, local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

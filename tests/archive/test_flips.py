@@ -22,7 +22,6 @@ from tiered.archive.audit import verify_archive
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema
 from tiered.archive.duck import ask
-from tiered.archive.engine import local_engine
 from tiered.archive.job import first_error, log_writer, run_job
 from tiered.archive.lookup import lookup, read_index
 from tiered.archive.merging import plan_merge
@@ -32,6 +31,7 @@ from tiered.errors import DataError, InternalError
 from tiered.model import MessageQueue
 from tiered.spark.frames import file_uris
 from tiered.spark.source import ArchiveReader
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,10 +15,10 @@ from support.tiers import TierBuilder
 
 from backends.errors import StoreFullError
 from backends.memory import MemoryStore
-from tiered.archive import spark
-from tiered.archive.engine import Workbench
 from tiered.archive.job import first_error
 from tiered.archive.model import LOG
+from tiered.spark import driver as spark
+from tiered.upkeep.engine import Workbench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -34,9 +34,8 @@ from support.tiers import QUEUE, TIME_MS, TierBuilder
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tiered.archive import job, lookup, merging, parquet, spark
+from tiered.archive import job, lookup, merging, parquet
 from tiered.archive.audit import Report, apply_repair, plan_repair, read_log, verify_archive
-from tiered.archive.engine import local_engine, rolling
 from tiered.archive.job import first_error, log_writer, run_job
 from tiered.archive.lookup import build
 from tiered.archive.machine import ArchiveState, archive_action
@@ -52,6 +51,8 @@ from tiered.log.merge import MergePolicy
 from tiered.log.reader import TierReader
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
+from tiered.spark import driver as spark
+from tiered.upkeep.engine import local_engine, rolling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

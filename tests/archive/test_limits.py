@@ -20,8 +20,6 @@ from support.tiers import QUEUE, TierBuilder
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.api.broker_place import Place, choose_place
-from tiered.archive import spark
-from tiered.archive.engine import Workbench, local_engine
 from tiered.archive.job import Watch, log_writer, plan_job, run_job, spark_ahead
 from tiered.archive.machine import ArchiveState
 from tiered.archive.plan import NO_LIMITS, Limits, Plan, Work, limited, plan_archive, plan_works
@@ -31,6 +29,8 @@ from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.journal.lease import Holder, Lease
 from tiered.log.parts import Parts, TierState
+from tiered.spark import driver as spark
+from tiered.upkeep.engine import Workbench, local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

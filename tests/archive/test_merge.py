@@ -30,7 +30,6 @@ from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.api.broker_place import Place
 from tiered.archive.clean import apply_clean, plan_clean
-from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.machine import ArchiveMachine, forget_action
 from tiered.archive.merging import merge, merge_each, plan_merge
@@ -43,6 +42,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import Entry, decode_entry, encode_entry
 from tiered.journal.replay import UnknownActionError
 from tiered.model import MessageQueue
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -32,7 +32,6 @@ from backends.s3_settings import S3Options
 from tiered.archive import publish as module
 from tiered.archive.bodies import BodyColumns, BodyLayout
 from tiered.archive.columns import schema
-from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.plan import Limits
@@ -40,6 +39,7 @@ from tiered.archive.publish import Destination, expire_snapshots, publish, table
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

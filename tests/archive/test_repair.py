@@ -18,7 +18,6 @@ from support.tiers import QUEUE, TierBuilder
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
-from tiered.archive.engine import local_engine
 from tiered.archive.job import PROBE_OLD_MS, first_error, log_writer, run_job
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import DAY_MS
@@ -30,6 +29,7 @@ from tiered.errors import DataError
 from tiered.log.merge import MergePolicy
 from tiered.log.parts import queue_action
 from tiered.model import MessageQueue
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

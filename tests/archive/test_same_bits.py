@@ -17,11 +17,11 @@ from zlib_ng import zlib_ng
 
 from tiered.archive.audit import apply_repair, plan_repair, read_log, verify_archive
 from tiered.archive.checked_ranges import with_sums
-from tiered.archive.engine import local_engine
 from tiered.archive.job import log_writer
 from tiered.archive.machine import archive_action, columns_action
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.parquet import have_same_bits
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,9 +27,7 @@ from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tiered.api.broker_place import choose_place
-from tiered.archive import spark
 from tiered.archive.audit import apply_repair, plan_repair, verify_archive
-from tiered.archive.engine import Workbench, local_engine
 from tiered.archive.job import Workshop, log_writer, run_job
 from tiered.archive.lookup import build
 from tiered.archive.merging import Together, merge, plan_merge
@@ -39,8 +37,10 @@ from tiered.archive.tables import read_archive
 from tiered.archive.task import do_work
 from tiered.clock import SystemClock
 from tiered.errors import DataError, ExpiredError, InvalidError, StoreUnavailableError
+from tiered.spark import driver as spark
 from tiered.spark.frames import ask_spark, make_views
 from tiered.spark.source import register as register_sources
+from tiered.upkeep.engine import Workbench, local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from support.shop import Shop
 
     from backends.base import ByteRange
-    from tiered.archive.engine import Engine
     from tiered.archive.plan import Work
+    from tiered.upkeep.engine import Engine
 
 
 def job(tier: str, archive: str, session: Any) -> Any:
@@ -359,7 +359,7 @@ def test_tasks_and_outcomes_travel(sealed: Callable[[str], Sealed]) -> None:
 
 STARTED = """
 import sys
-from tiered.archive.spark import open_session
+from tiered.spark.driver import open_session
 conf = {"spark.driver.extraJavaOptions": sys.argv[2]} if sys.argv[2] else {}
 session = open_session("local[1]", conf, is_lean=sys.argv[1] == "lean")
 factory = session._jvm.java.lang.management.ManagementFactory

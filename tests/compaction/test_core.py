@@ -1,10 +1,11 @@
-"""The core against MD5 itself, against a replay into a dict, and against what Kafka's real cleaner did."""
+"""The core against a replay into a dict, and against what Kafka's real cleaner did."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,26 @@ from hypothesis import strategies as st
 from support.examples import make
 from support.synthetic import make_batch
 
-from tiered.compaction.keyed import keyed_records
-from tiered.compaction.offset_map import ABSENT, ENTRY_BYTES, OffsetMap, digest_many
+from tiered.compaction.keyed import digest_many, keyed_records
+from tiered.compaction.newest import (
+    EMPTY,
+    HOLDS,
+    KEY_BYTES,
+    KEYED,
+    ROW,
+    Newest,
+    in_rounds,
+    in_several,
+    is_among,
+    keys_that_fit,
+)
 from tiered.compaction.passes import Due, LogFile, PassSettings, plan_pass
 from tiered.compaction.retention import (
     CAREFUL,
     EVERY,
     KAFKA,
     POLICIES,
-    KeyedRecords,
     RetentionPolicy,
-    fill,
-    stays,
     tombstones_gone,
     with_pass,
 )
@@ -47,102 +56,122 @@ def digests_of(texts: list[bytes]) -> np.ndarray:
     return digest_many(b"".join(texts), np.cumsum(sizes) - sizes, sizes)
 
 
-def columns(rows: list[Row]) -> KeyedRecords:
-    return KeyedRecords(
-        np.array([offset for offset, _, _ in rows], np.int64),
-        digests_of([(key or "").encode() for _, key, _ in rows]),
-        np.array([key is not None for _, key, _ in rows], np.bool_),
-        np.array([empty for _, _, empty in rows], np.bool_),
-        np.full(len(rows), 100, np.int64),
-        np.array([offset for offset, _, _ in rows], np.int64),
-    )
+def digest_of(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def columns(rows: list[Row], queue: int = 0) -> np.ndarray:
+    found = np.zeros(len(rows), ROW)
+    for name, at in (("high", 0), ("low", 1)):
+        found[name] = digests_of([(key or "").encode() for _, key, _ in rows])[:, at]
+    found["offset"] = [offset for offset, _, _ in rows]
+    found["flags"] = [KEYED * (key is not None) + EMPTY * empty for _, key, empty in rows]
+    found["queue"], found["size"] = queue, 100
+    return found
 
 
 @given(texts=st.lists(st.binary(max_size=200), max_size=40))
-def test_digests_are_those_of_md5(texts: list[bytes]):
-    found = digests_of(texts)
-    assert [row.tobytes() for row in found] == [hashlib.md5(text).digest() for text in texts]
+def test_digests_are_those_of_blake2(texts: list[bytes]):
+    assert [row.tobytes() for row in digests_of(texts)] == [digest_of(text) for text in texts]
 
 
-@pytest.mark.parametrize("size", [0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 1000])
-def test_digests_at_the_ends_of_blocks_and_buffers(size: int):
-    text = bytes(range(256)) * 4
-    found = digest_many(text, np.array([0, len(text) - size]), np.array([size, size]))
-    wanted = [text[:size], text[len(text) - size :]]
-    assert [row.tobytes() for row in found] == [hashlib.md5(one).digest() for one in wanted]
+# -- the newest of each key -----------------------------------------------------------------------
+
+SENT = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(0, 2)), max_size=80)
+"""Key, store time and queue of each message."""
 
 
-# -- the map --------------------------------------------------------------------------------------
+def sent_rows(sent: list[tuple[int, int, int]]) -> np.ndarray:
+    rows = np.zeros(len(sent), ROW)
+    digests = digests_of([b"%d" % key for key, _, _ in sent])
+    rows["high"], rows["low"] = digests[:, 0], digests[:, 1]
+    rows["time_ms"] = [time_ms for _, time_ms, _ in sent]
+    rows["queue"] = [queue for _, _, queue in sent]
+    rows["offset"] = np.arange(len(sent))
+    return rows
 
 
-@given(
-    batches=st.lists(st.lists(st.integers(0, 30), max_size=25), max_size=8),
-    slots=st.integers(2, 60),
-)
-def test_the_map_is_a_dict_until_it_is_full(batches: list[list[int]], slots: int):
-    known, model, offset = OffsetMap(slots * ENTRY_BYTES), {}, 0
-    for keys in batches:
-        digests = digests_of([b"%d" % key for key in keys])
-        offsets = np.arange(offset, offset + len(keys), dtype=np.int64)
-        taken = known.put(digests, offsets)
-        for key, at in zip(keys[:taken], offsets.tolist(), strict=False):
-            model[key] = at
-        assert known.keys == len(model) <= known.capacity
-        if taken < len(keys):  # the next key is new, and there is no room for it
-            assert keys[taken] not in model
-            assert len(model) == known.capacity
-            break
-        offset += len(keys)
-    asked = list(range(31))
-    wanted = [model.get(key, ABSENT) for key in asked]
-    assert known.get(digests_of([b"%d" % key for key in asked])).tolist() == wanted
+@given(sent=SENT, is_across=st.booleans(), keys_max=st.integers(1, 40), pieces=st.integers(1, 9))
+def test_rounds_have_the_newest_of_each_key_once_whatever_fits_and_in_whatever_order_it_comes(
+    sent: list[tuple[int, int, int]], is_across: bool, keys_max: int, pieces: int
+):
+    rows = sent_rows(sent)
+    model: dict[tuple[int, ...], tuple[int, int, int]] = {}
+    for offset, (key, time_ms, queue) in enumerate(sent):
+        mine = (key,) if is_across else (key, queue)
+        place = time_ms if is_across else 0, offset, queue
+        model[mine] = max(place, model.get(mine, place))
+
+    def look(newest: Newest) -> None:
+        for piece in range(pieces)[::-1]:
+            newest.put(rows[piece::pieces])
+
+    found = []
+    for newest in in_rounds(keys_max, look, is_across=is_across):
+        mine = newest.rows()
+        assert len(np.unique(mine["high"])) <= keys_max
+        found += [
+            (int(row["time_ms"]) if is_across else 0, int(row["offset"]), int(row["queue"]))
+            for row in mine
+        ]
+    assert sorted(found) == sorted(model.values())
 
 
-def test_a_map_takes_what_it_was_told_and_no_more():
-    known = OffsetMap(1_000_000)
-    assert known.memory_bytes <= 1_000_000
-    offsets = np.arange(100_000)
-    keys = digests_of([b"key-%d" % n for n in range(100_000)])
-    taken = known.put(keys, offsets)
-    assert taken == known.keys == known.capacity == int(1_000_000 // ENTRY_BYTES * 0.9)
-    assert known.memory_bytes / known.keys <= 32
-    assert known.put(keys[:taken], offsets + 100_000) == taken  # known keys need no room
+def test_memory_says_how_many_keys_a_round_takes():
+    assert keys_that_fit(100 * KEY_BYTES) == 100
+    rows = sent_rows([(key, 0, 0) for key in range(1000)])
+    rounds = [len(newest.rows()) for newest in in_rounds(100, lambda newest: newest.put(rows))]
+    assert (max(rounds), sum(rounds)) == (100, 1000)
     with pytest.raises(InvalidError, match="no room"):
-        OffsetMap(10)
+        keys_that_fit(10)
 
 
-def test_probing_is_that_of_both_systems():
-    """Slots are found as Kafka's SkimpyOffsetMap and RocketMQ's OffsetMap find them."""
-    known = OffsetMap(7 * ENTRY_BYTES)
-    digest = digests_of([b"some key"])
-    octets = digest.tobytes()
+def test_memory_is_not_exceeded_whatever_comes():
+    rng, keys_max = np.random.default_rng(1), 100_000
+    tracemalloc.start()
+    newest = Newest(keys_max)
+    for first in range(0, 3 * keys_max, 8192):
+        rows = np.zeros(8192, ROW)
+        rows["high"] = rng.integers(0, 2**63, 8192)
+        rows["offset"] = np.arange(first, first + 8192)
+        newest.put(rows)
+    assert len(newest.rows()) == keys_max
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= KEY_BYTES * keys_max + (2 << 20)  # and the rows that are put
 
-    def slot(step: int) -> int:
-        window = int.from_bytes(octets[min(step, 12) : min(step, 12) + 4], "big", signed=True)
-        return abs(window + max(0, step - 12)) % 7
 
-    assert [int(known._slots(digest, step)[0]) for step in range(20)] == [
-        slot(step) for step in range(20)
-    ]
+def test_a_key_is_held_by_any_of_its_rows():
+    rows = sent_rows([(1, 5, 0), (1, 9, 1), (2, 1, 0)])
+    rows["flags"] = [HOLDS, 0, 0]
+    newest = Newest(9, is_across=True)
+    for row in (rows[:1], rows[1:]):  # also when it was taken in before
+        newest.put(row)
+        newest.rows()
+    assert sorted(newest.rows()[["offset", "flags"]].tolist()) == [(1, HOLDS), (2, 0)]
+
+
+def test_of_samples_only_what_all_of_them_could_have_is_held_against_each_other():
+    samples = [np.array(some, np.uint64) for some in ([1, 2, 9], [2, 3], [])]
+    assert in_several(samples, 4) == (1, 4)
+    assert in_several([np.array([1, 2], np.uint64), samples[1]], 2) == (1, 2)
+    assert in_several([], 3) == (0, 0)
 
 
 # -- the rule -------------------------------------------------------------------------------------
 
 
-def compacted(rows: list[Row], memory_keys: int, policy: RetentionPolicy, gone: int) -> list[Row]:
+def compacted(rows: list[Row], keys_max: int, policy: RetentionPolicy, gone: int) -> list[Row]:
     """All rounds of one pass over a log."""
-    kept = columns(rows)
-    end = rows[-1][0] + 1
-    at = rows[0][0]
-    while at < end:
-        known = OffsetMap(-(-memory_keys * 10 // 9) * ENTRY_BYTES + ENTRY_BYTES)
-        source = columns([row for row in rows if row[0] >= at])
-        following = fill(known, [source], end)
-        assert following > at
-        at = following
-        kept = kept.some(stays(kept, known, policy, gone))
-    left = set(kept.offsets.tolist())
-    return [row for row in rows if row[0] in left]
+    every = columns(rows)
+    keyed = every["flags"] & KEYED > 0
+    kept = [every["offset"][~keyed]] if policy.keeps_keyless else []
+    for newest in in_rounds(keys_max, lambda newest: newest.put(every[keyed])):
+        mine = newest.rows()
+        dead = (mine["flags"] & EMPTY > 0) & (mine["offset"] < gone)
+        kept.append(mine["offset"][~dead])
+    left = is_among(np.sort(np.concatenate(kept)), every["offset"])
+    return [row for row, stays in zip(rows, left, strict=True) if stays]
 
 
 ROWS = st.lists(
@@ -173,27 +202,7 @@ def test_all_rounds_leave_what_a_replay_into_a_dict_leaves(
         if (policy.keeps_keyless if key is None else newest[key] == offset)
         and not (key is not None and empty and offset < gone)
     ]
-    found = compacted(rows, memory_keys, policy, gone)
-    last = rows[-1][
-        0
-    ]  # a record without a key behind the last key is not judged: the map ends there
-    assert found == wanted or [row for row in found if row[0] != last] == wanted
-
-
-@given(rows=ROWS, memory_keys=st.integers(1, 4), at=st.integers(0, 59))
-def test_a_reader_from_the_start_has_the_final_state_wherever_rounds_stop(
-    rows: list[Row], memory_keys: int, at: int
-):
-    """K5, with the map too small, and only the first round made."""
-    known = OffsetMap(-(-memory_keys * 10 // 9) * ENTRY_BYTES + ENTRY_BYTES)
-    source = columns(rows)
-    fill(known, [source.some(source.offsets >= at)], rows[-1][0] + 1)
-    kept = set(source.offsets[stays(source, known, KAFKA, 0)].tolist())
-
-    def replay(log: list[Row]) -> dict[str | None, int]:
-        return {key: offset for offset, key, _ in log if key is not None}
-
-    assert replay([row for row in rows if row[0] in kept]) == replay(rows)
+    assert compacted(rows, memory_keys, policy, gone) == wanted
 
 
 def test_tombstones_wait_until_a_reader_has_had_the_time_to_meet_them():
@@ -225,11 +234,8 @@ def test_what_stays_is_what_kafka_left(number: int, memory_keys: int):
     since = [row for row in below(log["after2"], second) if row[0] >= first]
     rows = below(log["after"], first) + since
     assert any(empty for at, _, empty in rows if at < first)
-    known = OffsetMap(1 << 20)
-    fill(known, [columns(since)], second)
-    records = columns(rows)
-    kept = records.offsets[stays(records, known, KAFKA, first)].tolist()
-    assert kept == [at for at, _, _ in below(log["after2"], second)]
+    found = compacted(rows, memory_keys, KAFKA, first)
+    assert found == below(log["after2"], second)
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -293,16 +299,18 @@ def test_keys_are_those_of_the_properties(rows: list[tuple[bytes, bytes]]):
     raws.insert(1, b"")  # a hole
     batch = make_batch(QUEUE, 7, raws, [5] * len(raws))
     found = [
-        (offset, digest.tobytes() if has else None, empty)
-        for part in keyed_records(batch)
-        for offset, digest, has, empty in zip(
-            part.offsets.tolist(), part.digests, part.has_key, part.is_tombstone, strict=True
+        (
+            int(row["offset"]),
+            row[["high", "low"]].tobytes()[:16] if row["flags"] & KEYED else None,
+            bool(row["flags"] & EMPTY),
         )
+        for part in keyed_records(batch)
+        for row in part
     ]
     wanted = []
     for number, (raw, body) in enumerate(rows):
         key = parse_properties(raw).get("KEYS")
-        digest = None if key is None else hashlib.md5(key.encode()).digest()
+        digest = None if key is None else digest_of(key.encode())
         wanted.append((7 + number + (number > 0), digest, body == b""))
     assert found == wanted
 
@@ -314,15 +322,6 @@ def test_damaged_records_and_inner_batches_are_refused():
     inner = encode_record(make(topic="t", queue_offset=0, sys_flag=INNER_BATCH))
     with pytest.raises(InvalidError, match="inner batches"):
         list(keyed_records(make_batch(QUEUE, 0, [inner], [5])))
-
-
-@pytest.mark.parametrize("offsets", [[3, 3], [5, 4], [1, 2]])
-def test_offsets_that_do_not_ascend_are_damage(offsets: list[int]):
-    """By them it is told which message of a key is the newest."""
-    known = OffsetMap(1 << 10)
-    known.pass_by(2)
-    with pytest.raises(DataError, match="do not ascend"):
-        known.put(np.arange(4, dtype=np.uint64).reshape(2, 2), np.array(offsets))
 
 
 def test_policies_are_what_people_name():

@@ -54,16 +54,14 @@ from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.metrics import render
 from tiered.model import MessageQueue, QueueOffset
-from tiered.upkeep.compact import (
-    Compactor,
-    CompactSettings,
-    LocalEngine,
-)
+from tiered.upkeep import compact_work
+from tiered.upkeep.compact import Compactor, CompactSettings
 from tiered.upkeep.compact_thread import CompactionThread, Stopping
 from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
+    from backends.base import ObjectStore
     from tiered.local.interface import RecordBatch
     from tiered.log.parts import Part
 
@@ -189,16 +187,14 @@ def test_a_new_epoch_refuses_what_was_uploaded_under_the_old_one():
     tier = filled([[mail("a")] * 4, [mail("z")]])
     compactor = Compactor(workplace(tier), CompactSettings(passes=ALWAYS, compression=None))
     plan = compactor.plan(["t"])
-    engine = compactor.engine
-    assert isinstance(engine, LocalEngine)
-    real = engine.lefts
+    real = compactor.made
 
-    def meanwhile(*place: Any) -> Any:
+    def meanwhile(works: Any) -> Any:
         tier.journal.catch_up()
         tier.journal.take_epoch({"host": "other"})
-        return real(*place)
+        return real(works)
 
-    engine.lefts = meanwhile  # type: ignore[method-assign]
+    compactor.made = meanwhile  # type: ignore[method-assign]
     with pytest.raises(InvalidError, match="another writer has taken over"):
         compactor.apply(plan)
     assert len(messages(tier)) == 5
@@ -241,7 +237,7 @@ def test_k5_whatever_comes_order_and_final_state_stay_and_the_head_is_whole(
         elif step == "merge":
             merge(tier, policy, compression=compression)
         elif sent:
-            memory = 24 * 3 if step == "little" else 1 << 16
+            memory = 128 * 3 if step == "little" else 1 << 16
             compact(tier, compression=compression, memory_bytes=memory)
         if not sent:
             continue
@@ -391,7 +387,7 @@ def left_across(rows: list[Row], looked_to: list[int], ends: list[int]) -> set[R
         min_size=1, max_size=3,
     ),
     waits=st.booleans(),
-    memory=st.sampled_from([24 * 40, 1 << 20]),
+    memory=st.sampled_from([128 * 3, 1 << 20]),
 )  # fmt: skip
 def test_across_queues_the_newest_by_store_time_stays_and_a_dead_key_never_comes_back(
     rounds: list[tuple[list[tuple[int, str, bytes, int]], set[int]]], waits: bool, memory: int
@@ -447,7 +443,7 @@ def test_a_tombstone_waits_for_an_old_value_that_stays_in_another_queue_and_goes
     ("where", "name", "wrong"),
     [
         ("open", "seen_until_ms", lambda *_: EVERY),
-        ("last", "holds", lambda records, _: np.zeros(len(records), np.bool_)),
+        ("last", "holds", lambda rows, _: np.zeros(len(rows), np.bool_)),
     ],
 )
 def test_a_tombstone_that_does_not_wait_would_be_found(
@@ -456,7 +452,8 @@ def test_a_tombstone_that_does_not_wait_would_be_found(
     tier = KeyedTier()
     old_value(tier, where)
     before = final_state(rows_of(tier))
-    monkeypatch.setattr(f"tiered.upkeep.compact.{name}", wrong)
+    module = "compact_work" if name == "holds" else "compact"
+    monkeypatch.setattr(f"tiered.upkeep.{module}.{name}", wrong)
     two_passes(tier)
     assert "k" not in before
     assert final_state(rows_of(tier))["k"] == b"old"
@@ -493,7 +490,7 @@ def test_a_crash_before_the_entry_changes_nothing_and_planning_again_goes_on(
             raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("tiered.upkeep.compact.reached", crash)
+        patch.setattr("tiered.upkeep.compact_work.reached", crash)
         with pytest.raises(Crash):
             compact(tier)
     tier.journal.catch_up()
@@ -647,17 +644,17 @@ def test_of_what_is_gathered_no_more_is_held_than_what_stays(monkeypatch: pytest
     tier = KeyedTier()
     for number in range(12):
         tier.post(QUEUE, [mail(f"k{n % 5}", b"x" * 3_000) for n in range(20)], roll=number == 11)
-    read_part, held, most = LocalEngine._batch, [], 0
+    read_part, held, most = compact_work.part_records, [], 0
 
-    def noted(compactor: Compactor, queue: MessageQueue, part: Part) -> RecordBatch:
+    def noted(store: ObjectStore, prefix: str, queue: MessageQueue, part: Part) -> RecordBatch:
         nonlocal most
-        batch = read_part(compactor, queue, part)
+        batch = read_part(store, prefix, queue, part)
         batch.data = Held(batch.data)
         held.append(weakref.ref(batch.data))
         most = max(most, sum(one() is not None for one in held))
         return batch
 
-    monkeypatch.setattr(LocalEngine, "_batch", noted)
+    monkeypatch.setattr(compact_work, "part_records", noted)
     assert compact(tier)["steps"][0]["rewritten_parts"] == 11
     assert len(held) > 20
     assert most <= 3
@@ -665,5 +662,5 @@ def test_of_what_is_gathered_no_more_is_held_than_what_stays(monkeypatch: pytest
 
 def test_messages_without_a_key_are_counted_whole_in_rounds_too():
     tier = filled([[mail(f"k{n}") for n in range(40)], [mail("")] * 7, [mail("z")]])
-    step = compact(tier, memory_bytes=24 * 10)["steps"][0]
+    step = compact(tier, memory_bytes=128 * 10)["steps"][0]
     assert (step["rounds"] > 2, step["keyless"], step["tombstones"]) == (True, 7, 0)

@@ -94,7 +94,7 @@ def session(name: str) -> Any:
     """A warm session: a worker has run. For our engine as the command opens it, else as one does without this program."""
     from pyspark.sql import SparkSession
 
-    from tiered.archive.spark import open_session
+    from tiered.spark.driver import open_session
 
     os.environ["PYTHONPATH"] = f"{ROOT}:{ROOT}/tests/peer"
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -144,11 +144,11 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import open_metered, with_retries
     from tiered.archive.body_formats import read_wishes
-    from tiered.archive.engine import local_engine
     from tiered.archive.job import run_job
-    from tiered.archive.spark import SparkOrder, spark_engine
     from tiered.archive.task import Workshop
     from tiered.clock import SystemClock
+    from tiered.spark.driver import SparkOrder, spark_engine
+    from tiered.upkeep.engine import local_engine
 
     engine, _, more = kind.partition(":")
     tier_url, url = (folder / "tier").as_uri(), out.as_uri()

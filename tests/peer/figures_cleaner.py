@@ -45,13 +45,12 @@ class Sizes:
 
 
 def core(_folder: Path, sizes: Sizes) -> dict[str, float]:
-    """Keys of records, map, verdicts, and the bytes of what stays joined; records are made anew for each look."""
+    """Keys of records, the newest of each, and the bytes of what stays joined; records are made anew for both looks."""
     from support.examples import make
     from support.synthetic import make_batch
 
     from tiered.compaction.keyed import keyed_records
-    from tiered.compaction.offset_map import OffsetMap
-    from tiered.compaction.retention import CAREFUL, fill, stays
+    from tiered.compaction.newest import KEY_BYTES, Newest, is_among
     from tiered.format.record import QUEUE_OFFSET_AT, encode_record
     from tiered.model import MessageQueue, QueueOffset
 
@@ -67,7 +66,6 @@ def core(_folder: Path, sizes: Sizes) -> dict[str, float]:
     cpu_s = 0.0
 
     def looked() -> Any:
-        nonlocal cpu_s
         for first in range(0, sizes.messages, piece):
             numbers = np.arange(first, first + piece, dtype=np.uint64)
             hashed = numbers * np.uint64(FACTOR) + np.uint64(ADDED)
@@ -77,29 +75,30 @@ def core(_folder: Path, sizes: Sizes) -> dict[str, float]:
                 numbers.astype(">i8").view(np.uint8).reshape(-1, 8)
             )
             batch.base_offset = QueueOffset(first)
-            begun = time.thread_time()
-            records = list(keyed_records(batch))
-            cpu_s += time.thread_time() - begun
-            yield from records
+            yield first
 
-    known = OffsetMap(32 * sizes.keys)
+    newest = Newest(sizes.keys)
     end = -(-sizes.messages // piece) * piece
-    for records in looked():
+    for _ in looked():
         begun = time.thread_time()
-        fill(known, [records], int(records.offsets[-1]) + 1)
+        for records in keyed_records(batch):
+            newest.put(records)
         cpu_s += time.thread_time() - begun
+    begun = time.thread_time()
+    stay = np.sort(newest.rows()["offset"])
+    cpu_s += time.thread_time() - begun
     left = 0
     view = memoryview(rows).cast("B")
-    for records in looked():
+    for first in looked():
         begun = time.thread_time()
-        kept = np.flatnonzero(stays(records, known, CAREFUL, 0))
+        kept = np.flatnonzero(is_among(stay, np.arange(first, first + piece)))
         starts = kept * len(raw)
         pieces = map(slice, starts.tolist(), (starts + len(raw)).tolist())
         left += len(bytearray().join(map(view.__getitem__, pieces)))
         cpu_s += time.thread_time() - begun
     assert left == sizes.keys * len(raw)
     return {"messages": end, "log_bytes": end * len(raw), "left_bytes": left, "cpu_s": cpu_s,
-            "map_bytes_a_key": known.memory_bytes / known.keys}  # fmt: skip
+            "map_bytes_a_key": KEY_BYTES}  # fmt: skip
 
 
 def store(folder: Path, sizes: Sizes) -> dict[str, float]:

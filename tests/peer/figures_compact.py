@@ -3,8 +3,7 @@
 A topic of 1 KiB messages with keys is tiered and sealed in DIR once, its tier copied for each run; then planned and
 applied, each side in turn in a fresh process: by the local engine (one thread) and by Spark (local[2]). CPU is that of the
 whole tree of processes, JVM and workers included, as `figures_archive.py` reads it; `cold` counts from the start of the
-process, `warm` leaves out starting a JVM and its first job. `shuffled` is what Spark wrote for shuffles: keys and offsets,
-no bodies.
+process, `warm` leaves out starting a JVM and its first job.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +55,14 @@ def make(folder: Path, messages: int) -> None:
 
 def one(folder: Path, side: str) -> dict[str, float]:
     """A pass over a copy, in this process."""
+
     from backends.registry import open_store
     from backends.s3_settings import S3Options
     from tiered.api.broker_place import choose_place
-    from tiered.archive.spark import open_session
     from tiered.clock import SystemClock
     from tiered.compaction.passes import PassSettings
+    from tiered.spark.driver import SparkOrder, open_session, spark_engine
     from tiered.upkeep.compact import Compactor, CompactSettings
-    from tiered.upkeep.compact_spark import CompactOrder, SparkEngine
     from tiered.upkeep.workplace import Workplace
 
     def same(batches: Any) -> Any:
@@ -72,16 +70,16 @@ def one(folder: Path, side: str) -> dict[str, float]:
 
     session: Any = None
     if side == "spark":
-        conf = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.driver.host": "127.0.0.1"}
+        conf = {"spark.driver.host": "127.0.0.1"}
         session = open_session("local[2]", conf)
         session.range(0, 2, 1, 2).mapInArrow(same, "id long").collect()
     url, began_s = f"file://{folder}/tier", tree_cpu_s()
     store = open_store(url, S3Options())
     at = Workplace(store, store, choose_place(store, None, None), SystemClock(), random.Random())
     settings = CompactSettings(passes=PassSettings(dirty_ratio=0), compression=None)
-    order = CompactOrder(url, at.prefix, S3Options())
-    engine = SparkEngine(session, order, settings) if session else None
-    compactor = Compactor(at, settings, engine=engine)
+    order = SparkOrder(url, at.prefix, None, S3Options())
+    engine = spark_engine(session, order) if session else None
+    compactor = Compactor(at, settings, engine=engine, bundles=256 if session else 1)
     plan = compactor.plan(["prices"])
     planned_s = tree_cpu_s()
     done = compactor.apply(plan)
@@ -97,12 +95,6 @@ def one(folder: Path, side: str) -> dict[str, float]:
         "cold": ended_s,
     }
     if session:
-        # Counted by the scheduler's own stages: nothing here says what a row may weigh.
-        context = session.sparkContext
-        stages = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/stages"
-        with urllib.request.urlopen(stages, timeout=30) as answer:
-            sizes = [stage["shuffleWriteBytes"] for stage in json.load(answer)]
-        found["shuffled_mib"] = sum(sizes) / MIB
         session.stop()
     return found
 

@@ -17,6 +17,7 @@ from backends.errors import (
     ObjectNotFoundError,
     UnknownOutcomeError,
 )
+from tiered.compaction import newest
 from tiered.compaction.retention import EVERY
 from tiered.dispatch import continuity, group_commit, merging
 from tiered.dispatch.dispatcher import TieredDispatcher
@@ -30,12 +31,12 @@ from tiered.keys import checkpoint_key, entry_key
 from tiered.log import composite, divergence, merge, state
 from tiered.log.composite import CommitColumns, CompositeFlatFile, GroupCommit
 from tiered.log.parts import Parts
-from tiered.upkeep import compact
+from tiered.upkeep import compact, compact_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tiered.compaction.retention import KeyedRecords
+    from tiered.compaction.newest import Rows
     from tiered.local.interface import RecordBatch
     from tiered.log.bundles import SectionRow
     from tiered.log.merge import MergeRun
@@ -698,22 +699,25 @@ def _cloned_writer_goes_on() -> Patches:
 
 
 def _newest_of_its_key_goes() -> Patches:
-    """Compaction keeps all of a key but the newest."""
-    real = compact.stays
+    """Compaction keeps the oldest of a key, and not the newest."""
+    real = newest.newest_of
 
-    def wrong(records: KeyedRecords, *arguments: Any) -> Any:
-        kept = real(records, *arguments)
-        return ~kept | ~records.has_key
+    def wrong(rows: Rows, *, is_across: bool) -> Rows:
+        turned = rows.copy()
+        turned["offset"], turned["time_ms"] = -rows["offset"], -rows["time_ms"]
+        found = real(turned, is_across=is_across)
+        found["offset"], found["time_ms"] = -found["offset"], -found["time_ms"]
+        return found
 
-    return [mock.patch.object(compact, "stays", wrong)]
+    return [mock.patch.object(newest, "newest_of", wrong)]
 
 
 def _keyless_goes() -> Patches:
     """Compaction takes a message away that has no key."""
-    real = compact.stays
+    real = compact.read_keys
     return [
         mock.patch.object(
-            compact, "stays", lambda records, *more: real(records, *more) & records.has_key
+            compact, "read_keys", lambda at, work: real(at, replace(work, keeps_keyless=False))
         )
     ]
 
@@ -724,13 +728,15 @@ def _tombstones_go_at_once() -> Patches:
 
 def _keys_are_mixed_up() -> Patches:
     """Compaction takes keys for one that are alike in part."""
-    real = compact.keyed_records
+    real = compact_work.keyed_records
 
-    def wrong(batch: RecordBatch) -> Iterator[KeyedRecords]:
+    def wrong(batch: RecordBatch) -> Iterator[Rows]:
         for some in real(batch):
-            yield replace(some, digests=some.digests & np.uint64(3))
+            for name in ("high", "low"):
+                some[name] &= np.uint64(3)
+            yield some
 
-    return [mock.patch.object(compact, "keyed_records", wrong)]
+    return [mock.patch.object(compact_work, "keyed_records", wrong)]
 
 
 MUTANTS: dict[str, Callable[[], Patches]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tiered.archive import spark
+from tiered.spark import driver as spark
 from tiered.spark.source import register
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def test_who_reads_keeps_the_files_that_a_pass_replaces(tmp_path: Path):
 
 
 def test_keys_that_do_not_fit_into_the_map_are_looked_at_in_rounds(tmp_path: Path):
-    options = replace(OPTIONS, compacting=replace(OPTIONS.compacting, memory_bytes=24 * 4))
+    options = replace(OPTIONS, compacting=replace(OPTIONS.compacting, memory_bytes=128 * 4))
     with create(tmp_path / "s", options) as store:
         store.create_topic("prices", queues=1, is_compacted=True)
         sent = [f"k{n % 20}" for n in range(300)]

@@ -54,7 +54,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sealed]:
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, ministack: S3Server) -> Iterator[Any]:
     """Of Spark; its workers have the environment in which the JVM was started, so that knows the S3 server."""
-    from tiered.archive import spark
+    from tiered.spark import driver as spark
 
     conf = {
         "spark.driver.host": "127.0.0.1",

@@ -13,21 +13,21 @@ from support.tiers import PLACE, QUEUE, TierBuilder
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.archive.audit import verify_archive
-from tiered.archive.engine import first_failure, local_engine
 from tiered.archive.job import Workshop, run_job
 from tiered.archive.lookup import build
 from tiered.archive.tables import read_archive
 from tiered.clock import ManualClock
 from tiered.model import MessageQueue
+from tiered.upkeep.engine import first_failure, local_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from backends.base import ObjectStore
     from tiered.archive.audit import Report
-    from tiered.archive.engine import Engine
     from tiered.archive.job import Result
     from tiered.archive.lookup import Built
+    from tiered.upkeep.engine import Engine
 
 
 def workshop(tier: ObjectStore, archive: ObjectStore | None = None, seed: int = 0) -> Workshop:

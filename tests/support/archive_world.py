@@ -52,8 +52,8 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tiered.archive.engine import Workbench
     from tiered.archive.job import Workshop
+    from tiered.upkeep.engine import Workbench
 
 TOPIC = "t"
 QUEUES = [MessageQueue(TOPIC, number) for number in range(3)]

@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from backends.s3_settings import S3Options
-from tiered.archive.engine import local_engine
 from tiered.archive.publish import Destination, Published, publish, table_name
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     from tiered.archive.task import Workshop

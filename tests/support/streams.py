@@ -18,7 +18,6 @@ from backends.registry import open_store
 from backends.s3_settings import S3Options
 from tiered.api import broker_place
 from tiered.archive.columns import schema
-from tiered.archive.engine import local_engine
 from tiered.archive.job import run_job
 from tiered.archive.selection import Selection
 from tiered.log.state import queue_action
@@ -26,6 +25,7 @@ from tiered.model import MessageQueue
 from tiered.spark import options as tier_states
 from tiered.spark import source as readers
 from tiered.spark.source import TierStreamReader
+from tiered.upkeep.engine import local_engine
 
 if TYPE_CHECKING:
     import random

@@ -43,7 +43,6 @@ from tiered.archive.columns import (
     side_table,
 )
 from tiered.archive.damage import open_log, prove
-from tiered.archive.engine import all_done
 from tiered.archive.latest import damaged_tables, folder_of, give_up
 from tiered.archive.lookup import INDEX_KEY, damage_of_index
 from tiered.archive.machine import ArchiveMachine, named_sizes
@@ -78,6 +77,7 @@ from tiered.local.interface import HoleReason
 from tiered.log.cursor import life_at
 from tiered.log.parts import NO_PARTS, Gap
 from tiered.log.reader import QueueReader, TierReader
+from tiered.upkeep.engine import all_done
 from tiered.upkeep.workplace import FORMAT, Plan
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
-    from tiered.archive.engine import Engine, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.task import Workshop
     from tiered.journal.append import JournalWriter
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Parts, QueueLife
+    from tiered.upkeep.engine import Engine, Workbench
 
 
 _COMPACTED = hole_text(HoleReason.COMPACTED)

@@ -17,8 +17,8 @@ from tiered.log.reader import QueueReader
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from tiered.archive.engine import Workbench
     from tiered.archive.plan import Task
+    from tiered.upkeep.engine import Workbench
 
 DO: Final = (
     "the rest is archived; `tiered verify URL --deep --store STORE --repair` mends what the broker or another object still"

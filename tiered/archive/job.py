@@ -36,7 +36,6 @@ from tiered.archive.body_formats import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
 from tiered.archive.damage import open_log
 from tiered.archive.divided import divide, find_lost
-from tiered.archive.engine import first_failure
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,
@@ -66,12 +65,12 @@ from tiered.journal.checkpoint import trim_journal
 from tiered.log.parts import Gap
 from tiered.log.reader import QueueReader, TierReader
 from tiered.metrics import Kind, Metric, Sample, render
+from tiered.upkeep.engine import first_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from backends.base import ObjectStore
-    from tiered.archive.engine import Engine, T, V, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ArchiveLane
     from tiered.archive.plan import Plan
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.journal.entry import Action
     from tiered.log.parts import TierState
+    from tiered.upkeep.engine import Engine, T, V, Workbench
 
 
 # -- what it has done ------------------------------------------------------------------------------

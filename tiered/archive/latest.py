@@ -1,7 +1,7 @@
 """The newest row of each key of a topic, as a table of its own beside the history in an archive.
 
 Overview: ``update_latest`` reads the keys of all rows that count (no body), finds of each key the newest row, as key
-compaction does (``tiered.upkeep.compact``), reads those rows whole, and writes them into files below ``_latest/``. A
+compaction does (``tiered.compaction.newest``), reads those rows whole, and writes them into files below ``_latest/``. A
 *version* names them: a small object, created and never replaced; the one with the greatest number counts. The history stays
 as it is.
 
@@ -18,7 +18,7 @@ history are those of the last version.
 Damage: a table is derived, so one that is damaged is as good as none, and is made again: by the next run where a listing or
 the version's checksum shows it, else once ``archive --verify --repair`` has taken it away. It stops no other table.
 
-Memory: 36 bytes of each key and of ``_ROWS`` rows, a row group, and one file of the table.
+Memory: 160 bytes of each key, a row group, and one file of the table.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from tiered.archive.model import LOG, partition_value
 from tiered.archive.parquet import open_writer
 from tiered.archive.selection import Selection, shown
 from tiered.archive.tables import open_parquet, plan_files, read_archive
-from tiered.compaction.offset_map import digest_many
+from tiered.compaction.keyed import digest_many
+from tiered.compaction.newest import KEYED, NO_LIMIT, ROW, Newest, is_among
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStoreError
 from tiered.journal.entry import open_text, seal_text
 from tiered.journal.replay import JournalReader
-from tiered.upkeep.compact import PLACE, is_among, newest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -69,7 +69,6 @@ GRACE_MS: Final = 86_400_000
 _FILE_BYTES: Final = 128 << 20
 """Of rows as Arrow has them, about, of one file."""
 _GROUP_ROWS: Final = 32_768
-_ROWS: Final = 1 << 20
 DO_MAKE_AGAIN: Final = (
     "`archive --verify --repair` takes the table away, and `compact --archive` makes it again"
 )
@@ -500,31 +499,14 @@ def _lanes(plan: LatestPlan) -> list[ArchiveLane]:
 
 def _winners(archive: ObjectStore, plan: LatestPlan) -> list[npt.NDArray[np.int64]]:
     """Of each lane the queue offsets of rows that are the newest of their key, ascending."""
-    lanes = _lanes(plan)
-    at = {lane: number for number, lane in enumerate(lanes)}
-    known = [np.empty(0, PLACE) for _ in lanes]
-    held: list[list[npt.NDArray[np.void]]] = [[] for _ in lanes]
-    count = 0
-
-    def narrow() -> None:
-        for number, rows in enumerate(held):
-            known[number] = newest_of(np.concatenate([known[number], *rows]))
-            rows.clear()
-
+    at = {lane: number for number, lane in enumerate(_lanes(plan))}
+    newest = Newest(NO_LIMIT, is_across=plan.across_queues)
     for file in plan.files:
         for _, _, batch in _groups(archive, file, _NARROW):
             for lane, mask in _masks(file, batch):
-                rows = _places(batch, mask, at[lane], is_timed=plan.across_queues)
-                held[at[lane]].append(rows)
-                count += len(rows)
-            if count >= _ROWS:
-                narrow()
-                count = 0
-    narrow()
-    if plan.across_queues and known:
-        every = newest_of(np.concatenate(known))
-        known = [every[every["queue"] == number] for number in range(len(lanes))]
-    return [np.sort(rows["offset"]) for rows in known]
+                newest.put(_places(batch, mask, at[lane]))
+    rows = newest.rows()
+    return [np.sort(rows["offset"][rows["queue"] == number]) for number in at.values()]
 
 
 def _groups(
@@ -561,9 +543,9 @@ def _masks(
 
 
 def _places(
-    batch: pa.RecordBatch, mask: npt.NDArray[np.bool_], number: int, *, is_timed: bool
+    batch: pa.RecordBatch, mask: npt.NDArray[np.bool_], number: int
 ) -> npt.NDArray[np.void]:
-    """Rows of ``PLACE`` of those rows that have a key."""
+    """Those rows that have a key, as compaction looks at them."""
     arrow = load_pyarrow()
     some = batch.filter(arrow.array(mask))
     keys = some.column("msg_key").cast(arrow.binary()).fill_null(b"")
@@ -571,13 +553,14 @@ def _places(
     ends = np.frombuffer(bounds, np.int32)[keys.offset : keys.offset + len(keys) + 1]
     starts, sizes = ends[:-1].astype(np.int64), np.diff(ends).astype(np.int64)
     real = np.flatnonzero(sizes > 0)
-    rows = np.empty(len(real), PLACE)
+    rows = np.zeros(len(real), ROW)
     if len(real):
         digests = digest_many(memoryview(data), starts[real], sizes[real])
         rows["high"], rows["low"] = digests[:, 0], digests[:, 1]
     rows["offset"] = some.column("queue_offset").to_numpy(zero_copy_only=False)[real]
     times = some.column("store_ts").cast(arrow.int64()).to_numpy(zero_copy_only=False)[real]
-    rows["time_ms"], rows["queue"] = times if is_timed else 0, number
+    rows["time_ms"], rows["queue"] = times, number
+    rows["flags"] = KEYED
     return rows
 
 

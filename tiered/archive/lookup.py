@@ -36,7 +36,6 @@ from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import reading
-from tiered.archive.engine import while_room
 from tiered.archive.moves import whole_files
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.selection import Selection, micros
@@ -45,6 +44,7 @@ from tiered.errors import DataError, InvalidError, OtherVersionError, TieredStor
 from tiered.format.properties import tag_hash
 from tiered.format.record import offset_msg_id
 from tiered.format.sysflag import INNER_BATCH
+from tiered.upkeep.engine import while_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectInfo, ObjectStore
-    from tiered.archive.engine import Engine, Failed, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
     from tiered.archive.tables import Chosen
+    from tiered.upkeep.engine import Engine, Failed, Workbench
 
     Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 

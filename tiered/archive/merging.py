@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from zlib_ng import zlib_ng
 
 from tiered.archive.damage import reading
-from tiered.archive.engine import first_failure, local_engine, while_room
 from tiered.archive.machine import fence_action, named_sizes
 from tiered.archive.model import DAY_MS, file_key
 from tiered.archive.moves import (
@@ -41,6 +40,7 @@ from tiered.archive.parquet import FileWriter, Proof, open_whole, pieces_in, rea
 from tiered.archive.task import publish_file
 from tiered.crashpoints import reached
 from tiered.errors import DataError
+from tiered.upkeep.engine import first_failure, local_engine, while_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
-    from tiered.archive.engine import Engine, Failed, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveLane, ParquetFile
     from tiered.archive.task import Workshop
     from tiered.journal.append import JournalWriter
+    from tiered.upkeep.engine import Engine, Failed, Workbench
 
 
 # -- rows written once more ------------------------------------------------------------------------

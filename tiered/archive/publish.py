@@ -34,22 +34,22 @@ from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.damage import open_log
 from tiered.archive.duck import local_root
-from tiered.archive.engine import all_done
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
 from tiered.archive.selection import shown
 from tiered.errors import DataError, InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.journal.replay import JournalReader
+from tiered.upkeep.engine import all_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from backends.base import ObjectStore
     from backends.s3_settings import S3Options
-    from tiered.archive.engine import Engine, Workbench
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
+    from tiered.upkeep.engine import Engine, Workbench
 
 NUMBER = "tiered.archive.number"
 URL = "tiered.archive.url"

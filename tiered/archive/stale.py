@@ -24,12 +24,12 @@ from tiered.archive.task import do_work
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from tiered.archive.engine import Engine
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ArchiveLane
     from tiered.archive.task import Workshop
     from tiered.journal.append import JournalWriter
     from tiered.log.reader import TierReader
+    from tiered.upkeep.engine import Engine
 
 
 # -- what is stale ---------------------------------------------------------------------------------

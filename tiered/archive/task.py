@@ -33,7 +33,6 @@ from tiered.api.arrow import load_pyarrow
 from tiered.archive.body_blocks import BodyCounts
 from tiered.archive.body_formats import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
-from tiered.archive.engine import Workbench
 from tiered.archive.model import DAY_MS, Archived, ParquetFile, SideFile, file_key, side_key
 from tiered.archive.parquet import (
     FileWriter,
@@ -47,6 +46,7 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, InternalError
 from tiered.log.parts import Gap
 from tiered.log.reader import READ_BYTES, QueueReader
+from tiered.upkeep.engine import Workbench
 from tiered.upkeep.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:

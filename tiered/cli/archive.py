@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tiered.archive.body_formats import BodyWishes
-    from tiered.archive.engine import Engine, T, V, Workbench
     from tiered.archive.job import Result, Watch
     from tiered.archive.lookup import Built
     from tiered.archive.merging import Merged
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from tiered.archive.plan import Limits, Plan, Task
     from tiered.archive.task import Workshop
     from tiered.cli.call import Call
+    from tiered.upkeep.engine import Engine, T, V, Workbench
 
 _COLUMNS = [
     "segments",
@@ -438,12 +438,12 @@ def _engine(
     call: Call, options: ArchiveOptions, at: Workshop, watch: Watch, stack: contextlib.ExitStack
 ) -> Engine:
     """What does the work. Of Spark the session begins with the first of it, and the stack stops it."""
-    from tiered.archive.engine import local_engine
+    from tiered.upkeep.engine import local_engine
 
     if options.engine == "local":
         return local_engine(at.bench, options.jobs or os.cpu_count() or 1)
     from tiered.archive.job import spark_ahead
-    from tiered.archive.spark import SparkOrder, open_session, spark_engine
+    from tiered.spark.driver import SparkOrder, open_session, spark_engine
 
     @functools.cache
     def opened() -> Engine:
@@ -602,9 +602,9 @@ def publish_tables(
 
 def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
     """Make large files of small ones."""
-    from tiered.archive.engine import first_failure
     from tiered.archive.job import log_writer
     from tiered.archive.merging import merge_each, plan_merge
+    from tiered.upkeep.engine import first_failure
 
     def takes(lane: ArchiveLane) -> bool:
         is_ours = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
@@ -783,9 +783,9 @@ def _repair_lines(document: Document) -> Iterator[str]:
 
 def run_key_index(call: Call, at: Workshop, engine: Engine) -> int:
     """Cover the files that no object of the index covers yet."""
-    from tiered.archive.engine import first_failure
     from tiered.archive.lookup import build
     from tiered.archive.tables import read_archive
+    from tiered.upkeep.engine import first_failure
 
     now = Progressed("0 files")
 

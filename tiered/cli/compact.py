@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
-    from tiered.upkeep.compact import CompactSettings, Engine
+    from tiered.upkeep.compact import CompactSettings
+    from tiered.upkeep.engine import Engine
     from tiered.upkeep.workplace import Plan, Workplace
 
 _COLUMNS = [
@@ -45,6 +46,8 @@ _COLUMNS = [
     *("messages", "gone_messages", "keys", "gone_bytes"),
 ]
 MIB = 1 << 20
+SPARK_BUNDLES = 256
+"""So many are made before they are named: tasks of Spark make them side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +104,12 @@ class CompactOptions(PlanOptions, SparkOptions):
         default_text="for ever",
     )
     map_bytes: int = option(
-        "memory for keys, 27 bytes each; what has no room is looked at in further rounds",
+        "memory for keys, 160 bytes each; what has no room is looked at in further rounds",
         "SIZE",
         parse_size,
         name="map-size",
-        default=128 * MIB,
-        default_text="128 MiB",
+        default=256 * MIB,
+        default_text="256 MiB",
     )
     compress: str = option(
         "what is rewritten is compressed: zstd, zstd:LEVEL or none",
@@ -134,7 +137,8 @@ def run(call: Call, options: CompactOptions) -> int:
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
         stack.enter_context(call.progress("compact", lambda: done))
         engine = _engine(call, options, at, stack)
-        compactor = Compactor(at, settings_of(options), tell=told, engine=engine)
+        bundles = 1 if engine is None else SPARK_BUNDLES
+        compactor = Compactor(at, settings_of(options), tell=told, engine=engine, bundles=bundles)
         plan = get_plan(
             options,
             "compact",
@@ -226,15 +230,13 @@ def _engine(
 ) -> Engine | None:
     if options.engine == "local":
         return None
-    from tiered.archive.spark import open_session
-    from tiered.upkeep.compact_spark import CompactOrder, SparkEngine
+    from tiered.spark.driver import SparkOrder, open_session, spark_engine
 
-    session = open_session(options.master, dict(text.split("=", 1) for text in options.spark_conf))
+    conf = dict(text.split("=", 1) for text in options.spark_conf)
+    session = open_session(options.master, conf, is_lean=True)
     stack.callback(session.stop)
-    order = CompactOrder(options.url, at.place.prefix, call.s3_options())
-    return stack.enter_context(
-        contextlib.closing(SparkEngine(session, order, settings_of(options)))
-    )
+    order = SparkOrder(options.url, at.place.prefix, None, call.s3_options())
+    return spark_engine(session, order)
 
 
 def settings_of(options: CompactOptions) -> CompactSettings:

@@ -89,8 +89,8 @@ def _ask(
         return found.rows
     from tiered.archive.duck import is_named, stale_asked
     from tiered.archive.exact_names import table_names
-    from tiered.archive.spark import open_session
     from tiered.archive.tables import files_by_topic, read_archive
+    from tiered.spark.driver import open_session
     from tiered.spark.frames import ask_spark
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)

@@ -1,4 +1,4 @@
-"""From records to what compaction looks at: the key of each, with NumPy over a whole batch, and whether it has a body.
+"""From records to what compaction looks at: rows with the key of each, with NumPy over a whole batch.
 
 The key is the whole value of the ``KEYS`` property, as the broker has it. A name that comes twice: the later value counts,
 an empty one never does (``tiered.format.properties``).
@@ -6,13 +6,13 @@ an empty one never does (``tiered.format.properties``).
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered.compaction.offset_map import digest_many
-from tiered.compaction.retention import KeyedRecords
+from tiered.compaction.newest import EMPTY, KEYED, ROW
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import bytes_at, parse_records
 from tiered.format.sysflag import INNER_BATCH
@@ -20,6 +20,9 @@ from tiered.format.sysflag import INNER_BATCH
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from typing_extensions import Buffer
+
+    from tiered.compaction.newest import Rows
     from tiered.format.block import RecordBlock
     from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
@@ -30,11 +33,25 @@ _NAME: Final = b"\x02KEYS\x01"
 _WORD: Final = 8
 _HEAD: Final = int.from_bytes(_NAME, "little")
 _HEAD_MASK: Final = np.uint64(2 ** (8 * len(_NAME)) - 1)
+DIGEST_BYTES: Final = 16
 
 Indices = npt.NDArray[np.int64]
+Digests = npt.NDArray[np.uint64]
+"""uint64[n, 2], each digest's 16 bytes as two little-endian words."""
 
 
-def keyed_records(batch: RecordBatch) -> Iterator[KeyedRecords]:
+def digest_many(buffer: Buffer, starts: Indices, sizes: Indices) -> Digests:
+    """The digests by which keys are told apart, of many texts that lie in one buffer.
+
+    Of BLAKE2, since nobody can make two keys of the same digest: one of them would take the other's newest message away.
+    """
+    view, digest = memoryview(buffer).cast("B"), hashlib.blake2b
+    places = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+    found = [digest(view[begin:end], digest_size=DIGEST_BYTES).digest() for begin, end in places]
+    return np.frombuffer(b"".join(found), "<u8").reshape(-1, 2)
+
+
+def keyed_records(batch: RecordBatch) -> Iterator[Rows]:
     """The records of a batch, some thousand at a time; holes are none.
 
     Raises:
@@ -47,8 +64,8 @@ def keyed_records(batch: RecordBatch) -> Iterator[KeyedRecords]:
         yield keyed_block(block, where + int(batch.base_offset), batch.queue)
 
 
-def keyed_block(block: RecordBlock, offsets: Indices, queue: MessageQueue) -> KeyedRecords:
-    """Some thousand records of a queue, at any queue offsets.
+def keyed_block(block: RecordBlock, offsets: Indices, queue: MessageQueue) -> Rows:
+    """Rows of some thousand records of a queue, at any queue offsets.
 
     Raises:
         InvalidError: One holds an inner batch: its messages cannot go one by one.
@@ -60,27 +77,20 @@ def keyed_block(block: RecordBlock, offsets: Indices, queue: MessageQueue) -> Ke
             f"{queue} has records that hold inner batches; these cannot be compacted",
             do="send messages with keys one by one",
         )
-    return _keyed(block, offsets)
-
-
-def _keyed(block: RecordBlock, offsets: Indices) -> KeyedRecords:
-    count = len(block)
-    digests, has_key = np.zeros((count, 2), np.uint64), np.zeros(count, np.bool_)
+    found = np.zeros(len(block), ROW)
+    found["offset"], found["size"] = offsets, block.sizes
+    found["time_ms"] = block.store_timestamps_ms
+    found["flags"] = EMPTY * (block.body_sizes == 0)
     widths = (block.properties_sizes.astype(np.int64) // _STEP + 1) * _STEP
     for width in np.flatnonzero(np.bincount(widths)).tolist():
         members = np.flatnonzero(widths == width)
         text = _rows(block, members, width)
         of, starts, sizes = _keys(text, width)
-        digests[members[of]] = digest_many(text.data, starts, sizes)
-        has_key[members[of]] = True
-    return KeyedRecords(
-        offsets,
-        digests,
-        has_key,
-        block.body_sizes == 0,
-        block.sizes.astype(np.int64),
-        block.store_timestamps_ms,
-    )
+        keyed = members[of]
+        digests = digest_many(text.data, starts, sizes)
+        found["high"][keyed], found["low"][keyed] = digests[:, 0], digests[:, 1]
+        found["flags"][keyed] |= KEYED
+    return found
 
 
 def _rows(block: RecordBlock, members: Indices, width: int) -> npt.NDArray[np.uint8]:

@@ -48,7 +48,6 @@ from tiered.archive.duck import (
 )
 from tiered.archive.exact_names import exact_names, table_names
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of, shown
-from tiered.archive.spark import full_advice
 from tiered.archive.stale import stale_rows
 from tiered.archive.tables import (
     Chosen,
@@ -60,6 +59,7 @@ from tiered.archive.tables import (
     read_archive,
 )
 from tiered.errors import InvalidError
+from tiered.spark.driver import full_advice
 from tiered.spark.options import (
     ARCHIVE,
     OF_STREAM,

@@ -1,9 +1,9 @@
 """Topics with ``cleanup.policy=COMPACTION``: of each key the newest message stays, in a log beside the commit log.
 
 Overview: ``Compactions.advance`` copies what queues list into their compaction logs (``tiered.local.compaction_log`` has the
-form; it is a broker's). ``compact`` makes a pass over all files but the last, which is written to: a map of the newest
-offset of each key in what is new (``tiered.compaction``), in rounds when it is full, then what stays is built aside, and
-put in the place of the files that it was made of. A thread of its own does both, now and then.
+form; it is a broker's). ``compact`` makes a pass over all files but the last, which is written to: the newest offset of each
+key is found (``tiered.compaction``), in rounds when not all keys fit, then what stays is built aside, and put in the place
+of the files that it was made of. A thread of its own does both, now and then.
 
 Ordering: a log file expires only when what it has was copied (``advance`` comes first). Files aside are whole and on the
 disk before the mark ``ready`` is; then records and units are put in place, file by file; then the mark goes.
@@ -42,9 +42,8 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from tiered.compaction.keyed import keyed_block
-from tiered.compaction.offset_map import OffsetMap
+from tiered.compaction.newest import EMPTY, KEYED, Newest, in_rounds, is_among, keys_that_fit
 from tiered.compaction.passes import LogFile, PassSettings, plan_pass
-from tiered.compaction.retention import EVERY, PieceCache, fill, stays
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, InvalidError, TieredStoreError
 from tiered.format.block import check_records, parse_records, topics_equal
@@ -70,8 +69,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tiered.clock import Clock
+    from tiered.compaction.newest import Rows
     from tiered.compaction.passes import PassPlan
-    from tiered.compaction.retention import KeyedRecords
     from tiered.format.block import RecordBlock
     from tiered.local.compaction_log import Units
     from tiered.local.interface import RecordBatch
@@ -386,21 +385,21 @@ class _Queue:
         files = [_log_file(file) for file in self.closed()]
         return plan_pass(files, compacted_to, settings, now_ms)
 
-    def keyed(
-        self, files: list[CompactedFile], cache: PieceCache, start: int = 0
-    ) -> Iterator[KeyedRecords]:
-        """The records of files in pieces, from a queue offset on."""
-        for file in files:
-            if file.last >= start:
-                for piece in cache.pieces(file.base, partial(self._keyed, file)):
-                    is_whole = piece.offsets[0] >= start
-                    yield piece if is_whole else piece.some(piece.offsets >= start)
+    def keyed(self, files: Iterable[CompactedFile]) -> Iterator[Rows]:
+        """The records of files in pieces.
 
-    def _keyed(self, file: CompactedFile) -> Iterator[KeyedRecords]:
+        Raises:
+            DataError: Queue offsets do not ascend, by which it is told which message is the newest.
+        """
         assert self.log is not None
-        for _, units in self._pieces(file):
+        last = -1
+        for file, units in chain.from_iterable(map(self._pieces, files)):
             block = self.log.block(file, units)
-            yield keyed_block(block, block.queue_offsets, self.queue)
+            offsets = block.queue_offsets
+            if (np.diff(offsets, prepend=last) <= 0).any():
+                raise DataError(f"queue offsets that do not ascend, at {int(offsets[0])}")
+            last = int(offsets[-1])
+            yield keyed_block(block, offsets, self.queue)
 
     def _pieces(self, file: CompactedFile) -> Iterator[tuple[CompactedFile, Units]]:
         assert self.log is not None
@@ -641,7 +640,7 @@ class Compactions:
         files = files[: len(files) - has_active]
         if not files:
             return
-        flags = self._judged(mine, files, active, files[0].first, (active or files)[-1].last + 1)
+        flags = self._judged(mine, files, active)
         flags[-1] |= not active
         if not flags.all():
             with self._whole(mine.queue):
@@ -725,7 +724,7 @@ class Compactions:
         if not planned.is_due:
             return
         files = mine.closed()
-        flags = self._judged(mine, files, [], planned.dirty_from, planned.end)
+        flags = self._judged(mine, files, new_from=planned.dirty_from)
         if not flags.all():
             with self._whole(mine.queue):
                 self.counts.rewritten_bytes += mine.build(files, flags)
@@ -739,33 +738,33 @@ class Compactions:
     def _judged(
         self,
         mine: _Queue,
-        files: list[CompactedFile],
-        others: list[CompactedFile],
-        at: int,
-        end: int,
+        files: Sequence[CompactedFile],
+        others: Sequence[CompactedFile] = (),
+        *,
+        new_from: int = 0,
     ) -> npt.NDArray[np.bool_]:
-        """Which messages of files stay, by the keys of these from ``at`` on and of later ones."""
-        flags = np.ones(sum(file.count for file in files), np.bool_)
-        cache = PieceCache(self._settings.memory_bytes)
-        while at < end:
-            known = OffsetMap(self._settings.memory_bytes)
-            at = fill(known, mine.keyed([*files, *others], cache, at), end)
-            self._judge(mine.keyed(files, cache), known, flags)
-            self.counts.rounds += 1
-            self.counts.keys += known.keys
-            self.counts.map_use = known.use
-        return flags
+        """Which messages of files stay, by the keys of these and of later ones; keys from ``new_from`` on are counted."""
+        settings, keyless = self._settings, list[Longs]()
 
-    def _judge(
-        self, pieces: Iterator[KeyedRecords], known: OffsetMap, flags: npt.NDArray[np.bool_]
-    ) -> None:
-        number = 0
-        for piece in pieces:
-            if piece.offsets[0] > known.latest:
-                return
-            some = slice(number, number + len(piece))
-            flags[some] &= stays(piece, known, self._settings.policy, EVERY)
-            number += len(piece)
+        def look(newest: Newest) -> None:
+            for rows in mine.keyed([*files, *others]):
+                has_key = rows["flags"] & KEYED > 0
+                newest.put(rows[has_key])
+                if settings.policy.keeps_keyless and not newest.first:
+                    keyless.append(rows["offset"][~has_key])
+
+        stay = list[Longs]()
+        keys_max, keys = keys_that_fit(settings.memory_bytes), 0
+        for newest in in_rounds(keys_max, look):
+            rows = newest.rows()
+            stay.append(rows["offset"][rows["flags"] & EMPTY == 0])
+            keys += int(np.count_nonzero(rows["offset"] >= new_from))
+            self.counts.rounds += 1
+        self.counts.keys += keys
+        self.counts.map_use = keys / keys_max
+        ascending = np.sort(np.concatenate([*stay, *keyless]))
+        listed = (file.units(0, file.count)["base_offset"].astype(np.int64) for file in files)
+        return np.concatenate([is_among(ascending, offsets) for offsets in listed])
 
     def _run(self) -> None:
         passed_s = self._clock.monotonic_s()

@@ -54,9 +54,8 @@ class Compacting:
     """Length of each file of records (``compactionMappedFileSize``, as a broker rounds it)."""
     unit_file_items: int = 227_951  # units of each file that lists them
     interval_s: float = 900.0  # between two passes; copying goes on every second
-    memory_bytes: int = 16 << 20
-    """Of the map of keys, 27 bytes each; and as much again for 34 bytes of each message, read again where they have
-    no room."""
+    memory_bytes: int = 32 << 20
+    """Of keys, 160 bytes each; what has no room is looked at in further rounds."""
     dirty_ratio: float = 0.0
     """A pass is made when more than this share of what is closed is new; 0: anything new is enough."""
     policy: RetentionPolicy = ROCKETMQ  # what stays

@@ -1,9 +1,10 @@
 """Key compaction of a tier: of each key of a topic the newest message stays. Plan, then apply.
 
-Overview: ``Compactor.plan`` reads the sealed segments of each queue that is due (``tiered.compaction.passes``): once for the
-offset map what was not compacted yet, then all of it, round by round, to see what stays. ``apply`` rewrites the parts of
-which something goes as sparse sections in bundles of the last level, and names them with one ``compacted`` action for as
-many whole queues as fill a bundle: a reader sees a queue before or after, never a mix.
+Overview: ``Compactor.plan`` reads the keys in sealed segments of each queue that is due (``tiered.compaction.passes``), in
+stretches and, when not all keys fit into memory, in rounds (``tiered.compaction.newest``), to see what stays. ``apply``
+rewrites the parts of which something goes as sparse sections in bundles of the last level, and names them with one
+``compacted`` action for as many whole queues as fill a bundle: a reader sees a queue before or after, never a mix. Messages
+are read and written by an engine's works (``tiered.upkeep.compact_work``): in this thread, or as tasks of Spark.
 
 Ordering: data, then the entry (I2). Offsets and their order never change; the newest message of a queue always stays, as the
 queue's end is known by it.
@@ -12,8 +13,8 @@ Beside a running writer: it takes no epoch, and touches only sealed segments. An
 presumes is still there; merging or expiry may come between, then the plan is refused and made again. It is refused as
 well when the epoch has changed, since a gc under a newer one may have deleted what nobody had named.
 
-Memory: the offset map and as much of columns that are looked at again, one bundle (64 MiB) and the two parts that were read
-last, one bit a message planned.
+Memory: the keys of a round; a bit a message planned, a byte a message of queues that are looked at together; and what works
+need.
 
 Damage: of a queue in which something is damaged the pass ends before the segment with the damage, and the rest stays as it
 is: nobody knows which values lie there, and a tombstone must not go before them. Where that was compacted before, the whole
@@ -28,47 +29,45 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from backends.wrapping import Prices
 from tiered.api.broker_place import require_conditional_writes
-from tiered.clock import ManualClock
-from tiered.compaction.keyed import keyed_records
-from tiered.compaction.offset_map import OffsetMap, in_several
+from tiered.compaction.newest import GOES, HOLDS, Newest, in_rounds, in_several, keys_that_fit
 from tiered.compaction.passes import LogFile, PassSettings, plan_pass
 from tiered.compaction.retention import (
     CAREFUL,
     EVERY,
-    PieceCache,
     RetentionPolicy,
-    fill,
-    stays,
     tombstones_gone,
     with_pass,
 )
 from tiered.crashpoints import reached
-from tiered.dispatch.group_commit import Uploader
-from tiered.dispatch.merging import Packer
 from tiered.dispatch.settings import Compression
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import Entry
 from tiered.keys import guest_sequences, maker_of
-from tiered.log.bundles import bundle_row, encode_numbers
+from tiered.log.bundles import encode_numbers
 from tiered.log.flat_file import ITEM
-from tiered.log.merge import LAST_LEVEL, MergeOutput, MergeRun, fingerprint
+from tiered.log.merge import MergeRun, fingerprint
 from tiered.log.parts import Parts, Pass
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
-from tiered.upkeep.compact_sections import (
+from tiered.upkeep.compact_work import (
     RUN_BYTES_MAX,
-    PartLeft,
-    part_records,
+    BundleWork,
+    Guest,
+    KeysWork,
+    Stretch,
+    make_bundle,
     plan_runs,
-    section_of,
+    read_keys,
 )
+from tiered.upkeep.engine import Workbench, all_done, own_engine
 from tiered.upkeep.workplace import (
     FORMAT,
     Ledger,
@@ -86,16 +85,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from backends.base import ObjectStore
+    from tiered.compaction.newest import Rows
     from tiered.compaction.passes import PassPlan
-    from tiered.compaction.retention import Flags, KeyedRecords
-    from tiered.format.bundle import Section
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
-    from tiered.local.interface import RecordBatch
-    from tiered.log.bundles import SectionRow
-    from tiered.log.parts import Part, QueueLife, Segment
+    from tiered.log.parts import QueueLife, Segment
     from tiered.log.state import TierState
+    from tiered.upkeep.compact_work import MadeBundle, PartRead
+    from tiered.upkeep.engine import Engine
     from tiered.upkeep.workplace import Workplace
 
 Tell = Callable[[MessageQueue, int, int], None]
@@ -105,6 +102,10 @@ STORED_PER_GIB_MONTH: Final = 0.023
 """US dollars, as of ``backends.wrapping.Prices``."""
 KEYS_SAMPLED: Final = 1 << 16
 """Of each queue so many keys, at most, are held against those of the topic's other queues; 512 KiB."""
+STRETCH_BYTES: Final = 64 << 20
+_MESSAGE_BYTES: Final = 256
+"""Works that read keys: about so many bytes each, where small messages count for more: a work gives a row back for each key,
+44 bytes, and many are under way."""
 _ENTRY_REQUESTS: Final = 3
 """An entry, the listing behind it, and its share of checkpoint and ledger, about."""
 
@@ -115,7 +116,7 @@ class CompactSettings:
 
     retention: RetentionPolicy = CAREFUL  # what stays
     passes: PassSettings = field(default_factory=PassSettings)  # when a pass is made
-    memory_bytes: int = 128 * MIB  # of the offset map, at most
+    memory_bytes: int = 256 * MIB  # of the keys of a round, at most
     compression: Compression | None = field(default_factory=Compression)
     """Of what is rewritten; None: it stays as it is."""
     across_queues: bool = False
@@ -141,36 +142,53 @@ class Look:
         return end - 1 if end == self.life.commit_offset else -1
 
 
-@dataclass(slots=True)
 class Judged:
-    """A queue whose messages have been looked at."""
+    """A queue whose messages are looked at, or have been: what stays of each part."""
 
-    look: Look
-    gone: list[int]  # of each part, how many messages go
-    left_bytes: list[int]  # of each, bytes of records that stay
-    counts: dict[str, int]
-    """What was met: ``keys``, ``rounds``, ``reads``, ``keyless``, ``tombstones``."""
-    stays: list[npt.NDArray[np.uint8]] = field(default_factory=list)
-    """Of each, which messages stay, as bits; empty where only workers know."""
-    number: int = 0  # of the queue among those that were looked at together
+    def __init__(self, look: Look) -> None:
+        """Nothing stays yet."""
+        self.look = look
+        self.counts = dict.fromkeys(("keys", "rounds", "reads", "keyless", "tombstones"), 0)
+        # Of each part, bytes of records that stay.
+        self.left_bytes: npt.NDArray[np.int64] = np.zeros(len(look.parts), np.int64)
+        self._offsets = look.parts.column("queue_offset")
+        self._starts = np.append(0, np.cumsum(look.parts.column("count")))
+        self._stays = np.zeros(int(self._starts[-1]), np.bool_)
+
+    def begin_round(self) -> None:
+        """All parts are read once more."""
+        self.counts["rounds"] += 1
+        self.counts["reads"] += len(self.look.parts)
+
+    def note(self, read: PartRead) -> None:
+        """What stays of a part whatever else there is."""
+        begin, end = self._starts[read.part : read.part + 2].tolist()
+        self._stays[begin:end] = np.unpackbits(read.stays, count=end - begin)
+        self.left_bytes[read.part] = read.left_bytes
+        self.counts["keyless"] += read.keyless
+        self.counts["tombstones"] += read.tombstones
+
+    def take(self, newest: Rows) -> None:
+        """The newest messages of some keys stay, but for tombstones whose time is over."""
+        goes = (newest["flags"] & GOES > 0) & (newest["flags"] & HOLDS == 0)
+        rows = newest[~goes]
+        parts = np.searchsorted(self._offsets, rows["offset"], "right") - 1
+        where = self._starts[parts] + rows["offset"] - self._offsets[parts]
+        is_more = ~self._stays[where]
+        np.add.at(self.left_bytes, parts[is_more], rows["size"][is_more])
+        self._stays[where] = True
+
+    def close(self) -> None:
+        """All rounds are done: from now on a bit a message."""
+        flags = [self._stays[begin:end] for begin, end in pairwise(self._starts.tolist())]
+        # Of each part, how many messages go, and which stay, as bits.
+        self.gone = [int(np.count_nonzero(~mine)) for mine in flags]
+        self.stays = [np.packbits(mine) for mine in flags]
+        self._stays = self._stays[:0]
 
     def changed(self) -> list[bool]:
         """Of each part whether any message goes."""
         return [gone > 0 for gone in self.gone]
-
-    def left(self, at: int) -> Flags:
-        """bool[count], which messages of a part stay."""
-        count = int(self.look.parts.rows["count"][at])
-        return np.unpackbits(self.stays[at], count=count).view(np.bool_)
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What was found of queues of one topic."""
-
-    judged: list[Judged]  # of each, in order
-    spread_keys: int  # of some keys, how many are in several of the queues
-    of_keys: int  # of how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,71 +200,19 @@ class Piece:
     begin: int  # number of the first of them among those of the look
 
     @property
-    def left_bytes(self) -> int:
-        """Of records that stay, and items."""
-        some = slice(self.begin, self.begin + len(self.run.parts))
-        items = ITEM.itemsize * int(self.run.parts.column("count").sum())
-        return sum(self.judged.left_bytes[some]) + items
-
-
-@dataclass(frozen=True, slots=True)
-class MadeBundle:
-    """A bundle that was uploaded, and is to be named."""
-
-    row: list[Any]  # for the action
-    size_bytes: int  # of the object
-    runs: tuple[MergeRun, ...]  # what its sections take the place of, in order
-
-
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """Who uploads, beside the present writer."""
-
-    epoch: int  # of the epoch
-    writer: str  # id
-    sequences: Iterator[int]  # numbers of its objects (``tiered.keys.guest_sequences``)
-    now_ms: int  # UTC; keys begin with it
-    escapes_case: bool  # the store takes names for one that differ only in case
-
-    def uploader(self, store: ObjectStore, prefix: str) -> Uploader:
-        """Puts its objects."""
-        return Uploader(
-            store,
-            prefix,
-            epoch=self.epoch,
-            writer=self.writer,
-            clock=ManualClock(self.now_ms),
-            escapes_case=self.escapes_case,
-            sequences=self.sequences,
-        )
-
-
-class Maker(Protocol):
-    """Makes bundles of pieces."""
+    def _some(self) -> slice:
+        return slice(self.begin, self.begin + len(self.run.parts))
 
     @property
-    def is_full(self) -> bool:
-        """There is enough for an action."""
+    def left_bytes(self) -> int:
+        """Of records that stay, and items."""
+        items = ITEM.itemsize * int(self.run.parts.column("count").sum())
+        return int(self.judged.left_bytes[self._some].sum()) + items
 
-    def add(self, piece: Piece) -> None:
-        """Take a piece, and make of it what can be made now."""
-
-    def finish(self) -> list[MadeBundle]:
-        """Make the rest; all bundles since the last time."""
-
-
-class Engine(Protocol):
-    """What reads and writes messages: this process, or Spark's (``tiered.upkeep.compact_spark``)."""
-
-    def judge(self, looks: Sequence[Look], seen_ms: int) -> Judgement:
-        """Look at queues of one topic.
-
-        Args:
-            seen_ms: Tombstones stored before may go (``seen_until_ms``).
-        """
-
-    def maker(self, guest: Guest) -> Maker:
-        """Makes bundles in the name of ``guest``."""
+    @property
+    def stays(self) -> list[npt.NDArray[np.uint8]]:
+        """Of each part, which messages stay, as bits."""
+        return self.judged.stays[self._some]
 
 
 class Compactor:
@@ -257,18 +223,22 @@ class Compactor:
         at: Workplace,
         settings: CompactSettings,
         *,
-        tell: Tell = lambda _queue, _done, _of: None,
+        tell: Tell = lambda _queue, _start, _end: None,
         engine: Engine | None = None,
+        bundles: int = 1,
     ) -> None:
         """Read nothing yet.
 
         Args:
-            tell: Progress: the queue, messages looked at, and how many there are to look at.
-            engine: What reads and writes messages; None: this process.
+            tell: Progress, before a work is handed out: the queue, and the queue offsets that it looks at.
+            engine: What reads and writes messages; None: the caller's thread.
+            bundles: So many are made before they are named, at least; all of a queue's are named at once.
         """
         self._at = at
-        self._settings = settings
-        self.engine = engine or LocalEngine(at, settings, tell)  # what reads and writes messages
+        self.settings = settings
+        self._tell = tell
+        self.engine = engine or own_engine(Workbench(at.store, at.prefix, at.store))
+        self.bundles = bundles
         self._judged: dict[tuple[MessageQueue, int], Judged] = {}
         self._spread: dict[str, tuple[int, int]] = {}
         self._damaged: list[dict[str, Any]] = []
@@ -297,7 +267,7 @@ class Compactor:
                 )
             planned = {queue: self._pass(state.queues[queue][-1], now_ms) for queue in queues}
             due = [queue for queue in queues if planned[queue].is_due]
-            if due and self._settings.across_queues:  # what is newest of a key may be in any
+            if due and self.settings.across_queues:  # what is newest of a key may be in any
                 due = [queue for queue in queues if planned[queue].end > planned[queue].start]
             looks = [self._look(state, queue, planned[queue], now_ms) for queue in due]
             found = self._judge_sound(state, looks, now_ms)
@@ -314,14 +284,14 @@ class Compactor:
         """Over segments that begin before ``end``."""
         compacted_to = life.passes[-1].end if life.passes else 0
         files = [_file(one) for one in life.segments if one.base_queue_offset < end]
-        return plan_pass(files, compacted_to, self._settings.passes, now_ms)
+        return plan_pass(files, compacted_to, self.settings.passes, now_ms)
 
     def _look(self, state: TierState, queue: MessageQueue, planned: PassPlan, now_ms: int) -> Look:
         lives = state.queues[queue]
         life = lives[-1]
         able = tuple(one for one in life.segments if one.base_queue_offset < planned.end)
         parts = Parts.joined(segment.parts for segment in able)
-        gone_to = tombstones_gone(life.passes, self._settings.retention, now_ms)
+        gone_to = tombstones_gone(life.passes, self.settings.retention, now_ms)
         return Look(queue, len(lives) - 1, life, planned, able, parts, gone_to)
 
     def _judge_sound(self, state: TierState, looks: list[Look], now_ms: int) -> list[Judged]:
@@ -347,31 +317,74 @@ class Compactor:
         self._damaged += [look.queue._asdict() | row for row in rows]
         planned = self._pass(look.life, now_ms, min(row["segment"] for row in rows))
         has_work = planned.end > planned.dirty_from
-        is_due = has_work if self._settings.across_queues else planned.is_due
+        is_due = has_work if self.settings.across_queues else planned.is_due
         return self._look(state, look.queue, planned, now_ms) if is_due else None
 
     def _judge(self, state: TierState, looks: list[Look]) -> list[Judged]:
         """Look at queues of one topic, and remember what was found."""
         if not looks:
             return []
-        seen_ms = seen_until_ms(state, looks) if self._settings.across_queues else EVERY
-        verdict = self.engine.judge(looks, seen_ms)
-        if verdict.spread_keys and not self._settings.across_queues:
-            self._spread[looks[0].queue.topic] = verdict.spread_keys, verdict.of_keys
-        self._judged.update({(one.look.queue, one.look.number): one for one in verdict.judged})
-        return verdict.judged
+        is_across = self.settings.across_queues
+        seen_ms = seen_until_ms(state, looks) if is_across else EVERY
+        keys_max = keys_that_fit(self.settings.memory_bytes)
+        found, samples = [], []
+        for some in [looks] if is_across else _together(looks, keys_max):
+            judged = [Judged(look) for look in some]
+            sampled = self._judge_together(judged, seen_ms, keys_max)
+            found += judged
+            samples += sampled
+        spread = in_several(samples, KEYS_SAMPLED)
+        if spread[0] and not is_across:
+            self._spread[looks[0].queue.topic] = spread
+        self._judged.update({(one.look.queue, one.look.number): one for one in found})
+        return found
+
+    def _judge_together(
+        self, judged: list[Judged], seen_ms: int, keys_max: int
+    ) -> list[npt.NDArray[np.uint64]]:
+        """Look at queues by the same works; of each queue some of the digests that were new in it."""
+        settings = self.settings
+        is_across, keeps_keyless = settings.across_queues, settings.retention.keeps_keyless
+        samples = [np.empty(0, np.uint64) for _ in judged]
+
+        def look(newest: Newest) -> None:
+            works = (
+                # A round may have got shorter since: what it gives up needs not be sent.
+                KeysWork(some, keeps_keyless, seen_ms, is_across, (newest.first, newest.last))
+                for some in _stretches([one.look for one in judged], self._tell)
+            )
+            with all_done(self.engine(read_keys, works)) as each:
+                for _, (rows, parts) in each:
+                    newest.put(rows)
+                    for part in () if newest.first else parts:
+                        judged[part.queue].note(part)
+
+        for newest in in_rounds(keys_max, look, is_across=is_across):
+            rows = newest.rows()
+            for number, one in enumerate(judged):
+                mine = rows[rows["queue"] == number]
+                # What is clean in one queue is not among several.
+                new_from = 0 if is_across else one.look.planned.dirty_from
+                new = mine["high"][mine["offset"] >= new_from]
+                one.begin_round()
+                one.counts["keys"] += len(new)
+                one.take(mine)
+                samples[number] = np.concatenate((samples[number], new[:KEYS_SAMPLED]))
+        for one in judged:
+            one.close()
+        return [sample[:KEYS_SAMPLED] for sample in samples]
 
     def _step(self, judged: Judged, now_ms: int) -> dict[str, Any]:
         look, parts = judged.look, judged.look.parts
         changed, left_bytes = judged.changed(), judged.left_bytes
         log_bytes = parts.column("log_bytes")
-        rewritten = sum(size for size, goes in zip(left_bytes, changed, strict=True) if goes)
+        rewritten = int(left_bytes[changed].sum())
         objects = -(-rewritten // RUN_BYTES_MAX)
         reads = judged.counts["reads"] + sum(changed)
         writes = objects + _ENTRY_REQUESTS if any(changed) else _ENTRY_REQUESTS
         prices, share = Prices(), parts.stored_bytes() / np.maximum(log_bytes, 1)
-        saved = (log_bytes - np.array(left_bytes, np.int64)) * share
-        policy = self._settings.retention
+        saved = (log_bytes - left_bytes) * share
+        policy = self.settings.retention
         # Behind the last pass, also where a clock was set back or the broker took an end back since.
         done = [Pass(look.planned.end, now_ms), *look.life.passes[-1:]]
         new = Pass(max(one.end for one in done), max(one.time_ms for one in done))
@@ -381,7 +394,7 @@ class Compactor:
             "messages": parts.messages,
             "gone_messages": sum(judged.gone),
             "log_bytes": int(log_bytes.sum()),
-            "gone_bytes": int(log_bytes.sum()) - sum(left_bytes),
+            "gone_bytes": int((log_bytes - left_bytes).sum()),
             "parts": len(parts),
             "rewritten_parts": sum(changed),
             "rewritten_bytes": rewritten,
@@ -401,7 +414,7 @@ class Compactor:
         steps: list[dict[str, Any]],
         left: list[dict[str, Any]],
     ) -> Plan:
-        at, settings = self._at, self._settings
+        at, settings = self._at, self.settings
         summed = (
             *("messages", "gone_messages", "log_bytes", "gone_bytes", "keys", "requests"),
             *("rewritten_bytes", "dollars", "saved_dollars_month"),
@@ -451,15 +464,11 @@ class Compactor:
         ledger.note("begin", {"plan": digest(plan)})
         journal = journal_writer(at)
         require_same_tier(plan, journal.state)
-        guest = Guest(
-            journal.state.epoch,
-            journal.writer,
-            _sequences(plan, journal),
-            at.clock.now_ms(),
-            escapes_case=not able.distinguishes_case,
-        )
+        sequences, now_ms = _sequences(plan, journal), at.clock.now_ms()
+        epoch, writer, escapes = journal.state.epoch, journal.writer, not able.distinguishes_case
+        guests = (Guest(epoch, writer, number, now_ms, escapes) for number in sequences)
         self._judge_again(plan, journal.state)
-        run = _CompactRun(self, journal, self.engine.maker(guest), plan)
+        run = _CompactRun(self, journal, guests, plan)
         run.run()
         journal.write_checkpoint()
         ledger.end(run.done)
@@ -513,22 +522,40 @@ class Compactor:
         look = self._planned_look(step, plan, state)
         return None if look is None else self._judged[look.queue, look.number]
 
+    def made(self, works: Iterator[BundleWork]) -> Iterator[tuple[BundleWork, MadeBundle]]:
+        """Have bundles made; what came of them, in order."""
+        with all_done(self.engine(make_bundle, self._told(works))) as each:
+            yield from sorted(each, key=lambda pair: pair[0].guest.sequence)
+
+    def _told(self, works: Iterator[BundleWork]) -> Iterator[BundleWork]:
+        for work in works:
+            for run in work.runs:
+                start, end = run.parts[0].queue_offset, run.parts[len(run.parts) - 1].queue_end
+                self._tell(run.queue, int(start), int(end))
+            yield work
+
 
 class _CompactRun:
-    """Carries out a plan: whole queues are gathered until there is enough, then named by one action."""
+    """Carries out a plan: whole queues are gathered until there is enough, then made and named by one action."""
 
     def __init__(
-        self, compactor: Compactor, journal: JournalWriter[TierState], maker: Maker, plan: Plan
+        self,
+        compactor: Compactor,
+        journal: JournalWriter[TierState],
+        guests: Iterator[Guest],
+        plan: Plan,
     ) -> None:
         self._compactor = compactor
         self._journal = journal
-        self._maker = maker
+        self._guests = guests
         self._plan = plan
         self._epoch = journal.state.epoch
         self.done = dict.fromkeys(
             ("steps", "already_done", "entries", "bundles", "stored_bytes"), 0
         )
         self._passes: list[list[Any]] = []
+        self._bundles: list[list[Piece]] = []
+        self._size = 0  # of what stays of the last of them
 
     def run(self) -> None:
         """All steps."""
@@ -538,17 +565,33 @@ class _CompactRun:
                 self.done["already_done"] += 1
                 continue
             is_other = bool(self._passes) and self._passes[-1][0] != step["topic"]
-            if is_other or (self._maker.is_full and not self._plan["across_queues"]):
+            is_full = len(self._bundles) > self._compactor.bundles
+            if is_other or (is_full and not self._plan["across_queues"]):
                 self._publish()
             for piece in pieces_of(judged):
-                self._maker.add(piece)
+                if not self._bundles or self._size + piece.left_bytes > RUN_BYTES_MAX:
+                    self._bundles.append([])
+                    self._size = 0
+                self._bundles[-1].append(piece)
+                self._size += piece.left_bytes
             self._passes.append([step["topic"], step["queue_id"], step["life"], step["passes"]])
         if self._passes:
             self._publish()
 
     def _publish(self) -> None:
-        made = self._maker.finish()
-        runs = [run for one in made for run in one.runs]
+        compression = self._compactor.settings.compression
+        bundles, self._bundles = self._bundles, []
+        works = (
+            BundleWork(
+                next(self._guests),
+                compression,
+                tuple(piece.run for piece in pieces),
+                tuple(piece.stays for piece in pieces),
+            )
+            for pieces in bundles
+        )
+        pairs = list(self._compactor.made(works))
+        made, runs = [one for _, one in pairs], [run for work, _ in pairs for run in work.runs]
         self.done["bundles"] += len(made)
         self.done["stored_bytes"] += sum(one.size_bytes for one in made)
         action = {
@@ -582,271 +625,46 @@ def pieces_of(judged: Judged) -> Iterator[Piece]:
     look, changed, base = judged.look, judged.changed(), 0
     for segment in look.segments:
         some = slice(base, base + len(segment.parts))
-        for begin, end in plan_runs(segment.parts, changed[some], judged.left_bytes[some]):
+        for begin, end in plan_runs(segment.parts, changed[some], judged.left_bytes[some].tolist()):
             parts = look.parts[base + begin : base + end]
             place = (look.queue, look.number, look.life.incarnation, segment.base_offset)
             yield Piece(judged, MergeRun(*place, parts), base + begin)
         base += len(segment.parts)
 
 
-# -- by this process ---------------------------------------------------------------------------------
+def _together(looks: Sequence[Look], keys_max: int) -> Iterator[list[Look]]:
+    """Queues that are looked at together: as many as have no more messages than keys fit, so that small ones share works."""
+    some: list[Look] = []
+    messages = 0
+    for look in looks:
+        if some and messages + look.parts.messages > keys_max:
+            yield some
+            some, messages = [], 0
+        some.append(look)
+        messages += look.parts.messages
+    yield some
 
 
-class LocalEngine:
-    """Reads and writes messages itself, one part at a time."""
-
-    def __init__(self, at: Workplace, settings: CompactSettings, tell: Tell) -> None:
-        """Wire it; see ``Compactor``."""
-        self._at = at
-        self._settings = settings
-        self._tell = tell
-
-    def maker(self, guest: Guest) -> LocalMaker:
-        uploader = guest.uploader(self._at.store, self._at.prefix)
-        return LocalMaker(self, uploader, self._settings.compression)
-
-    def judge(self, looks: Sequence[Look], seen_ms: int) -> Judgement:
-        if self._settings.across_queues:
-            return Judgement(self._judge_across(looks, seen_ms), 0, 0)
-        samples: list[npt.NDArray[np.uint64]] = []
-        judged = [self._judge(look, samples) for look in looks]
-        return Judgement(judged, *in_several(samples, KEYS_SAMPLED))
-
-    def _judge(self, look: Look, samples: list[npt.NDArray[np.uint64]]) -> Judged:
-        retention, memory = self._settings.retention, self._settings.memory_bytes
-        sampled: list[npt.NDArray[np.uint64]] = []
-        found = _Found(look)
-        at, cache = look.planned.dirty_from, PieceCache(memory)
-        while at < look.planned.end:
-            known = OffsetMap(memory)
-            at = fill(known, self._from(look, at, found, cache), look.planned.end)
-            found.counts["keys"] += known.keys
-            sampled.append(known.sampled(KEYS_SAMPLED))
-            found.begin_round()
-            for number, part in enumerate(look.parts):
-                if part.queue_offset > known.latest:
-                    break
-                for records in self._records(look, part, found, cache):
-                    kept = stays(records, known, retention, look.tombstones_to)
-                    found.keep(number, records, kept)
-        samples.append(np.unique(np.concatenate(sampled))[:KEYS_SAMPLED])
-        return found.judged()
-
-    def _judge_across(self, looks: Sequence[Look], seen_ms: int) -> list[Judged]:
-        """The newest of each key in all queues; keys that do not fit come in later rounds."""
-        retention, founds = self._settings.retention, [_Found(look) for look in looks]
-        messages = sum(look.parts.messages for look in looks)
-        rounds = -(-messages * _ACROSS_BYTES // self._settings.memory_bytes) or 1
-        cache = PieceCache(self._settings.memory_bytes)
-        held = self._held(looks, founds, cache)
-        for turn in range(rounds):
-            newest = self._newest(looks, founds, cache, turn, rounds)
-            for queue, (look, found) in enumerate(zip(looks, founds, strict=True)):
-                found.begin_round()
-                mine = newest["offset"][newest["queue"] == queue]
-                mine.sort()
-                for number, part in enumerate(look.parts):
-                    for records in self._records(look, part, found, cache):
-                        wins = is_among(mine, records.offsets)
-                        gone_to = look.tombstones_to
-                        dead = records.is_tombstone & (records.offsets < gone_to)
-                        dead &= records.times_ms < seen_ms
-                        dead &= ~np.isin(records.digests[:, 0], held)
-                        kept = np.where(records.has_key, wins & ~dead, retention.keeps_keyless)
-                        others = records.has_key & (records.digests[:, 0] % rounds != turn)
-                        found.keep(number, records, kept | others)
-                found.counts["keys"] += len(mine)
-        return [found.judged() for found in founds]
-
-    def _held(
-        self, looks: Sequence[Look], founds: Sequence[_Found], cache: PieceCache
-    ) -> npt.NDArray[np.uint64]:
-        """Keys whose tombstone stays: a queue's newest message, which stays itself, has a value of theirs.
-
-        Half of each digest: where another key has the same, its tombstone stays as well, which does no harm.
-        """
-        held = [np.empty(0, np.uint64)]
-        for look, found in zip(looks, founds, strict=True):
-            part = look.parts[len(look.parts) - 1]
-            records = self._records(look, part, found, cache)
-            held += [some.digests[holds(some, look.last), 0] for some in records]
-        return np.concatenate(held)
-
-    def _newest(
-        self,
-        looks: Sequence[Look],
-        founds: Sequence[_Found],
-        cache: PieceCache,
-        turn: int,
-        rounds: int,
-    ) -> npt.NDArray[np.void]:
-        """Where the newest message of each key is whose turn it is."""
-        rows = [np.empty(0, PLACE)]
-        for queue, (look, found) in enumerate(zip(looks, founds, strict=True)):
-            for part in look.parts:
-                for records in self._records(look, part, found, cache):
-                    mine = records.has_key & (records.digests[:, 0] % rounds == turn)
-                    rows.append(places_of(records.some(mine), queue))
-        return newest_of(np.concatenate(rows))
-
-    def _from(
-        self, look: Look, start: int, found: _Found, cache: PieceCache
-    ) -> Iterator[KeyedRecords]:
-        for part in look.parts:
-            if part.queue_end > start:
-                for records in self._records(look, part, found, cache):
-                    is_whole = not len(records) or records.offsets[0] >= start
-                    yield records if is_whole else records.some(records.offsets >= start)
-
-    def _records(
-        self, look: Look, part: Part, found: _Found, cache: PieceCache
-    ) -> Iterator[KeyedRecords]:
-        def read() -> Iterator[KeyedRecords]:
-            found.counts["reads"] += 1
-            yield from keyed_records(self._batch(look.queue, part))
-
-        # Offsets tell parts of a queue apart, and queues each other: a look has one of each.
-        return cache.pieces((look.queue, int(part.queue_offset)), read)
-
-    def _batch(self, queue: MessageQueue, part: Part) -> RecordBatch:
-        self._tell(queue, int(part.queue_offset), int(part.queue_end))
-        return part_records(self._at.store, self._at.prefix, queue, part)
-
-    def lefts(self, piece: Piece) -> Iterator[PartLeft]:
-        """Parts of a queue, each read when it is asked for, and what stays of them."""
-        for at, part in enumerate(piece.run.parts, piece.begin):
-            yield PartLeft(part, self._batch(piece.run.queue, part), piece.judged.left(at))
-
-
-class _Found:
-    """What is found of a queue, message by message."""
-
-    def __init__(self, look: Look) -> None:
-        self._look = look
-        self._flags = [np.ones(count, np.bool_) for count in look.parts.column("count").tolist()]
-        self._left_bytes = [0] * len(look.parts)
-        self.counts = dict.fromkeys(("keys", "rounds", "reads", "keyless", "tombstones"), 0)
-
-    def begin_round(self) -> None:
-        """A round looks at all up to its end, the last at all there is: what it counts is not added up."""
-        self.counts["rounds"] += 1
-        self.counts["keyless"] = self.counts["tombstones"] = 0
-        self._left_bytes = [0] * len(self._left_bytes)
-
-    def keep(self, number: int, records: KeyedRecords, kept: Flags) -> None:
-        """Of some records of a part, which stay: those that did until now and are ``kept``, and the queue's newest."""
-        where = records.offsets - int(self._look.parts.rows["queue_offset"][number])
-        mine = self._flags[number]
-        mine[where] &= kept | (records.offsets == self._look.last)
-        self._left_bytes[number] += int(records.sizes[mine[where]].sum())
-        self.counts["keyless"] += int(np.count_nonzero(~records.has_key))
-        self.counts["tombstones"] += int(np.count_nonzero(records.is_tombstone))
-
-    def judged(self) -> Judged:
-        """All of it."""
-        gone = [int(np.count_nonzero(~mine)) for mine in self._flags]
-        packed = [np.packbits(mine) for mine in self._flags]
-        return Judged(self._look, gone, self._left_bytes, self.counts, packed)
-
-
-class LocalMaker:
-    """Makes sections as they come, and a bundle when they fill one."""
-
-    def __init__(
-        self, engine: LocalEngine, uploader: Uploader, compression: Compression | None
-    ) -> None:
-        """Wire it."""
-        self._engine = engine
-        self._uploader = uploader
-        self._packer = Packer(compression) if compression else None
-        self._open: list[tuple[MergeRun, tuple[SectionRow, Section]]] = []
-        self._made: list[MadeBundle] = []
-
-    @property
-    def is_full(self) -> bool:
-        return bool(self._made)
-
-    def add(self, piece: Piece) -> None:
-        lefts = self._engine.lefts(piece)
-        self._open.append((piece.run, section_of(piece.run, lefts, self._packer)))
-        if sum(one.place.size_bytes for _, (_, one) in self._open) >= RUN_BYTES_MAX:
-            self._upload()
-
-    def finish(self) -> list[MadeBundle]:
-        if self._open:
-            self._upload()
-        made, self._made = self._made, []
-        return made
-
-    def _upload(self) -> None:
-        runs = tuple(run for run, _ in self._open)
-        self._made.append(put_sections(self._uploader, runs, [one for _, one in self._open]))
-        self._open.clear()
-
-
-def put_sections(
-    uploader: Uploader, runs: tuple[MergeRun, ...], sections: Sequence[tuple[SectionRow, Section]]
-) -> MadeBundle:
-    """Upload one bundle.
-
-    Raises:
-        BackendError: Not stored, or nobody knows.
-    """
-    queues = {run.queue for run in runs}
-    own = runs[0].queue if len(queues) == 1 else None
-    output = MergeOutput(LAST_LEVEL, runs, runs[0].queue.topic, own)
-    stored = uploader.put_merged(output, sections)
-    reached("compacted-stored")
-    row = bundle_row(stored.bundle, stored.packed)
-    return MadeBundle(row, stored.bundle.size_bytes, runs)
-
-
-# -- newest of several queues ----------------------------------------------------------------------
-
-_ACROSS_BYTES: Final = 128
-"""Of a message, while the newest of each key is looked for: its row, and what sorting takes."""
-PLACE: Final = np.dtype(
-    [
-        *(("high", "<u8"), ("low", "<u8")),  # of the key's digest
-        *(("time_ms", "<i8"), ("offset", "<i8"), ("queue", "<i4")),
-    ]
-)
-
-
-def places_of(records: KeyedRecords, queue: int) -> npt.NDArray[np.void]:
-    """Rows of ``PLACE`` of records of a queue."""
-    rows = np.empty(len(records), PLACE)
-    rows["high"], rows["low"] = records.digests[:, 0], records.digests[:, 1]
-    rows["time_ms"], rows["offset"], rows["queue"] = records.times_ms, records.offsets, queue
-    return rows
-
-
-def newest_of(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Of each key the newest, by store time, then offset, then queue."""
-    names = ("queue", "offset", "time_ms", "low", "high")
-    rows = rows[np.lexsort(tuple(rows[name] for name in names))]
-    last = np.ones(len(rows), np.bool_)
-    last[:-1] = (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])
-    return rows[last]
-
-
-def is_among(ascending: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> Flags:
-    """bool[n], which values are in a sorted column."""
-    if not len(ascending):
-        return np.zeros(len(values), np.bool_)
-    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    found: Flags = ascending[at] == values
-    return found
-
-
-def holds(records: KeyedRecords, last: int) -> Flags:
-    """bool[n], whether it is its queue's newest message, at ``last``, and has a value of a key.
-
-    It stays, though another queue may have a newer tombstone of that key. Without that tombstone it would be the newest of
-    the key: what was deleted would be back.
-    """
-    held: Flags = (records.offsets == last) & records.has_key & ~records.is_tombstone
-    return held
+def _stretches(looks: Sequence[Look], tell: Tell) -> Iterator[tuple[Stretch, ...]]:
+    """What is read by each work: neighbouring parts of one queue or of several."""
+    work: list[Stretch] = []
+    size = 0
+    for number, look in enumerate(looks):
+        parts, begin = look.parts, 0
+        sizes = np.maximum(parts.column("log_bytes"), _MESSAGE_BYTES * parts.column("count"))
+        for at, more in enumerate(sizes.tolist()):
+            size += more
+            if size < STRETCH_BYTES and at < len(parts) - 1:
+                continue
+            some = parts[begin : at + 1]
+            work.append(Stretch(look.queue, number, begin, some, look.tombstones_to, look.last))
+            tell(look.queue, int(some[0].queue_offset), int(parts.queue_end))
+            begin = at + 1
+            if size >= STRETCH_BYTES:
+                yield tuple(work)
+                work, size = [], 0
+    if work:
+        yield tuple(work)
 
 
 def seen_until_ms(state: TierState, looks: Sequence[Look]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from backends.errors import BackendError
-from tiered.compaction.offset_map import OffsetMap
+from tiered.compaction.newest import keys_that_fit
 from tiered.errors import TieredStoreError
 from tiered.log.reader import TierReader
 from tiered.metrics import Sample
@@ -120,8 +120,8 @@ class CompactionThread:
         compactor = Compactor(self._at, self._settings, tell=lambda *_: self._go_on())
         plan = compactor.plan([topic])
         counters, steps = self.counters, plan["steps"]
-        capacity = OffsetMap(self._settings.memory_bytes).capacity
-        use = max((step["keys"] for step in steps), default=0) / capacity
+        most = max((step["keys"] for step in steps), default=0)
+        use = most / keys_that_fit(self._settings.memory_bytes)
         ratio = max((row["dirty_ratio"] for row in plan["left"]), default=0.0)
         counters.keys += plan["keys"]
         counters.map_use = max(counters.map_use, use)

@@ -1,4 +1,7 @@
-"""An archive's work as Spark tasks, by the same functions: a segment each, a file to be made or looked at, some footers.
+"""Spark as this program drives it: its session, work as tasks, what they met, and the stores that a worker has open.
+
+Work is done by the functions of every engine (``tiered.upkeep.engine``): a segment each, a file to be made or looked at,
+some footers, keys of a stretch of a tier, a bundle of it.
 
 Overview: the driver sends a few tasks at a time as a table of numbers, one partition each; ``mapInArrow`` has each worker
 read what it needs, write its objects and give one row back, which says what it made. No message enters the JVM. The
@@ -31,9 +34,9 @@ from backends.errors import BackendError
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import open_for_reading
-from tiered.archive.engine import Workbench, rolling
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
+from tiered.upkeep.engine import Workbench, rolling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.s3_settings import S3Options
-    from tiered.archive.engine import Engine, Outcomes, T, V
+    from tiered.upkeep.engine import Engine, Outcomes, T, V
 
 MASTER = "local[*,4]"
 """All processors of this machine, and a failed task is tried again as on a cluster."""
@@ -69,7 +72,7 @@ class SparkOrder:
 
     tier: str  # URL
     prefix: str  # of the broker
-    archive: str  # URL
+    archive: str | None  # URL; None: the work is the tier's alone
     options: S3Options  # how to reach S3
 
 
@@ -141,7 +144,7 @@ def spark_engine(session: Any, order: SparkOrder) -> Engine:  # noqa: ANN401
         group = f"tiered-archive-{next(_GROUPS)}"
 
         def some(those: Sequence[T]) -> list[V | Exception]:
-            context.setJobGroup(group, f"tiered archive: {do.__name__}", interruptOnCancel=False)
+            context.setJobGroup(group, f"tiered: {do.__name__}", interruptOnCancel=False)
             numbers = session.range(0, len(those), 1, len(those))
             rows = _collect(numbers.mapInArrow(worker(order, do, those), _ROW))
             found = {row["number"]: heard(row["said"]) for row in rows}
@@ -173,7 +176,7 @@ def _collect(frame: Any) -> list[Any]:  # noqa: ANN401
         raise StoreUnavailableError(
             f"Spark has given up: {said[1] if said else type(error).__name__}",
             do=full_advice(str(error))
-            or "see Spark's own log for why; archive again, and what is done is not done twice",
+            or "see Spark's own log for why; run it again: what is done is not done twice",
         ) from error
     return rows
 
@@ -196,7 +199,9 @@ def _bench(order: SparkOrder) -> Workbench:
             bench.archive.close()
         stop, clock = threading.Event(), SystemClock()
         tier = open_for_reading(order.tier, order.options, clock, stop=stop).store
-        archive = open_for_reading(order.archive, order.options, clock, stop=stop).store
+        archive = tier
+        if order.archive is not None:
+            archive = open_for_reading(order.archive, order.options, clock, stop=stop).store
         _held[:] = [(order, Workbench(tier, order.prefix, archive))]
     return _held[0][1]
 

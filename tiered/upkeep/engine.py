@@ -1,8 +1,9 @@
-"""Who does an archive's work: threads of this process, or Spark's tasks (``tiered.archive.spark``). One mechanism for all.
+"""Who does the work: the caller itself, threads of this process, or Spark's tasks (``tiered.spark.driver``).
 
-Overview: what reads or makes files (archiving, merging, verifying, repairing, indexing keys, publishing) is a function of a
-``Workbench`` and of one thing to be done. An engine has it done for many, in any order, and takes these as it comes to them.
-The caller plans before, and commits what came of it behind: neither is an engine's.
+Overview: what reads or makes objects (an archive's files made, merged, verified, repaired, indexed and published; a tier's
+keys read and bundles made by compaction) is a function of a ``Workbench`` and of one thing to be done. An engine has it done
+for many, in any order, and takes these as it comes to them. The caller plans before, and commits what came of it behind:
+neither is an engine's.
 
 Ordering: whatever a function writes is named by nothing until its caller has heard of it.
 
@@ -42,7 +43,7 @@ class Workbench:
 
     tier: ObjectStore  # the tier's store, with retries
     prefix: str  # of the broker
-    archive: ObjectStore  # the archive's store, with retries
+    archive: ObjectStore  # the archive's store, with retries; the tier's where there is none
 
 
 class Engine(Protocol):
@@ -153,12 +154,24 @@ def local_engine(bench: Workbench, jobs: int) -> Engine:
 
     def run(do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
         def some(those: Sequence[T]) -> list[V | Exception]:
-            (work,) = those
-            try:
-                return [do(bench, work)]
-            except Exception as error:  # noqa: BLE001 (of any kind it is an outcome)
-                return [error]
+            return [_outcome(do, bench, work) for work in those]
 
         return rolling(works, some, count=1, window=jobs)
 
     return run
+
+
+def own_engine(bench: Workbench) -> Engine:
+    """Work in the caller's own thread, one thing after another, each when it is asked for."""
+
+    def run(do: Callable[[Workbench, T], V], works: Iterable[T]) -> Outcomes[T, V]:
+        return contextlib.nullcontext((work, _outcome(do, bench, work)) for work in works)
+
+    return run
+
+
+def _outcome(do: Callable[[Workbench, T], V], bench: Workbench, work: T) -> V | Exception:
+    try:
+        return do(bench, work)
+    except Exception as error:  # noqa: BLE001 (of any kind it is an outcome)
+        return error
