@@ -363,7 +363,7 @@ def test_a_stretch_of_columns_that_the_log_does_not_have_is_refused() -> None:
     state = read_log(at)
     assert loaded(state) == state
     log = log_writer(at)
-    log.append([archive_action(replace(lane, queue_id=9), replace(one, columns=2), 0)])
+    log.append([archive_action([(replace(lane, queue_id=9), 0, replace(one, columns=2))])])
     assert log.state.refused == 1
 
 
@@ -384,7 +384,7 @@ def test_damage_in_a_decoded_column_is_found() -> None:
     log.append([columns_action(lane.topic, 0, read_log(at).bodies[lane.topic][0])])
     forged.archive.put_if_absent(one.files[0].key, data)
     forgery = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
-    log.append([archive_action(lane, replace(one, files=(forgery,)), 0)])
+    log.append([archive_action([(lane, 0, replace(one, files=(forgery,)))])])
     found = [found.what for found in verify_archive(forged, local_engine(forged.bench, 1)).findings]
     assert found[-1] == "rows differ from the tier behind offset 0"
 

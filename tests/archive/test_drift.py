@@ -16,7 +16,7 @@ from support.tiers import QUEUE, TierBuilder
 from tiered.archive.audit import read_log
 from tiered.archive.duck import ask
 from tiered.archive.job import log_writer, run_job
-from tiered.archive.machine import again_action
+from tiered.archive.machine import archive_action
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
 from tiered.archive.selection import Selection
@@ -190,11 +190,11 @@ def test_an_entry_that_is_late_or_of_other_rows_is_refused() -> None:
     again(more)
     ((_, after),) = read_log(at).lanes.items()
     log = log_writer(at)
-    log.append([again_action([(lane, 0, before[1])])])  # fewer columns than are there
+    log.append([archive_action([(lane, 0, before[1])], again=True)])  # fewer columns than are there
     assert log.state.refused == 1
     other = replace(after[1], misfits=0, side=None, bad=after[1].bad + 1)
-    log.append([again_action([(lane, 0, other)])])
-    log.append([again_action([])])
+    log.append([archive_action([(lane, 0, other)], again=True)])
+    log.append([archive_action([], again=True)])
     assert log.state.refused == 3
     assert log.state.lanes[lane] == after
 
@@ -206,7 +206,7 @@ def test_a_file_that_others_share_is_not_replaced_in_part() -> None:
     ((lane, (one, two)),) = read_log(at).lanes.items()
     assert one.files[0].key == two.files[0].key
     log = log_writer(at)
-    log.append([again_action([(lane, 0, one)])])
+    log.append([archive_action([(lane, 0, one)], again=True)])
     assert log.state.refused == 1
     assert log.state.lanes[lane] == (one, two)
     assert stale_rows(log.state) == []

@@ -129,8 +129,9 @@ def test_a_flipped_bit_is_a_finding_and_stops_a_merge(at: Workshop) -> None:
     log = log_writer(at)
     plan = plan_merge(log.state, takes=lambda _lane: True, small_bytes=1 << 30)
     assert plan == []
+    from support.archives_made import pieces_of
+
     from tiered.archive.merging import Together, write_together
-    from tiered.archive.moves import pieces_of
 
     pieces = list(pieces_of(log.state.lanes))
     one = Together.of(pieces, 0)

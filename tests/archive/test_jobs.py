@@ -24,6 +24,7 @@ from support.archive_jobs import (
     with_other_messages_behind,
     workshop,
 )
+from support.archives_made import pieces_of
 from support.compacting import QUEUE as KEYED
 from support.compacting import compact
 from support.journals import PREFIX
@@ -41,7 +42,6 @@ from tiered.archive.lookup import build
 from tiered.archive.machine import ArchiveState, archive_action
 from tiered.archive.merging import Together, merge
 from tiered.archive.model import ArchiveLane, Truncation
-from tiered.archive.moves import pieces_of
 from tiered.archive.plan import Limits, Work, overtaken_by
 from tiered.archive.tables import read_archive
 from tiered.archive.task import do_work
@@ -290,8 +290,11 @@ def test_replay_refuses_what_overlaps_or_is_not_whole() -> None:
     log = log_writer(at)
     (done,) = do_work(at.bench, Work((task,)))
     other = replace(task.lane, queue_id=7)
-    late = (archive_action(task.lane, done, 0), archive_action(other, replace(done, end=9), 0))
-    log.append([*late, archive_action(other, done, 1)])
+    late = (
+        archive_action([(task.lane, 0, done)]),
+        archive_action([(other, 0, replace(done, end=9))]),
+    )
+    log.append([*late, archive_action([(other, 1, done)])])
     assert log.state.refused == 3
     assert list(log.state.lanes) == [task.lane]
 

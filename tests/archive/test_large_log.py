@@ -8,30 +8,32 @@ import random
 import subprocess
 import sys
 import weakref
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.archive_jobs import archive, check, workshop
-from support.archive_states import archived, plan, state, tier
+from support.archive_states import COUNT, archived, plan, state, tier
 from support.archives_made import loaded
 from support.large_log import as_long_as_real
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tiered.archive import saved_runs
+from tiered.archive import archived as archived_table
+from tiered.archive.archived import GROUP_ROWS, SavedRun, Stretches, _Group, table_of
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.job import log_writer
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveLane
-from tiered.archive.saved_runs import BLOCK, MAGIC, Saved, SavedRun, encoded, stretches_of
 from tiered.archive.selection import Selection
 from tiered.archive.tables import plan_files
 from tiered.errors import DataError
@@ -82,23 +84,25 @@ def test_planning_looks_at_no_stretch_of_a_queue_that_did_not_change(
     """The columns tell; a stretch is unpacked, and a segment made, only where it is not plainly archived or plainly new."""
     known = state(3, range(900))
     changed = next(iter(known.lanes))
-    every = list(known.lanes[changed])
-    every[400] = replace(every[400], end=every[400].end - 1, bad=1)
-    read = loaded(ArchiveState({**known.lanes, changed: tuple(every)}))
-    looked: list[int] = []
-    plain = SavedRun.some
+    one = known.lanes[changed][400]
+    draft = known.lanes.draft()
+    draft.put(changed, replace(one, end=one.end - 1, bad=1))
+    read = loaded(ArchiveState(draft))
+    looked: list[Archived] = []
+    plain = _Group.stretches
 
-    def some(self: SavedRun, first: int, last: int) -> Iterator[Archived]:
-        looked.extend(range(first, last))
-        return plain(self, first, last)
+    def some(self: _Group, first: int, last: int) -> Iterator[Archived]:
+        found = list(plain(self, first, last))
+        looked.extend(found)
+        return iter(found)
 
-    monkeypatch.setattr(SavedRun, "some", some)
+    monkeypatch.setattr(_Group, "stretches", some)
     there = TierMachine().load(TierMachine().dump(tier(3, 1000)))
     made: list[Segment] = []
     of_row = Segments._segment
     monkeypatch.setattr(Segments, "_segment", lambda *of: made.append(of_row(*of)) or made[-1])
     assert len(plan(there, read).tasks) == 3 * 100 + 1
-    assert looked == [400]
+    assert [found.start for found in looked] == [one.start]
     assert len(made) == 3 * (100 + 1) + 1, "those that are not archived, and the last of each queue"
 
 
@@ -114,76 +118,82 @@ OPERATIONS = st.lists(
 )
 
 
+def again(found: Stretches) -> Stretches:
+    """As somebody else reads it."""
+    return Stretches([SavedRun(run.data) for run in found.runs])
+
+
 @given(OPERATIONS)
 def test_runs_say_what_was_archived(steps: Sequence[tuple[str, int, int]]) -> None:
     """Whether they are joined at once, later or never."""
     plain: dict[int, dict[int, Archived]] = {0: {}, 1: {}, 2: {}}
-    saved = Saved()
-    lanes: dict[ArchiveLane, Sequence[Archived]] = {}
+    found = Stretches()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiered.archive.saved_runs.SMALL_BYTES", 0)
+        patch.setattr("tiered.archive.archived.SMALL_BYTES", 0)
+        patch.setattr("tiered.archive.archived.GROUP_ROWS", 4)
         for what, at, number in steps:
-            mine, found = plain[at], stretches_of(lanes, lane(at))
+            mine, before = plain[at], dict(found)
+            draft = found.draft()
             if what == "add" and number not in mine:
                 mine[number] = archived(number)
-                found = found.with_one(mine[number])
+                draft.put(lane(at), mine[number])
             elif what == "change" and number in mine:
                 mine[number] = replace(mine[number], bad=mine[number].bad + 1)
-                found = found.with_changed(mine[number])
+                draft.put(lane(at), mine[number])
             elif what == "remove" and number in mine:
-                found = found.without([mine.pop(number).start])
+                draft.remove(lane(at), mine.pop(number).start)
             elif what in {"settle", "read"}:
-                patch.setattr("tiered.archive.saved_runs._GROWTH", number % 3)
-                saved = saved.settled(lanes)
-                saved = Saved.of(saved.runs) if what == "read" else saved
-                lanes = dict(saved.lanes)
-                continue
-            if found:
-                lanes[lane(at)] = found
-            else:
-                lanes.pop(lane(at), None)
-        saved = saved.settled(lanes)
-    for found_lanes in (
-        lanes,
-        saved.lanes,
-        Saved.of([SavedRun(run.data) for run in saved.runs]).lanes,
-    ):
-        told = {one: tuple(found) for one, found in found_lanes.items()}
-        assert told == {
-            lane(at): tuple(mine[number] for number in sorted(mine))
-            for at, mine in plain.items()
-            if mine
-        }
-    assert saved.settled(saved.lanes) is saved, "what did not change makes no run"
-    assert saved == Saved.of(saved.runs)
+                patch.setattr("tiered.archive.archived._GROWTH", number % 3)
+                draft = found.settled()
+                draft = again(draft) if what == "read" else draft
+            assert found == before, "what was known stays what it was"
+            found = draft
+            keys = Counter(
+                file.key for some in plain.values() for o in some.values() for file in o.files
+            )
+            assert found.count_of(lane(at), f"k-{number}") == keys[f"k-{number}"]
+            low, high = number * COUNT - 7, number * COUNT + 7
+            near = [mine[n] for n in (number - 1, number) if n in mine]
+            assert found.around(lane(at), low, high) == near
+        saved = found.settled()
+        for one in (found, saved, again(saved)):
+            assert one == {
+                lane(at): tuple(mine[number] for number in sorted(mine))
+                for at, mine in plain.items()
+                if mine
+            }
+        assert saved.settled() is saved, "what did not change makes no run"
 
 
 def test_what_went_stays_away_when_only_newer_runs_are_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tiered.archive.saved_runs.SMALL_BYTES", 0)
-    every = tuple(as_long_as_real(0, number) for number in range(300))
-    saved = Saved().settled({lane(0): every})
+    monkeypatch.setattr("tiered.archive.archived.SMALL_BYTES", 0)
+    every = tuple(as_long_as_real(0, number) for number in range(1200))
+    saved = Stretches.of({lane(0): every}).settled()
     for gone in (5, 7):
-        kept = stretches_of(saved.lanes, lane(0)).without([every[gone].start])
-        saved = saved.settled({lane(0): kept})
-    assert [len(run.columns[0]) for run in saved.runs] == [300, 2]
-    assert Saved.of(saved.runs).lanes == {lane(0): (*every[:5], every[6], *every[8:])}
+        draft = saved.draft()
+        draft.remove(lane(0), every[gone].start)
+        saved = draft.settled()
+    assert [len(run.numbers[0]) for run in saved.runs] == [1200, 2]
+    assert again(saved) == {lane(0): (*every[:5], every[6], *every[8:])}
 
 
 def test_a_run_that_was_joined_is_held_no_longer() -> None:
-    first = Saved().settled({lane(0): (archived(1),), lane(1): (archived(1),)})
-    second = first.settled({**first.lanes, lane(1): (archived(1), archived(2))})
+    first = Stretches.of({lane(0): (archived(1),), lane(1): (archived(1),)}).settled()
+    draft = first.draft()
+    draft.put(lane(1), archived(2))
+    second = draft.settled()
     gone = weakref.ref(first.runs[0])
     assert first.runs[0] not in second.runs
-    del first
+    del first, draft
     gc.collect()
     assert gone() is None
 
 
 def test_what_checkpoints_write_follows_what_is_archived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each stretch is written a logarithm of times, and few shards say all of it."""
-    monkeypatch.setattr("tiered.archive.saved_runs.SMALL_BYTES", 1 << 12)
+    monkeypatch.setattr("tiered.archive.archived.SMALL_BYTES", 1 << 12)
     store, lanes, entries, each = MemoryStore(), 40, 400, 12
     log = JournalReader(store, LOG, MACHINE)
     written: dict[str, int] = {}
@@ -196,19 +206,19 @@ def test_what_checkpoints_write_follows_what_is_archived(monkeypatch: pytest.Mon
     known = MACHINE.initial()
     for number in range(1, entries + 1):
         actions = [
-            archive_action(lane(at), as_long_as_real(at, number), 0)
+            archive_action([(lane(at), 0, as_long_as_real(at, number))])
             for at in (random.Random(number).sample(range(lanes), each))
         ]
         known = MACHINE.apply(log.state, Entry(number, 0, "0badcafe", 5, actions))
         log.place(known, number)
         if not number % 4:
             log.store_checkpoint(put)
-            each_bytes = [len(run.data) for run in log.state.saved.runs]
+            each_bytes = [len(run.data) for run in log.state.lanes.runs]
             sizes.append(len(each_bytes))
             assert all(one > 2 * two for one, two in pairwise(each_bytes))
     assert log.state.refused == 0
     wrote = sum(size for key, size in written.items() if key.startswith(f"{LOG}{SHARD}"))
-    held = sum(len(run.data) for run in log.state.saved.runs)
+    held = sum(len(run.data) for run in log.state.lanes.runs)
     stretches = entries * each
     assert held < 120 * stretches
     assert wrote < 10 * held
@@ -217,70 +227,78 @@ def test_what_checkpoints_write_follows_what_is_archived(monkeypatch: pytest.Mon
     assert max(documents) < 1000, "no checkpoint has a stretch itself"
 
 
-GOLDEN = bytes.fromhex(
-    "544d5152554e00015500000028b52ffd2061650200c4037b22626c6f636b73223a5b3135375d2c22636f6c756d6e3239"
-    "2c5d2c226c616e655b5b2263222c2262222c2274222c302c305d2c325d2c31315d5d7d05002010724ae3c98c2ec66167"
-    "1328b52ffd2018a50000606400640038ffffffffffffff020060e001600128b52ffd2018a5000060c8006400d4feffff"
-    "ffffffff020060e001600128b52ffd2018a50000600a000a00ebffffffffffffff020060e001600128b52ffd2018a500"
-    "006013000a00e2ffffffffffffff020060e001600128b52ffd2018a500006000000300fdffffffffffffff020060e001"
-    "600128b52ffd6038009d0400d247191b80c7391835d8cb1063fd1fd24e885c8cf3b30b9188f0a131057602450251558f"
-    "8aac081589f7b4e7acb4b7569c06f31d8ec0228fc1713e5bca9b30ce4fe546d805713e3a8bcf9871e3298ff9f474c4bc"
-    "1330f05aca6e1b46e023aa7252581f95937618111100201109883e16efc6080810832c3e2671d3d6536c31630d1930dc"
-    "0c1031b02a1cef53172b66bfd67c02"
-)
-
-
-def test_a_run_has_these_bytes() -> None:
-    """Read, since what zstd writes may change with its version."""
+def test_anybody_reads_a_run_as_parquet() -> None:
     one, two = archived(1), replace(archived(2), bad=3)
-    made = SavedRun.of([(lane(0), [(100, one), (200, two)]), (lane(1), [(0, None)])])
-    for run in (SavedRun(GOLDEN), made):
-        assert run.lanes == {lane(0): (0, 2), lane(1): (2, 3)}
-        assert run.columns.tolist() == [
-            [100, 200, 0],
-            [200, 300, 0],
-            [10, 20, -1],
-            [19, 29, -1],
-            [0, 3, 0],
-        ]
-        assert list(run.some(0, 2)) == [one, two]
-        assert Saved.of([run]).lanes == {lane(0): (one, two)}
+    run = SavedRun.of([table_of([(lane(0), one), (lane(0), two), (lane(1), GONE)])])
+    assert run.lanes == {lane(0): (0, 2), lane(1): (2, 3)}
+    assert run.numbers.tolist() == [
+        [100, 200, 0],
+        [200, 300, 0],
+        [10, 20, -1],
+        [19, 29, -1],
+        [0, 3, 0],
+        [0, 0, 0],
+    ]
+    assert again(Stretches([run])) == {lane(0): (one, two)}
+    told = pa.parquet.read_table(pa.BufferReader(run.data)).to_pylist()
+    assert [(row["topic"], row["queue_id"], row["start"]) for row in told] == [
+        (b"t", 0, 100),
+        (b"t", 0, 200),
+        (b"t", 1, 0),
+    ]
+    assert told[0]["files"][0]["key"] == b"k-1"
+    assert told[0]["sources"] == [{"key": b"log-1", "version": b"etag"}]
 
 
-def columns_of(*rows: tuple[int, int]) -> np.ndarray:
-    return np.array([(low, high, -1, -1, 0) for low, high in rows], np.int64).T
+GONE = Archived(0, 0, 0, 0, 0, (), None, ())
 
 
+def run_of(*rows: tuple[int, int, int]) -> bytes:
+    """Of queues and offsets."""
+    made = [(lane(at), replace(archived(0), start=low, end=high)) for at, low, high in rows]
+    with mock.patch.object(SavedRun, "__init__", lambda self, data: setattr(self, "data", data)):
+        return SavedRun.of([table_of(made)]).data
+
+
+def parquet(table: pa.Table, **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(table, sink, store_schema=False, **options)
+    return sink.getvalue().to_pybytes()
+
+
+SOUND = table_of([(lane(0), archived(number)) for number in range(3)])
+WHOLE = run_of((0, 0, 5))
 HARMS: Mapping[str, bytes] = {
-    "no run": b"TMQRUN\0\2" + SavedRun.of([(lane(0), [(100, archived(1))])]).data[8:],
-    "cut": SavedRun.of([(lane(0), [(100, archived(1))])]).data[:-9],
-    "longer": SavedRun.of([(lane(0), [(100, archived(1))])]).data + b"x",
-    "overlap": encoded([(lane(0), 2)], columns_of((0, 10), (9, 20)), [b"", b""]),
-    "not in order": encoded([(lane(0), 2)], columns_of((10, 20), (0, 5)), [b"", b""]),
-    "twice": encoded([(lane(0), 2)], columns_of((10, 20), (10, 10)), [b"", b""]),
-    "ends before it begins": encoded([(lane(0), 1)], columns_of((10, 5)), [b""]),
-    "a lane twice": encoded([(lane(0), 1), (lane(0), 1)], columns_of((0, 5), (5, 6)), [b"", b""]),
-    "a lane of nothing": encoded([(lane(0), 1), (lane(1), 0)], columns_of((0, 5)), [b""]),
-    "counts more": encoded([(lane(0), 2)], columns_of((0, 5)), [b""]),
-    "blocks for less": encoded([(lane(0), 1)], columns_of((0, 5)), [b""] * (BLOCK + 1)),
-    "a great many": encoded([(lane(0), 1 << 20)], np.arange(1 << 20) + columns_of((0, 1)), [b""]),
-    "only a head": MAGIC,
+    "no run": b"PAR1",
+    "cut": WHOLE[:-9],
+    "longer": WHOLE + b"x",
+    "overlap": run_of((0, 0, 10), (0, 9, 20)),
+    "not in order": run_of((0, 10, 20), (0, 0, 5)),
+    "twice": run_of((0, 10, 20), (0, 10, 10)),
+    "ends before it begins": run_of((0, 10, 5)),
+    "before the first": run_of((0, -1, 5)),
+    "a lane twice": run_of((0, 0, 5), (1, 0, 5), (0, 5, 6)),
+    "nothing": parquet(SOUND.slice(0, 0)),
+    "a column less": parquet(SOUND.drop_columns(["unfit"])),
+    "another column": parquet(SOUND.append_column("more", [[1, 2, 3]])),
+    "a column of other values": parquet(SOUND.set_column(5, "start", [["1", "2", "3"]])),
+    "values that are not there": parquet(SOUND.set_column(5, "start", [[1, None, 3]])),
+    "small row groups": parquet(SOUND, row_group_size=2),
+    "large row groups": parquet(SOUND.take([0] * 1200)),
+    "a great many": parquet(SOUND.take([0] * 200_000), compression="zstd"),
 }
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_is_no_run_is_refused(harm: str) -> None:
+    assert SavedRun(WHOLE).lanes == {lane(0): (0, 1)}
     with pytest.raises((ValueError, TypeError, LookupError)):
         SavedRun(HARMS[harm])
 
 
-def test_a_stretch_that_is_not_what_the_columns_say_is_damage() -> None:
-    line = json.dumps(archived(1).document()).encode()
-    for lines in ([line], [b"{}"], [b""]):
-        run = SavedRun(encoded([(lane(0), 1)], columns_of((100, 201)), lines))
-        for read in (run.some, run.files):
-            with pytest.raises(DataError, match=r"two things|no sense"):
-                next(iter(read(0, 1)))
+def test_runs_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="overlap"):
+        Stretches([SavedRun(run_of((0, 0, 10))), SavedRun(run_of((0, 5, 15)))])
 
 
 # -- checkpoints of shards -------------------------------------------------------------------------
@@ -292,7 +310,7 @@ def a_log(
     """With an entry for each stretch of a queue, up to some number, and checkpoints behind some."""
     log = replayed(store)
     for number in range(log.number + 1, entries + 1):
-        actions = [archive_action(lane(0), as_long_as_real(0, number), 0)]
+        actions = [archive_action([(lane(0), 0, as_long_as_real(0, number))])]
         entry = Entry(number, 0, "0badcafe", 5, actions, log.last)
         data = encode_entry(entry)
         store.put_if_absent(entry_key(LOG, number), data)
@@ -385,8 +403,8 @@ def test_two_jobs_that_know_other_runs_say_the_same() -> None:
 def test_trimming_keeps_old_shards_that_are_named_and_young_ones_that_are_not_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tiered.archive.saved_runs.SMALL_BYTES", 0)
-    monkeypatch.setattr("tiered.archive.saved_runs._GROWTH", 0)
+    monkeypatch.setattr("tiered.archive.archived.SMALL_BYTES", 0)
+    monkeypatch.setattr("tiered.archive.archived._GROWTH", 0)
     store = MemoryStore()
     known = a_log(store, 10, [3, 6, 9])
     with pytest.raises(KeyboardInterrupt):
@@ -447,26 +465,22 @@ def test_a_run_leaves_few_entries_and_who_plans_next_reads_none(
     assert archive(at).entries == 0
 
 
-def test_a_frame_of_many_files_parses_each_block_once_and_makes_no_stretches() -> None:
+def test_a_frame_of_many_files_unpacks_each_row_group_once_and_makes_no_stretches() -> None:
     """Of a million files it made each stretch four times, checked one by one: 23 CPU s."""
     known = loaded(state(10, range(5000)))
     with (
-        mock.patch.object(Archived, "of_many", side_effect=Archived.of_many) as many,
-        mock.patch.object(saved_runs.json, "loads", side_effect=json.loads) as parsed,
+        mock.patch.object(_Group, "stretches", side_effect=AssertionError),
+        mock.patch.object(archived_table, "_Group", side_effect=_Group) as unpacked,
     ):
         found = plan_files(known, Selection())
         assert len(found.files) == len(found.keys()) == 5000
         assert topic_schema(known, "t") == schema()
-    assert many.call_count == 0
-    blocks = 10 * 5000 // saved_runs.BLOCK
-    assert parsed.call_count <= blocks + 2 * 10
+    assert unpacked.call_count == -(-10 * 5000 // GROUP_ROWS)
     assert sum(len(file.pieces) for file in found.files) == 50_000
 
 
-def test_stretches_are_parsed_and_checked_a_block_at_a_time() -> None:
+def test_stretches_are_unpacked_a_row_group_at_a_time() -> None:
     known = loaded(state(3, range(1000)))
-    with mock.patch.object(Archived, "of_many", side_effect=Archived.of_many) as many:
-        assert [tuple(found) for found in known.lanes.values()] == [
-            tuple(map(archived, range(1000)))
-        ] * 3
-    assert many.call_count <= 3 * 1000 // 256 + 2 * 3
+    with mock.patch.object(archived_table, "_Group", side_effect=_Group) as unpacked:
+        assert [known.lanes[one] for one in known.lanes] == [tuple(map(archived, range(1000)))] * 3
+    assert unpacked.call_count == 3

@@ -144,7 +144,7 @@ def test_a_file_without_filters_is_read(
     monkeypatch: pytest.MonkeyPatch, made: tuple[Counting, list[str]]
 ) -> None:
     store, ids = made
-    monkeypatch.setattr(parquet, "_bits_of", lambda _chunk: None)
+    monkeypatch.setattr(parquet, "bits_of", lambda _chunk: None)
     found = lookup(store, Selection(key=ids[7]))
     assert found.rows["queue_offset"].to_pylist() == [7]
     assert found.groups_read == FILES * GROUPS
@@ -158,9 +158,9 @@ def test_foreign_shapes_of_filters_are_not_asked() -> None:
     chunk = Chunk()
     for length, bits in ((47, (1015, 32)), (32, None), (16, None), (65, (1001, 64)), (0, None)):
         chunk.bloom_filter_length = length
-        assert parquet._bits_of(chunk) == bits
+        assert parquet.bits_of(chunk) == bits
     chunk.bloom_filter_length = 40_000  # 32,768 and much more than a header
-    assert parquet._bits_of(chunk) is None
+    assert parquet.bits_of(chunk) is None
 
 
 def test_the_blocks_are_where_the_filters_say(made: tuple[Counting, list[str]]) -> None:

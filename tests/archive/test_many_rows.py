@@ -6,21 +6,18 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.archives_made import loaded
 from support.large_log import as_long_as_real
 
-from tiered.archive import saved_runs
+from tiered.archive import archived
+from tiered.archive.archived import SavedRun, Stretches
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Archived, ArchiveLane, ParquetFile, SideFile
-from tiered.archive.saved_runs import BLOCK, Saved, SavedRun, encoded, stretches_of
 from tiered.archive.selection import Selection
 from tiered.archive.tables import Chosen, TablePiece, choose_files, refuses_file
-from tiered.errors import DataError
-from tiered.journal.entry import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,20 +61,18 @@ def apart(found: Sequence[Archived]) -> list[Archived]:
 
 
 @given(st.lists(stretches, min_size=1, max_size=9), st.integers(1, 4))
-def test_a_block_says_what_its_rows_say(made: list[Archived], block: int) -> None:
+def test_a_run_says_what_its_rows_say(made: list[Archived], rows: int) -> None:
     """Rare fields too: side files, misfits, columns, records, members that are left out or do not fit."""
     every = apart(made)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saved_runs, "BLOCK", block)
-        saved = Saved.of(Saved().settled({LANE: every}).runs)
-        found = stretches_of(saved.lanes, LANE)
-        assert tuple(found) == tuple(every)
-        assert [tuple(found.around(one.start, one.end)) for one in every] == [(o,) for o in every]
-        rows = [file.row() for one in every for file in one.files]
-        assert list(found.files()) == rows
-        assert list(stretches_of({LANE: every}, LANE).files()) == rows
-        for told in (found, stretches_of({LANE: every}, LANE)):
-            assert told.has_records == any(one.has_records for one in every)
+        patch.setattr(archived, "GROUP_ROWS", rows)
+        new = Stretches.of({LANE: every})
+        for found in (new, Stretches([SavedRun(run.data) for run in new.settled().runs])):
+            assert found[LANE] == tuple(every)
+            assert [found.around(LANE, one.start, one.end) for one in every] == [[o] for o in every]
+            files = [tuple(file.row()) for one in every for file in one.files]
+            assert list(found.files(LANE)) == files
+            assert found.columns(LANE)[-1].tolist() == [one.has_records for one in every]
     assert [Archived.of(one.document()) for one in every] == every
 
 
@@ -106,7 +101,7 @@ def test_files_are_chosen_as_if_each_were_looked_at(
     if "store_ts" in bounds:
         bounds["store_ts"] = (bounds["store_ts"][0] * 10, bounds["store_ts"][1] * 10)
     wanted = Selection(bounds=bounds)
-    known = ArchiveState({one: tuple(found) for one, found in lanes.items()})
+    known = ArchiveState(Stretches.of(lanes))
     expected, left, foreign = by_objects(known, wanted)
     for state in (known, loaded(known)):
         found = choose_files(state, wanted)
@@ -124,15 +119,15 @@ def by_objects(
     chosen: dict[str, Chosen] = {}
     left: dict[str, str] = {}
     foreign = set()
-    for lane, found in sorted(state.lanes.items()):
-        for file in (file for one in found for file in one.files):
+    for lane, one in state.lanes.each():
+        for file in one.files:
             if wanted.refuses(lane):
                 foreign.add(file.key)
             if reason := wanted.refuses(lane) or refuses_file(wanted, file):
                 left.setdefault(file.key, reason)
                 continue
-            one = chosen.setdefault(file.key, Chosen(file.key, file.size_bytes, []))
-            one.pieces.append(TablePiece(lane, file.low, file.high, file.rows))
+            each = chosen.setdefault(file.key, Chosen(file.key, file.size_bytes, []))
+            each.pieces.append(TablePiece(lane, file.low, file.high, file.rows))
     return list(chosen.values()), {k: v for k, v in left.items() if k not in chosen}, foreign
 
 
@@ -166,55 +161,19 @@ OF_OTHERS: dict[str, list[Any]] = {
 }
 
 
-SOUND = [as_long_as_real(0, number) for number in range(BLOCK + 2)]
-TEXTS = [json_text(one.document()) for one in SOUND]
-COLUMNS = np.array(
-    [(s.start, s.end, s.files[0].store_min_ms, s.files[0].store_max_ms, s.bad) for s in SOUND],
-    np.int64,
-).T
-
-
-def run_with(line: Any) -> SavedRun:
-    """Whose second stretch has another text than it should."""
-    text = line if isinstance(line, bytes) else json_text(line)
-    return SavedRun(encoded([(LANE, len(SOUND))], COLUMNS, [TEXTS[0], text, *TEXTS[2:]]))
+SOUND = as_long_as_real(0, 1).document()
 
 
 @pytest.mark.parametrize("name", [*OF_FILES, *OF_OTHERS])
 def test_a_damaged_field_of_any_row_is_refused(name: str) -> None:
     for value in {**OF_FILES, **OF_OTHERS}[name]:
-        damaged = {**SOUND[1].document(), name: value}
         with pytest.raises((ValueError, TypeError, LookupError)):
-            Archived.of(damaged)
-        require_refused(damaged, by_files=name in OF_FILES)
+            Archived.of({**SOUND, name: value})
 
 
-@pytest.mark.parametrize("name", sorted(SOUND[1].document()))
+@pytest.mark.parametrize("name", sorted(SOUND))
 def test_a_row_without_a_field_is_refused(name: str) -> None:
-    document = SOUND[1].document()
+    document = dict(SOUND)
     del document[name]
     with pytest.raises(LookupError):
         Archived.of(document)
-    require_refused(document, by_files=name in OF_FILES)
-
-
-@pytest.mark.parametrize("name", ["start", "end"])
-def test_a_row_of_other_offsets_than_the_columns_say_is_refused(name: str) -> None:
-    document = SOUND[1].document()
-    require_refused({**document, name: document[name] + 1}, by_files=True)
-
-
-@pytest.mark.parametrize(
-    "line", [b"", b"7", b'"x"', b"[]", b"null", b"{}", b"{}, {}", b"{", b"\xff"]
-)
-def test_a_row_that_is_none_is_refused(line: bytes) -> None:
-    require_refused(line, by_files=True)
-
-
-def require_refused(line: Any, *, by_files: bool) -> None:
-    run = run_with(line)
-    assert len(list(run.some(2, BLOCK + 2))) == BLOCK, "what is asked for is looked at"
-    for first, last in ((0, BLOCK + 2), (1, 2)):
-        for read in (run.some, run.files) if by_files else (run.some,):
-            with pytest.raises(DataError, match=r"two things|no sense"):
-                list(read(first, last))

@@ -31,10 +31,9 @@ from backends.s3_settings import S3Options
 from tiered.api.broker_place import Place
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.job import log_writer, run_job
-from tiered.archive.machine import ArchiveMachine, forget_action
+from tiered.archive.machine import ArchiveMachine, forget_action, merge_action
 from tiered.archive.merging import merge, merge_each, plan_merge
 from tiered.archive.model import Truncation
-from tiered.archive.moves import merge_action
 from tiered.archive.plan import NO_LIMITS, Limits
 from tiered.archive.tables import files_by_topic
 from tiered.crashpoints import EXIT_CODE, VARIABLE
@@ -225,7 +224,7 @@ def test_replay_refuses_merges_that_would_lose_or_double_rows() -> None:
     archive(at)
     log = log_writer(at)
     (plan,) = plan_merge(log.state, takes=lambda _lane: True)
-    from tiered.archive.moves import NewFile
+    from tiered.archive.model import NewFile
 
     whole = NewFile(plan.key, 1, 2, plan.pieces)
     moved = replace(plan.pieces[0], file=replace(plan.pieces[0].file, key="elsewhere"))
@@ -409,9 +408,10 @@ GOLDEN = (
 
 def test_golden_bytes_of_the_new_actions() -> None:
     from support.archive_states import state
+    from support.archives_made import pieces_of
 
     from tiered.archive.machine import clean_action
-    from tiered.archive.moves import NewFile, Replaced, pieces_of
+    from tiered.archive.model import NewFile, Replaced
 
     known = state(1, range(2))
     new = NewFile("merged/k", 9, 7, tuple(pieces_of(known.lanes)))
@@ -434,7 +434,7 @@ def test_what_is_not_known_stops_a_program(action: dict[str, Any]) -> None:
 
 
 PACK = (
-    b'{"actions":[{"do":"pack","format":1,"stretches":[{"bad":0,"end":100,"files":[["k-0",0,100,100,9,9,0,'
+    b'{"actions":[{"do":"archive","format":1,"stretches":[{"bad":0,"end":100,"files":[["k-0",0,100,100,9,9,0,'
     b'9,5,5]],"holes":0,"lane":["c","b","t",0,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log'
     b'-0","etag"]],"start":0,"tails":0},{"bad":0,"end":200,"files":[["k-1",100,200,100,9,9,10,19,5,5]],"ho'
     b'les":0,"lane":["c","b","t",1,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log-1","etag"]'
@@ -448,13 +448,12 @@ PACK = (
 def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
     from support.archive_states import archived
 
-    from tiered.archive.machine import JobRecord, job_action
+    from tiered.archive.machine import JobRecord, archive_action, job_action
     from tiered.archive.model import ArchiveLane
-    from tiered.archive.moves import pack_action
 
     lanes = [ArchiveLane("c", "b", "t", queue, 0) for queue in (0, 1)]
     record = JobRecord("0badcafe", "0.1", "local", 3, 4)
-    pack = pack_action([(lanes[0], 0, archived(0)), (lanes[1], 0, archived(1))])
+    pack = archive_action([(lanes[0], 0, archived(0)), (lanes[1], 0, archived(1))])
     entry = Entry(1, 0, "0badcafe", 5, [pack, job_action(record)])
     data = encode_entry(entry)
     assert data[: data.index(b"\n") + 1] == PACK
@@ -462,7 +461,7 @@ def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
     found = machine.apply(machine.initial(), decode_entry(data, where="x"))
     assert found.lanes == {lanes[0]: (archived(0),), lanes[1]: (archived(1),)}
     assert found.jobs == (record,)
-    late = pack_action([(lanes[0], 0, archived(5)), (lanes[1], 1, archived(6))])
+    late = archive_action([(lanes[0], 0, archived(5)), (lanes[1], 1, archived(6))])
     after = machine.apply(found, Entry(2, 0, "0badcafe", 6, [late]))
     assert (after.lanes, after.refused) == (found.lanes, 1)
 

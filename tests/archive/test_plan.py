@@ -11,6 +11,7 @@ from support.archive_states import COUNT, archived, plan, segment, state, tier
 from support.archives_made import loaded
 from support.work import calls
 
+from tiered.archive.archived import Stretches
 from tiered.archive.columns import schema
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
 from tiered.archive.model import (
@@ -59,7 +60,7 @@ def test_other_brokers_incarnations_and_queues_do_not_count() -> None:
     lanes = state(1, range(1)).lanes
     ((lane, stretches),) = lanes.items()
     others = [replace(lane, broker="x"), replace(lane, incarnation=1), replace(lane, queue_id=1)]
-    known = ArchiveState(dict.fromkeys(others, stretches))
+    known = ArchiveState(Stretches.of(dict.fromkeys(others, stretches)))
     assert len(plan(tier(1, 1), known).tasks) == 1
 
 
@@ -68,12 +69,12 @@ def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> Non
     side = SideFile("_bad/k", 2, 3, 4)
     second = replace(archived(1), holes=1, bad=1, files=(replace(archived(1).files[0], rows=98),))
     second = replace(second, side=side)
-    actions = [archive_action(lane, archived(2), 0), archive_action(lane, second, 0)]
+    actions = [archive_action([(lane, 0, archived(2))]), archive_action([(lane, 0, second)])]
     end = Truncation(9, 200, 300)
-    actions += [forget_action(lane, [200], end), archive_action(lane, archived(2), 1)]
+    actions += [forget_action(lane, [200], end), archive_action([(lane, 1, archived(2))])]
     entry = Entry(1, 0, "0badcafe", 5, json.loads(json.dumps(actions)))
     found = machine.apply(machine.initial(), entry)
-    assert found == ArchiveState({lane: (second, archived(2))}, {lane: (end,)}, 0, 5)
+    assert found == ArchiveState(Stretches.of({lane: (second, archived(2))}), {lane: (end,)}, 0, 5)
     assert loaded(found) == found
 
 

@@ -127,7 +127,7 @@ def test_what_another_job_archives_while_it_is_being_truncated_is_forgotten_too(
         for work, outcome in done:
             assert not isinstance(outcome, Exception)
             (task,), (archived,) = work.tasks, outcome
-            log.append([archive_action(task.lane, archived, task.tails)])
+            log.append([archive_action([(task.lane, task.tails, archived)])])
         done.clear()
         return found
 

@@ -94,7 +94,7 @@ def test_a_nought_of_another_sign_is_another_value() -> None:
     log.append([columns_action(lane.topic, 0, read_log(at).bodies[lane.topic][0])])
     forged.archive.put_if_absent(one.files[0].key, data)
     forgery = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
-    log.append([archive_action(lane, replace(one, files=(forgery,)), 0)])
+    log.append([archive_action([(lane, 0, replace(one, files=(forgery,)))])])
     found = verify_archive(forged, local_engine(forged.bench, 1)).findings
     assert [one.what for one in found] == ["rows differ from the tier behind offset 0"]
 

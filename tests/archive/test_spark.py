@@ -17,6 +17,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from support.archive_jobs import as_engine
 from support.archive_rows import java_rows, read_all, rows_of, said_by_archive, said_by_java
+from support.archives_made import pieces_of
 from support.command_line import here
 from support.questions import ANSWERS, QUESTIONS, for_spark
 from support.questions import rows_of as rows_of_answer
@@ -31,7 +32,6 @@ from tiered.archive.audit import apply_repair, plan_repair, verify_archive
 from tiered.archive.job import Workshop, log_writer, run_job
 from tiered.archive.lookup import build
 from tiered.archive.merging import Together, merge, plan_merge
-from tiered.archive.moves import pieces_of
 from tiered.archive.publish import Destination, publish
 from tiered.archive.tables import read_archive
 from tiered.archive.task import do_work

@@ -13,7 +13,7 @@ from support.archive_world import World
 from backends.errors import BackendError
 from tiered.archive import clean, job, machine
 from tiered.archive.merging import Together
-from tiered.archive.moves import Fence
+from tiered.archive.model import Fence
 from tiered.archive.plan import Task
 from tiered.errors import TieredStoreError
 
@@ -81,12 +81,13 @@ def _unnamed_stay() -> Patches:
 def _half_packs() -> Patches:
     """Of stretches that share files some count when others do not."""
 
-    def pack(work: Any, action: Any) -> None:
-        for stretch in action["stretches"]:
-            work.add(stretch)
+    def add(work: Any, action: Any) -> bool:
+        made = [work.add(work.lanes, stretch) for stretch in action["stretches"]]
+        work.forget_gone(file.key for one in made if one for file in one.objects())
+        return all(made)
 
     return [
-        mock.patch.dict(machine._HANDLERS, {"pack": pack}),
+        mock.patch.dict(machine._HANDLERS, {"archive": add}),
         mock.patch.object(job, "_fits", return_value=True),
     ]
 

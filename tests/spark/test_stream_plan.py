@@ -15,7 +15,7 @@ from support.archives_made import loaded
 from support.streams import OTHER, Broker
 from support.tiers import PLACE, QUEUE, BuiltPlace
 
-from tiered.archive.model import Archived
+from tiered.archive.archived import _Group
 from tiered.archive.selection import Selection
 from tiered.errors import DataError, InvalidError
 from tiered.log.parts import Segments, TierState
@@ -116,7 +116,7 @@ def test_a_batch_unpacks_what_it_takes_and_not_all_that_lies_ahead(
     archive = known if kept == "archive" else None
     begin = {Key("c", "b", "t", 0): Position.at(0, 0, 0)}
     with (
-        mock.patch.object(Archived, "of_many", side_effect=Archived.of_many) as rows,
+        mock.patch.object(_Group, "stretches", autospec=True, side_effect=_Group.stretches) as rows,
         mock.patch.object(
             Segments, "_segment", autospec=True, side_effect=Segments._segment
         ) as parts,
@@ -125,7 +125,7 @@ def test_a_batch_unpacks_what_it_takes_and_not_all_that_lies_ahead(
             begin = advance(states, begin, Rules(), archive=archive, **limits)
             (at,) = begin.values()
             assert at.offset == 250 * number or (kept == "tier" and at.offset < 1000 * number)
-    stretches = sum(len(call.args[0]) for call in rows.call_args_list)
+    stretches = sum(last - first for _, first, last in (call.args for call in rows.call_args_list))
     assert stretches + parts.call_count < 1000
     assert (stretches > 0) == (kept == "archive")
 

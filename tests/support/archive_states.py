@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.bundles import made_part
 
 from tiered.api.broker_place import Place
+from tiered.archive.archived import Stretches
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Archived, ArchiveLane, ParquetFile
 from tiered.archive.plan import plan_archive
@@ -40,7 +41,8 @@ def archived(number: int) -> Archived:
 
 def state(queues: int, numbers: range) -> ArchiveState:
     found = tuple(map(archived, numbers))
-    return ArchiveState({ArchiveLane("c", "b", "t", queue, 0): found for queue in range(queues)})
+    lanes = (ArchiveLane("c", "b", "t", queue, 0) for queue in range(queues))
+    return ArchiveState(Stretches.of(dict.fromkeys(lanes, found)))
 
 
 def plan(tier_state: TierState, archive: ArchiveState):

@@ -134,10 +134,6 @@ class Oracle:
         self.gone -= {file[0] for file in row["files"]} | set(row["side"][:1])
 
     def _archive(self, action: dict[str, Any]) -> None:
-        if self._fits(action):
-            self._add(action)
-
-    def _pack(self, action: dict[str, Any]) -> None:
         if all(map(self._fits, action["stretches"])):
             list(map(self._add, action["stretches"]))
 

@@ -11,7 +11,15 @@ import pyarrow as pa
 from backends.memory import MemoryStore
 from tiered.archive.columns import schema
 from tiered.archive.machine import ArchiveMachine, archive_action
-from tiered.archive.model import DAY_MS, LOG, Archived, ArchiveLane, ParquetFile, folder_key
+from tiered.archive.model import (
+    DAY_MS,
+    LOG,
+    Archived,
+    ArchiveLane,
+    MovedPiece,
+    ParquetFile,
+    folder_key,
+)
 from tiered.archive.parquet import FileWriter
 from tiered.clock import SystemClock
 from tiered.journal.append import JournalWriter
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.base import ObjectStore
+    from tiered.archive.archived import Stretches
     from tiered.archive.machine import ArchiveState
 
 TOPIC = "orders"
@@ -63,7 +72,7 @@ def make_archive(
         ids += texts
         made = _write(archive, lane, texts, rng, low=low, group_rows=group_rows or rows)
         done = Archived(low, low + rows, 0, 0, rows * 400, (made,), None, ((f"seg-{number}", "1"),))
-        log.append([archive_action(lane, done, 0)])
+        log.append([archive_action([(lane, 0, done)])])
         told(number)
     log.write_checkpoint()
     return ids
@@ -146,3 +155,8 @@ def loaded(state: ArchiveState) -> ArchiveState:
     found = JournalReader(store, LOG, ArchiveMachine()).read_checkpoint(1)
     assert found is not None
     return found[0]
+
+
+def pieces_of(lanes: Stretches) -> list[MovedPiece]:
+    """Every piece, in order of lane and stretch."""
+    return [MovedPiece(lane, file) for lane, one in lanes.each() for file in one.files]

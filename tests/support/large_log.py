@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,12 @@ from backends.registry import open_store
 from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tiered.__main__ import YOUNG_OBJECTS
+from tiered.archive.archived import GROUP_ROWS, SavedRun, Stretches, table_of
 from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveLane
-from tiered.archive.saved_runs import Saved, SavedRun, encoded
 from tiered.clock import ManualClock
 from tiered.journal.append import JournalWriter
-from tiered.journal.entry import json_text
 from tiered.journal.replay import JournalReader
 from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
@@ -80,8 +79,7 @@ def make(root: str, queues: int) -> None:
         log.store_checkpoint(store.put_if_absent)
     with contextlib.closing(open_store(f"file://{root}/archive", S3Options())) as store:
         made = [_run(queues, low, high) for low, high in pairwise(_AGES)]
-        saved = Saved.of(made)
-        store_state(store, ArchiveState(saved.lanes, saved=saved), 15_000)
+        store_state(store, ArchiveState(Stretches(made)), 15_000)
         writer = JournalWriter(
             store,
             LOG,
@@ -93,7 +91,7 @@ def make(root: str, queues: int) -> None:
         )
         writer.catch_up()
         for number in range(_ENTRIES):
-            writer.append([archive_action(lane(number), archived(SEGMENTS - 1), 0)])
+            writer.append([archive_action([(lane(number), 0, archived(SEGMENTS - 1))])])
 
 
 def _tier(queues: int) -> TierState:
@@ -113,18 +111,12 @@ def _tier(queues: int) -> TierState:
 
 
 def _run(queues: int, low: int, high: int) -> SavedRun:
-    numbers = range(low, high)
-    some = [archived(number) for number in numbers]
-    columns = [
-        (s.start, s.end, s.files[0].store_min_ms, s.files[0].store_max_ms, s.bad) for s in some
-    ]
-    lanes = [(lane(queue), len(some)) for queue in range(queues)]
-    lines = (
-        json_text(as_long_as_real(queue, number).document())
+    every = (
+        (lane(queue), as_long_as_real(queue, number))
         for queue in range(queues)
-        for number in numbers
+        for number in range(low, high)
     )
-    return SavedRun(encoded(lanes, np.tile(np.array(columns, np.int64).T, queues), lines))
+    return SavedRun.of(map(table_of, iter(lambda: list(islice(every, GROUP_ROWS)), [])))
 
 
 class _Counting(WrappingStore):

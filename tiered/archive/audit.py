@@ -35,6 +35,7 @@ from zlib_ng import zlib_ng
 from backends.errors import ObjectNotFoundError
 from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
+from tiered.archive.bodies import PLAIN
 from tiered.archive.columns import (
     BODY_REASON,
     Columns,
@@ -46,7 +47,7 @@ from tiered.archive.damage import open_log, prove
 from tiered.archive.latest import damaged_tables, folder_of, give_up
 from tiered.archive.lookup import INDEX_KEY, damage_of_index
 from tiered.archive.machine import ArchiveMachine, named_sizes
-from tiered.archive.merging import Merged, Together, append_moves, condemn
+from tiered.archive.merging import Merged, Together, append_moves, condemn, write_pieces
 from tiered.archive.model import (
     DATA,
     DAY_MS,
@@ -54,13 +55,12 @@ from tiered.archive.model import (
     SIDE,
     Archived,
     ArchiveLane,
+    MovedPiece,
     ParquetFile,
     SideFile,
     folder_key,
 )
-from tiered.archive.moves import MovedPiece
 from tiered.archive.parquet import (
-    FileWriter,
     Proof,
     have_same_bits,
     pieces_in,
@@ -69,7 +69,7 @@ from tiered.archive.parquet import (
     write_small,
 )
 from tiered.archive.plan import Task, ends_dealt_with
-from tiered.archive.task import body_metadata, by_day, publish_file
+from tiered.archive.task import body_metadata, by_day
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.journal.replay import JournalReader
@@ -182,17 +182,14 @@ class Inspection:
 def _looks(at: Workshop, state: ArchiveState, reader: TierReader) -> Iterator[Inspection]:
     """All there is to look at, a topic at a time: who shares a file with others mostly has no second one."""
     mine = (at.place.cluster, at.place.broker)
-    lanes = ((k, v) for k, v in sorted(state.lanes.items()) if (k.cluster, k.broker) == mine)
-    for topic, some in groupby(lanes, key=lambda pair: pair[0].topic):
-        if not at.takes(topic):
-            continue
+    each = state.lanes.each(lambda o: (o.cluster, o.broker) == mine and at.takes(o.topic))
+    for _, some in groupby(each, key=lambda pair: pair[0].topic):
         rows, groups = Counter[str](), defaultdict[tuple[str, ...], list[_Side]](list)
-        for lane, stretches in some:
-            for one in stretches:
-                for file in one.files:
-                    rows[file.key] += file.rows
-                objects = one.files or one.objects()
-                groups[tuple(dict.fromkeys(file.key for file in objects))].append((lane, one))
+        for lane, one in some:
+            for file in one.files:
+                rows[file.key] += file.rows
+            objects = one.files or one.objects()
+            groups[tuple(dict.fromkeys(file.key for file in objects))].append((lane, one))
         for keys, those in groups.items():
             named = {key: rows.pop(key) for key in keys if key in rows}
             tasks = ((one, _task(reader, state, lane, one)) for lane, one in those)
@@ -429,8 +426,7 @@ def harmed_files(archive: ObjectStore, state: ArchiveState) -> dict[str, str]:
 
 def damaged_files(archive: ObjectStore, state: ArchiveState, engine: Engine) -> dict[str, str]:
     """The same by every byte: what is gone, has another size, or another checksum than the log says."""
-    stretches = (one for found in state.lanes.values() for one in found)
-    files = {file.key: file for one in stretches for file in one.objects()}
+    files = {file.key: file for _, one in state.lanes.each() for file in one.objects()}
     found = harmed_files(archive, state)
     rest = (file for key, file in sorted(files.items()) if key not in found)
     with all_done(engine(damage_of, rest)) as every:
@@ -630,13 +626,12 @@ def _pieces(
     """What lies in each file that is named: rows, or what is not a row."""
     wanted = set(keys)
     found: dict[str, tuple[list[MovedPiece], list[_Side]]] = {}
-    for lane, stretches in sorted(state.lanes.items()):
-        for one in stretches:
-            for file in one.files:
-                if file.key in wanted:
-                    found.setdefault(file.key, ([], []))[0].append(MovedPiece(lane, file))
-            if one.side and one.side.key in wanted:
-                found.setdefault(one.side.key, ([], []))[1].append((lane, one))
+    for lane, one in state.lanes.each():
+        for file in one.files:
+            if file.key in wanted:
+                found.setdefault(file.key, ([], []))[0].append(MovedPiece(lane, file))
+        if one.side and one.side.key in wanted:
+            found.setdefault(one.side.key, ([], []))[1].append((lane, one))
     return found
 
 
@@ -712,26 +707,24 @@ def make_again(bench: Workbench, remake: Remake) -> bytes | tuple[int, int]:
     for side, tasks in remake.sides:
         return _side_again(bench, side, tasks)
     new = Together.of((piece for piece, _ in remake.pieces), remake.epoch)
-    writer = FileWriter()
-    said: dict[str, str] = {}
-    for piece, tasks in sorted(remake.pieces, key=lambda one: (one[0].lane, one[0].file.low)):
-        if not tasks:
-            raise _differs(piece, "it has not all of these offsets")
-        said = {"tiered.source": bench.prefix, **body_metadata(tasks[0].layout)}
-        found = 0
-        for rows in chain.from_iterable(_rows_of(bench, task, piece.file) for task in tasks):
-            writer.add(rows, piece.lane, piece.file.low)
-            found += rows.num_rows
-        if found != piece.file.rows:
-            raise _differs(piece, f"it has {found} of {piece.file.rows} rows")
-    written = writer.finish(said)
-    for piece, got in zip(new.pieces, written.pieces, strict=True):
-        if got.proof != Proof.of(piece.file):
-            raise _differs(piece, "it has other rows")
-    reached("archive-rewriting")
-    made = publish_file(bench.archive, new.key, written)
-    reached("archive-rewritten")
-    return made
+    sources = dict(remake.pieces)
+    layouts = (task.layout for tasks in sources.values() for task in tasks)
+    said = {"tiered.source": bench.prefix, **body_metadata(next(layouts, PLAIN))}
+
+    def rows() -> Iterator[tuple[MovedPiece, pa.RecordBatch]]:
+        for piece in new.pieces:
+            tasks, found = sources[piece], 0
+            if not tasks:
+                raise _differs(piece, "it has not all of these offsets")
+            for some in chain.from_iterable(_rows_of(bench, task, piece.file) for task in tasks):
+                yield piece, some
+                found += some.num_rows
+            if found != piece.file.rows:
+                raise _differs(piece, f"it has {found} of {piece.file.rows} rows")
+
+    return write_pieces(
+        bench.archive, new, said, rows(), lambda piece: _differs(piece, "it has other rows")
+    )
 
 
 def _rows_of(bench: Workbench, task: Task, file: ParquetFile) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,7 @@ Ordering: deletion is last. The log is read again right before it; a file that i
 when the plan was made, stops the run before anything is deleted. So does a file of messages that the log names and that is
 gone, or has another size than it says: what nothing names may be all that is left of its rows. Then an entry, the fence,
 condemns the files: behind it nobody can make them part of the archive, whoever is at work or asleep
-(``tiered.archive.moves.Fence``); a job at work that had one of them in hand makes it again under another key. Then they are
+(``tiered.archive.model.Fence``); a job at work that had one of them in hand makes it again under another key. Then they are
 deleted, and an entry says so of those that the log had named.
 
 After a crash: some are gone, and the next run goes on; the log still names replaced ones as replaced.
@@ -104,8 +104,9 @@ def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) 
     tables, damaged = _tables(at.archive, before_ms)
     old += [
         *tables,
-        *_parts(at.archive, state, before_ms),
-        *_probes(at.archive, min(before_ms, at.clock.now_ms() - PROBE_OLD_MS)),
+        *_old(useless_parts(at.archive, _known(state)), PART, before_ms),
+        # Of a run that is trying the store out right now none goes, however short the grace.
+        *_old(at.archive.list(PROBES), PROBE, min(before_ms, at.clock.now_ms() - PROBE_OLD_MS)),
     ]
     young = [one for one in strays.ours if not 0 <= one.at_ms < before_ms]
     return {
@@ -239,15 +240,6 @@ def _tables(archive: ObjectStore, before_ms: int) -> tuple[list[Leftover], list[
         except (DataError, OtherVersionError, ObjectNotFoundError) as error:
             damaged.append(f"{folder}: {error}, so all of this table stays")
     return found, damaged
-
-
-def _parts(archive: ObjectStore, state: ArchiveState, before_ms: int) -> list[Leftover]:
-    return _old(useless_parts(archive, _known(state)), PART, before_ms)
-
-
-def _probes(archive: ObjectStore, before_ms: int) -> list[Leftover]:
-    """Of a run that is trying the store out right now none goes, however short the grace."""
-    return _old(archive.list(PROBES), PROBE, before_ms)
 
 
 def _old(infos: Iterable[ObjectInfo], kind: str, before_ms: int) -> list[Leftover]:

@@ -17,7 +17,6 @@ from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
 from tiered.archive.bodies import ERROR, PLAIN, RECORD, BodyLayout
 from tiered.archive.body_blocks import decode_bodies
 from tiered.archive.body_formats import body_fields, open_decoder
-from tiered.archive.saved_runs import stretches_of
 from tiered.errors import DataError
 from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
@@ -111,7 +110,7 @@ def topic_schema(state: ArchiveState, topic: str) -> pa.Schema:
     """The columns that files of a topic may have: all that any of them has. A file that lacks one has null there."""
     bodies = state.bodies.get(topic, ())
     lanes = (lane for lane in state.lanes if lane.topic == topic)
-    has_records = any(stretches_of(state.lanes, lane).has_records for lane in lanes)
+    has_records = any(state.lanes.columns(lane)[-1].any() for lane in lanes)
     return schema(BodyLayout(bodies[-1] if bodies else None, len(bodies), has_records))
 
 

@@ -354,7 +354,7 @@ def ask(archive: ObjectStore, question: str) -> QueryAnswer:
     asked = {table for name, table in exact.items() if is_named(name, question)}
     latest = _latest_files(archive, tables, question, asked, sizes)
     with TemporaryDirectory(prefix="tiered-sql-") as work, duckdb.connect(":memory:") as connection:
-        for option in (*_OPTIONS, f"temp_directory = {_quoted(work)}"):
+        for option in (*_OPTIONS, f"temp_directory = {_literal(work)}"):
             connection.execute(f"SET {option}")
         files = file_system(archive, sizes)
         connection.register_filesystem(files)
@@ -547,9 +547,7 @@ def _chosen(
 
     files = (
         file.key
-        for lane, stretches in sorted(state.lanes.items())
-        if lane.topic == topic
-        for one in stretches
+        for lane, one in state.lanes.each(lambda lane: lane.topic == topic)
         for file in one.files
         if is_needed(lane, file)
     )
@@ -568,8 +566,9 @@ def _view(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> st
     empty = _stand_in(state, topic)
     if not keys:
         return empty
-    rows = _rows_of(state, topic, root, keys)
-    return f"{rows} UNION ALL BY NAME {empty}" if _has_more(state, topic) else rows
+    differ = _has_more(state, topic)  # only then all are opened for their columns
+    rows = _read_files(root, keys, differ=differ)
+    return f"{rows} UNION ALL BY NAME {empty}" if differ else rows
 
 
 def _stand_in(state: ArchiveState, topic: str) -> str:
@@ -577,22 +576,17 @@ def _stand_in(state: ArchiveState, topic: str) -> str:
     return no_rows(topic_schema(state, topic)) if _has_more(state, topic) else no_rows()
 
 
-def _rows_of(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
-    """A SELECT of the rows of files; all are opened for their columns only where these may differ."""
-    return _read_files(root, keys, differ=_has_more(state, topic))
-
-
 def _read_files(root: str, keys: Sequence[str], *, differ: bool) -> str:
-    listed = ", ".join("'" + f"{root}{key}".replace("'", "''") + "'" for key in keys)
+    listed = ", ".join(_literal(f"{root}{key}") for key in keys)
     options = f"hive_partitioning = false, union_by_name = {str(differ).lower()}"
     return f"SELECT * FROM read_parquet([{listed}], {options})"  # noqa: S608 (quoted)
 
 
 def _has_more(state: ArchiveState, topic: str) -> bool:
     """Whether files of a topic may differ in their columns."""
-    stretches = (one for lane, found in state.lanes.items() if lane.topic == topic for one in found)
     return topic in state.bodies or any(
-        one.columns or one.has_records or one.schema != SCHEMA_VERSION for one in stretches
+        one.columns or one.has_records or one.schema != SCHEMA_VERSION
+        for _, one in state.lanes.each(lambda lane: lane.topic == topic)
     )
 
 
@@ -661,10 +655,6 @@ def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa:
             return datetime.fromtimestamp(0, UTC)
 
     return ArchiveFiles()
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _said(error: Exception) -> str:

@@ -107,16 +107,13 @@ class Evidence:
         start, end = _bounds(state, queue, number, segment)
         for archived in self._state.overlapping(lane, start, end):
             for file in archived.objects():
-                if wrong := self._file(file):
+                if file.key not in self._wrong:
+                    self._wrong[file.key] = self._look(file)
+                if wrong := self._wrong[file.key]:
                     return wrong
             if wrong := self._sources(archived, segment):
                 return wrong
         return ""
-
-    def _file(self, file: ParquetFile | SideFile) -> str:
-        if file.key not in self._wrong:
-            self._wrong[file.key] = self._look(file)
-        return self._wrong[file.key]
 
     def _look(self, file: ParquetFile | SideFile) -> str:
         try:
@@ -134,15 +131,12 @@ class Evidence:
             if key not in present or not version:
                 continue
             try:
-                found = self._version(key)
+                found = str(self._tier.head(self._place.prefix + key).version or "")
             except ObjectNotFoundError:
                 return f"{key}: the tier's object is gone"
             if version != found:
                 return f"{key}: the tier's object is another version than was archived"
         return ""
-
-    def _version(self, key: str) -> str:
-        return str(self._tier.head(self._place.prefix + key).version or "")
 
     def _lane(self, queue: MessageQueue, incarnation: int) -> ArchiveLane:
         place = self._place

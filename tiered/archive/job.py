@@ -20,7 +20,7 @@ import contextlib
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby, islice
@@ -39,6 +39,7 @@ from tiered.archive.divided import divide, find_lost
 from tiered.archive.machine import (
     ArchiveMachine,
     JobRecord,
+    append_if,
     archive_action,
     columns_action,
     forget_action,
@@ -46,7 +47,6 @@ from tiered.archive.machine import (
 )
 from tiered.archive.merging import merge, plan_division
 from tiered.archive.model import ENTRIES_KEPT, LOG, PROBE_OLD_MS, PROBES, Archived, partition_value
-from tiered.archive.moves import pack_action
 from tiered.archive.plan import (
     NO_LIMITS,
     Limits,
@@ -163,23 +163,17 @@ class Result:
 
     def record(self, now_ms: int) -> JobRecord:
         """How far the run is, for the log and for metrics."""
+        counted = ("segments", "overtaken", "files", "rows", "bad", "holes")
         return JobRecord(
             self.run,
             __version__,
             self.kind,
             self.began_ms,
-            max(now_ms - self.began_ms, 0),
-            len(self.plan.tasks),
-            self.plan.size_bytes,
-            self.segments,
-            self.overtaken,
-            len(self.failed),
-            self.files,
-            self.rows,
-            self.bad,
-            self.holes,
-            self.source_bytes,
-            self.size_bytes,
+            elapsed_ms=max(now_ms - self.began_ms, 0),
+            planned=len(self.plan.tasks),
+            planned_bytes=self.plan.size_bytes,
+            failed=len(self.failed),
+            **{name: getattr(self, name) for name in (*counted, "source_bytes", "size_bytes")},
         )
 
     def after(self, done: Iterable[Done], now_ms: int) -> JobRecord:
@@ -282,7 +276,7 @@ def write_metrics(path: str, record: JobRecord) -> None:
     Raises:
         InvalidError: The file cannot be written.
     """
-    fields = record.document()
+    fields = asdict(record)
     text = render([Sample(f"tiered_archive_run_{name}", fields[name]) for name in _GAUGES], METRICS)
     try:
         write_regular(path, text.encode())
@@ -315,10 +309,6 @@ SAMPLE_MORE = 12
 SAMPLE_ROWS = 1000
 SAMPLE_BYTES = 1 << 20
 """Of each task that is looked into."""
-
-
-class _FixedError(Exception):
-    """Another job has fixed columns meanwhile."""
 
 
 def fix_layouts(
@@ -400,7 +390,7 @@ def require_possible(
         InvalidError: A topic is named that is nowhere, what is wished contradicts what is fixed, or it is wished of topics
             alone that are archived as bytes.
     """
-    there = {lane.topic for lane in state.lanes if len(state.lanes[lane])}
+    there = {lane.topic for lane in state.lanes}
     known = {queue.topic for queue in tier.queues} | there | set(state.bodies)
     planned, idle = {task.lane.topic for task in plan.tasks}, dict[str, list[str]]()
     for glob, _ in at.wishes.by_topic:
@@ -454,7 +444,7 @@ def fix_archived(log: JournalWriter[ArchiveState], at: Workshop, reader: TierRea
         Topics whose columns cannot be inferred.
     """
     unknown, state = [], log.state
-    for topic, lanes in groupby(sorted(state.lanes), key=lambda lane: lane.topic):
+    for topic, lanes in groupby(state.lanes, key=lambda lane: lane.topic):
         wish = at.wishes.of(topic) if at.takes(topic) and topic not in state.bodies else None
         if wish is None:
             continue
@@ -490,15 +480,11 @@ def _fix(log: JournalWriter[ArchiveState], topic: str, wish: BodyWish, sample: _
 
 
 def _append(log: JournalWriter[ArchiveState], topic: str, number: int, body: BodyColumns) -> bool:
-    def hold(state: ArchiveState) -> None:
-        if len(state.bodies.get(topic, ())) != number:
-            raise _FixedError
-
-    try:
-        log.append([columns_action(topic, number, body)], check=hold)
-    except _FixedError:
-        return False
-    return True
+    return append_if(
+        log,
+        [columns_action(topic, number, body)],
+        lambda state: len(state.bodies.get(topic, ())) == number,
+    )
 
 
 # -- the job ---------------------------------------------------------------------------------------
@@ -762,21 +748,15 @@ class _Run:
     def _commit(self, done: list[Done]) -> bool:
         """One entry for all of it that nobody has archived yet; whether some has to be planned again."""
         due = list(done)
-
-        def hold(state: ArchiveState) -> None:
-            if not all(_fits(state, one) for one in due):
-                raise _OvertakenError
-
-        while due:
-            due = [one for one in due if _fits(self._log.state, one)]
-            try:
-                if due:
-                    record = self._result.after(due, self._at.clock.now_ms())
-                    self._log.append([*map(_action, due), job_action(record)], check=hold)
-                    self._result.entries += 1
+        while due := [one for one in due if _fits(self._log.state, one)]:
+            record = self._result.after(due, self._at.clock.now_ms())
+            if append_if(
+                self._log,
+                [*map(_action, due), job_action(record)],
+                lambda state: all(_fits(state, one) for one in due),
+            ):
+                self._result.entries += 1
                 break
-            except _OvertakenError:
-                continue
         for one in due:
             self._result.count(one)
         lost = [task for one in done if one not in due for task in one.tasks]
@@ -813,15 +793,10 @@ class _Run:
                 self._divide(one)
             except (DataError, ObjectNotFoundError) as error:
                 raise _HarmedError(error) from error
-            try:
-                self._log.append(
-                    [forget_action(one.lane, list(one.starts), one.mark)],
-                    check=partial(_require_all, one),
-                )
-            except _OvertakenError:
-                continue
-            self._result.entries += 1
-            break
+            action = forget_action(one.lane, list(one.starts), one.mark)
+            if append_if(self._log, [action], partial(_is_all, one)):
+                self._result.entries += 1
+                break
 
     def _divide(self, one: Overtaken) -> None:
         """Separate what has to go from that with which it shares files."""
@@ -841,12 +816,9 @@ def _source(task: Task) -> _Source:
 
 
 def _action(done: Done) -> Action:
-    pairs = list(zip(done.tasks, done.archived, strict=True))
-    if len(pairs) == 1:
-        ((task, archived),) = pairs
-        return archive_action(task.lane, archived, task.tails, task.epoch)
+    pairs = zip(done.tasks, done.archived, strict=True)
     rows = [(task.lane, task.tails, archived) for task, archived in pairs]
-    return pack_action(rows, done.tasks[0].epoch)
+    return archive_action(rows, done.tasks[0].epoch)
 
 
 def _starts(state: ArchiveState, one: Overtaken) -> tuple[int, ...]:
@@ -854,20 +826,15 @@ def _starts(state: ArchiveState, one: Overtaken) -> tuple[int, ...]:
     return tuple(found.start for found in state.overlapping(one.lane, one.mark.low, one.mark.high))
 
 
-def _require_all(one: Overtaken, state: ArchiveState) -> None:
+def _is_all(one: Overtaken, state: ArchiveState) -> bool:
     """Nothing else is to be forgotten, since a mark is dealt with once; nor has another dealt with it."""
-    if one.mark in state.tails.get(one.lane, ()) or _starts(state, one) != one.starts:
-        raise _OvertakenError
+    return one.mark not in state.tails.get(one.lane, ()) and _starts(state, one) == one.starts
 
 
 def _is_due(done: list[Done]) -> bool:
     every = [archived for one in done for archived in one.archived]
     files = len({file.key for archived in every for file in archived.files})
     return files >= COMMIT_FILES or sum(a.source_bytes for a in every) >= COMMIT_BYTES
-
-
-class _OvertakenError(Exception):
-    """Another job has archived some of it."""
 
 
 class _HarmedError(Exception):

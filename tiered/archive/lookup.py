@@ -36,7 +36,7 @@ from backends.wrapping import put_own
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import reading
-from tiered.archive.moves import whole_files
+from tiered.archive.model import whole_files
 from tiered.archive.parquet import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.selection import Selection, micros
 from tiered.archive.tables import open_parquet, plan_files, read_archive
@@ -113,7 +113,12 @@ def lookup(
     topic = plan_files(state, Selection(texts=wanted.texts))
     known = _known(archive, plan.files, wanted.key, read_index(archive) if index is None else index)
     due = [file for file in plan.files if file.key not in known or known[file.key].may]
-    done = list(spread(lambda file: _look(archive, file, wanted, known.get(file.key)), due))
+
+    def look(file: Chosen) -> _OfFile:
+        with reading(archive, file.key):
+            return _read(archive, file, wanted, known.get(file.key))
+
+    done = list(spread(look, due))
     opened = {file.key for file in due}
     tables = [one.rows for one in done if one.rows is not None and one.rows.num_rows]
     return FoundRow(
@@ -161,12 +166,6 @@ def newest(tables: Sequence[pa.Table], count: int) -> pa.Table:
     every = arrow.concat_tables(tables, promote_options="default")
     order = [("store_ts", "descending"), ("queue_offset", "descending"), ("queue_id", "ascending")]
     return every.take(arrow.compute.sort_indices(every, order)[:count])
-
-
-def _look(archive: ObjectStore, chosen: Chosen, wanted: Selection, known: _Known | None) -> _OfFile:
-    """The wanted rows of a file."""
-    with reading(archive, chosen.key):
-        return _read(archive, chosen, wanted, known)
 
 
 def _read(archive: ObjectStore, chosen: Chosen, wanted: Selection, known: _Known | None) -> _OfFile:
@@ -470,8 +469,8 @@ def build(
 
 def _without(covered: set[str], state: ArchiveState) -> Iterator[ParquetFile]:
     """Files that are not covered yet, a topic at a time."""
-    for _, lanes in groupby(sorted(state.lanes.items()), key=lambda pair: pair[0].topic):
-        files = (file for _, stretches in lanes for one in stretches for file in one.files)
+    for _, some in groupby(state.lanes.each(), key=lambda pair: pair[0].topic):
+        files = (file for _, one in some for file in one.files)
         yield from whole_files(file for file in files if file.key not in covered)
 
 

@@ -1,26 +1,23 @@
 """The state machine of an archive's log: what is archived, replayed from entries of the same journal that a tier has.
 
 ============= ============================================================================================
-action        fields besides ``do`` and ``lane``
+action        fields
 ============= ============================================================================================
-archive       those of ``Archived``: queue offsets of a lane and the files that hold them from now on;
-              ``tails``: how many marks of the lane the archiver knew of: with another number it is refused
-forget        ``starts``: the stretches that begin at these offsets are no longer part of the archive;
+archive       ``stretches`` that share files, and count together or not at all: of each the ``lane``, the fields of
+              ``Archived`` (queue offsets, and the files that hold them from now on); ``tails``: how many marks of the
+              lane the archiver knew of, with another number it is refused; and ``epoch``, see ``fence``
+again         likewise, of stretches that are archived, with more columns of bodies: they take the places of the old ones
+forget        ``lane``; ``starts``: its stretches that begin at these offsets are no longer part of the archive;
               ``tail``: mark of what the broker truncated, the reason; see ``Truncation``
-again         no ``lane``: ``stretches``, each as an ``archive`` action of one that is archived, with more columns
-              of bodies: they take the places of the old ones, all that share files together or not at all
-fence         no ``lane``: ``epoch``, the one that begins, and ``keys`` of files that are about to be deleted, so that no
-              entry may name them any more (none: none made before may); see ``tiered.archive.moves.Fence``.
-              An ``archive``, each stretch of a ``pack`` or ``again`` and each file of a ``merge`` have the ``epoch`` in
-              which they were planned (none: 0): those that the fence does not let are refused
-pack          no ``lane``: ``stretches``, each as an ``archive`` action: they share files, and count together or
-              not at all
-clean         no ``lane``: ``keys``: files that were replaced, and are deleted now
-merge         no ``lane``: ``files``: new files, each with what lies in it from now on; see ``tiered.archive.moves``
-job           no ``lane``: how far the job is that wrote this entry; see ``JobRecord``
-columns       no ``lane``: ``topic``, and ``body``: the columns that bodies of the topic become from now on
-              (``BodyColumns``); ``number``: how many the topic had before: with another number it is refused, so
-              of jobs that choose at once the first one's choice holds
+merge         ``files``: new ones, each with what lies in it from now on (below)
+clean         ``keys``: files that were replaced, and are deleted now
+fence         ``epoch``, the one that begins, and ``keys`` of files that are about to be deleted, so that no entry may
+              name them any more (none: none made before may); see ``Fence``. Each stretch and each file of a ``merge``
+              has the ``epoch`` in which it was planned (none: 0): those that the fence does not let are refused
+job           how far the job is that wrote this entry; see ``JobRecord``
+columns       ``topic``, and ``body``: the columns that bodies of the topic become from now on (``BodyColumns``);
+              ``number``: how many the topic had before: with another number it is refused, so of jobs that choose at
+              once the first one's choice holds
 ============= ============================================================================================
 
 An action has a ``format`` (none: 1). A newer one, and an action that is not known, stop a program: it would read files
@@ -28,38 +25,44 @@ twice, or not at all. A ``forget`` of a stretch whose file holds rows of others,
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
 and counted: of two jobs that did the same work, the first one's entry counts. An archive has no epochs, so its
-epoch is always 0. States are immutable, and share what did not change (``tiered.archive.saved_runs``): replay of an
-entry costs what it says, and a checkpoint what changed since the last, however much is archived.
+epoch is always 0.
+
+A file may hold rows of several queues, and of several stretches of one. Then each stretch names it, with the numbers of its
+own rows in it (a *piece*): the proof of each stretch stays what it was, whichever file its rows lie in. A merge says only
+which pieces lie in which new file; it changes no stretch otherwise. A piece is known by its lane and ``low``: a row is in
+one file, and ``low`` is the offset of a piece's first row.
+
+States are immutable, and share the runs of ``tiered.archive.archived``: replay of an entry costs what it says and what
+changed since the last checkpoint, and a checkpoint what changed, however much is archived.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from tiered.archive.archived import SavedRun, Stretches
 from tiered.archive.bodies import BodyColumns
-from tiered.archive.model import Archived, ArchiveLane, Truncation
-from tiered.archive.moves import (
-    MERGE,
-    PACK,
+from tiered.archive.model import (
+    Archived,
+    ArchiveLane,
     Fence,
-    Kind,
-    Places,
+    NewFile,
+    ParquetFile,
     Replaced,
-    move,
-    pack_action,
-    stretch_row,
+    SideFile,
+    Truncation,
+    of_row,
 )
-from tiered.archive.saved_runs import Saved, SavedRun, Shared, stretches_of
 from tiered.journal.entry import json_text
 from tiered.journal.replay import UnknownActionError
 from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tiered.archive.model import ParquetFile, SideFile
+    from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action, Entry
 
 
@@ -71,11 +74,6 @@ if TYPE_CHECKING:
 JOB = "job"
 KEPT = 16
 """Runs of which the state keeps the record; older ones are in the log's entries."""
-_TEXTS = ("run", "program", "engine")
-_NUMBERS = (
-    *("began_ms", "elapsed_ms", "planned", "planned_bytes", "segments", "overtaken", "failed"),
-    *("files", "rows", "bad", "holes", "source_bytes", "size_bytes"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,43 +97,30 @@ class JobRecord:
     source_bytes: int = 0  # bytes of the commit log, read
     size_bytes: int = 0  # bytes of the files
 
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> JobRecord:
-        """Undo ``document``; what else it has is left out.
+        """From JSON, with a field for each of these; what else it has is left out.
 
         Raises:
             ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
         """
-        texts = {name: document[name] for name in _TEXTS}
-        numbers = {name: document[name] for name in _NUMBERS}
-        check_texts(texts.values(), "a job")
-        check_ints(numbers.values(), "a job")
-        return cls(**texts, **numbers)
+        return of_row(cls, [document[one.name] for one in fields(cls)])
 
 
 def job_action(record: JobRecord) -> Action:
     """The action that says how far a run is."""
-    return {"do": JOB, "format": 1, **record.document()}
-
-
-def with_record(records: tuple[JobRecord, ...], new: JobRecord) -> tuple[JobRecord, ...]:
-    """Records, oldest first, with a run's newest in the place of its last."""
-    others = [one for one in records if one.run != new.run]
-    return (*others, new)[-KEPT:]
+    return {"do": JOB, "format": 1, **asdict(record)}
 
 
 # -- the machine -----------------------------------------------------------------------------------
 
 ARCHIVE = "archive"
-FORGET = "forget"
-COLUMNS = "columns"
-CLEAN = "clean"
 AGAIN = "again"
+FORGET = "forget"
+MERGE = "merge"
+CLEAN = "clean"
 FENCE = "fence"
+COLUMNS = "columns"
 CONDEMNED_MAX = 10_000
 """Keys that a fence names. One that is to name more refuses all files that were made before it, instead."""
 
@@ -144,7 +129,7 @@ CONDEMNED_MAX = 10_000
 class ArchiveState:
     """Everything that an archive's log says."""
 
-    lanes: Mapping[ArchiveLane, Sequence[Archived]] = field(default_factory=dict)
+    lanes: Stretches = field(default_factory=Stretches)
     """Stretches of each lane, in order of offset, apart from one another."""
     tails: Mapping[ArchiveLane, tuple[Truncation, ...]] = field(default_factory=dict)
     """Marks of what brokers truncated and the archive has dealt with, by lane."""
@@ -153,28 +138,23 @@ class ArchiveState:
     jobs: tuple[JobRecord, ...] = ()  # records of the last runs, oldest first
     bodies: Mapping[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
     """What bodies of each topic become, each fixed by an entry: the last holds, the others are of older files."""
-    gone: Shared[str, tuple[int, Replaced]] = field(default_factory=Shared, compare=False)
-    """Files that were part of the archive and are not any more, by key, with a number in their order."""
-    gone_count: int = field(default=0, compare=False)  # the number of the next of them
+    gone: Mapping[str, Replaced] = field(default_factory=dict, compare=False)
+    """Files that were part of the archive and are not any more, by key, in the order in which that came."""
     fence: Fence = field(default_factory=Fence)  # which files may become part of it
-    named: Mapping[Kind, Shared[str, int]] = field(default_factory=dict, compare=False)
-    """See ``Places``."""
-    saved: Saved = field(default_factory=Saved, compare=False)  # the runs that ``lanes`` came from
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:
         """Files that were part of the archive and are not any more, in the order in which that came."""
-        return tuple(one for _, one in sorted(self.gone.values()))
+        return tuple(self.gone.values())
 
     def overlapping(self, lane: ArchiveLane, start: int, end: int) -> list[Archived]:
         """What is archived of offsets ``[start, end)`` of a lane, in order."""
-        return stretches_of(self.lanes, lane).around(start, end)
+        return self.lanes.around(lane, start, end)
 
 
 def named_sizes(state: ArchiveState) -> dict[str, int]:
     """Of each file that the log names, bytes."""
-    stretches = (one for found in state.lanes.values() for one in found)
-    return {file.key: file.size_bytes for one in stretches for file in one.objects()}
+    return {file.key: file.size_bytes for _, one in state.lanes.each() for file in one.objects()}
 
 
 class ArchiveMachine:
@@ -197,53 +177,48 @@ class ArchiveMachine:
                 ``AttributeError`` mean the same.
         """
         work = _ArchiveWork(
-            Places(dict(state.lanes), dict(state.named), state.fence),
+            state.lanes.draft(),
             dict(state.tails),
             dict(state.bodies),
-            jobs=state.jobs,
-            gone=state.gone,
-            gone_count=state.gone_count,
-            now_ms=entry.time_ms,
+            state.gone,
+            state.fence,
+            state.jobs,
+            entry.time_ms,
         )
         for action in entry.actions:
             handler = _HANDLERS.get(action.get("do", ""))
             if handler is None or action.get("format", 1) != 1:
                 raise UnknownActionError(f"{action.get('do')!r:.80}")
-            handler(work, action)
-        return replace(
-            state,
-            lanes=work.places.lanes,
-            named=work.places.named,
-            tails=work.tails,
-            bodies=work.bodies,
-            refused=state.refused + work.refused,
-            updated_ms=entry.time_ms,
-            jobs=work.jobs,
-            gone=work.gone,
-            gone_count=work.gone_count,
-            fence=work.places.fence,
+            work.refused += not handler(work, action)
+        return ArchiveState(
+            work.lanes,
+            work.tails,
+            state.refused + work.refused,
+            entry.time_ms,
+            work.jobs,
+            work.bodies,
+            work.gone,
+            work.fence,
         )
 
     def settled(self, state: ArchiveState) -> ArchiveState:
         """With all stretches in runs."""
-        saved = state.saved.settled(state.lanes)
-        return replace(state, lanes=saved.lanes, saved=saved)
+        return replace(state, lanes=state.lanes.settled())
 
     def shards(self, state: ArchiveState) -> Sequence[SavedRun]:
         """The runs."""
-        return state.saved.runs
+        return state.lanes.runs
 
     def dump(self, state: ArchiveState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint: all but the stretches."""
         return {
             "refused": state.refused,
             "updated_ms": state.updated_ms,
-            "jobs": [record.document() for record in state.jobs],
+            "jobs": [asdict(record) for record in state.jobs],
             "replaced": [one.row() for one in state.replaced],
             "fence": _fence_row(state.fence),
             "tails": [
-                [lane_row(lane), [mark.row() for mark in marks]]
-                for lane, marks in state.tails.items()
+                [lane.row(), [list(mark) for mark in marks]] for lane, marks in state.tails.items()
             ],
             "bodies": [
                 [topic, [body.document() for body in found]]
@@ -266,10 +241,9 @@ class ArchiveMachine:
             ValueError: It is not a dump; ``LookupError`` and ``TypeError`` mean the same.
         """
         check_ints((document["refused"], document["updated_ms"]), "a state")
-        replaced = list(map(Replaced.of, document["replaced"]))
-        saved = Saved.of(list(map(SavedRun, shards)))
+        check_texts((topic for topic, _ in document["bodies"]), "a topic")
         return ArchiveState(
-            saved.lanes,
+            Stretches(list(map(SavedRun, shards))),
             {
                 ArchiveLane.of(row): tuple(map(Truncation.of, marks))
                 for row, marks in document["tails"]
@@ -277,32 +251,54 @@ class ArchiveMachine:
             document["refused"],
             document["updated_ms"],
             tuple(map(JobRecord.of, document["jobs"])),
-            _bodies(document["bodies"]),
-            Shared((one.key, (number, one)) for number, one in enumerate(replaced)),
-            len(replaced),
-            _fence_of(document.get("fence", [0, []])),
-            saved=saved,
+            {topic: tuple(map(BodyColumns.of, found)) for topic, found in document["bodies"]},
+            {one.key: one for one in map(Replaced.of, document["replaced"])},
+            _fence_of(document["fence"]),
         )
 
 
-def lane_row(lane: ArchiveLane) -> list[Any]:
-    """A lane as JSON; ``ArchiveLane.of`` undoes it."""
-    return [lane.cluster, lane.broker, lane.topic, lane.queue_id, lane.incarnation]
+# -- actions ---------------------------------------------------------------------------------------
 
 
-def archive_action(lane: ArchiveLane, archived: Archived, tails: int, epoch: int = 0) -> Action:
-    """The action that adds a stretch."""
-    return {"do": ARCHIVE, **stretch_row(lane, archived, tails, epoch)}
+def archive_action(
+    stretches: Iterable[tuple[ArchiveLane, int, Archived]], epoch: int = 0, *, again: bool = False
+) -> Action:
+    """The action that adds stretches that share files: all of them, or none.
 
-
-def again_action(stretches: Iterable[tuple[ArchiveLane, int, Archived]], epoch: int = 0) -> Action:
-    """The action by which stretches take the places of what they are with fewer columns; see ``pack_action``."""
-    return {**pack_action(stretches, epoch), "do": AGAIN}
+    Args:
+        stretches: Lane, how many marks of the lane the archiver knew of, and what it archived.
+        epoch: Of the archive when they were planned.
+        again: They take the places of what they are with fewer columns.
+    """
+    more = {"epoch": epoch} if epoch else {}
+    rows = [
+        {"lane": lane.row(), "tails": tails, **archived.document(), **more}
+        for lane, tails, archived in stretches
+    ]
+    return {"do": AGAIN if again else ARCHIVE, "format": 1, "stretches": rows}
 
 
 def forget_action(lane: ArchiveLane, starts: list[int], tail: Truncation) -> Action:
     """The action that takes stretches out, since the broker took their messages back."""
-    return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail.row()}
+    return {"do": FORGET, "lane": lane.row(), "starts": starts, "tail": list(tail)}
+
+
+def merge_action(files: Iterable[NewFile]) -> Action:
+    """The action by which files take the place of others."""
+    rows = []
+    for file in files:
+        lanes: dict[ArchiveLane, list[list[Any]]] = {}
+        for piece in file.pieces:
+            lanes.setdefault(piece.lane, []).append([piece.file.low, piece.file.key])
+        row = {
+            "key": file.key,
+            "size_bytes": file.size_bytes,
+            "crc": file.crc,
+            "rows": sum(piece.file.rows for piece in file.pieces),
+            "pieces": [[lane.row(), found] for lane, found in lanes.items()],
+        }
+        rows.append({**row, "epoch": file.epoch} if file.epoch else row)
+    return {"do": MERGE, "format": 1, "files": rows}
 
 
 def clean_action(keys: Iterable[str]) -> Action:
@@ -322,106 +318,207 @@ def columns_action(topic: str, number: int, body: BodyColumns) -> Action:
     return {"do": COLUMNS, "topic": topic, "number": number, "body": body.document()}
 
 
+def append_if(
+    log: JournalWriter[ArchiveState],
+    actions: Sequence[Action],
+    holds: Callable[[ArchiveState], bool],
+) -> bool:
+    """Append an entry of what presumes something of the archive; another's entry may come before each try.
+
+    Args:
+        holds: Whether that is so in the state to which the entry would be added.
+
+    Returns:
+        Whether it was appended; else it does not hold any more, as the log's state, caught up, tells.
+
+    Raises:
+        FencedError: See ``JournalWriter.append``.
+    """
+
+    def check(state: ArchiveState) -> None:
+        if not holds(state):
+            raise _MovedOnError
+
+    try:
+        log.append(actions, check=check)
+    except _MovedOnError:
+        return False
+    return True
+
+
+class _MovedOnError(Exception):
+    """The archive has changed meanwhile."""
+
+
+# -- what they do ----------------------------------------------------------------------------------
+#
+# Each says whether it was carried out. One that is refused has changed nothing.
+
+
 @dataclass(slots=True)
 class _ArchiveWork:
     """A state under construction, private to one ``apply``."""
 
-    places: Places
+    lanes: Stretches  # a draft
     tails: dict[ArchiveLane, tuple[Truncation, ...]]
     bodies: dict[str, tuple[BodyColumns, ...]]
+    gone: Mapping[str, Replaced]
+    fence: Fence
+    jobs: tuple[JobRecord, ...]
+    now_ms: int
     refused: int = 0
-    jobs: tuple[JobRecord, ...] = ()
-    gone: Shared[str, tuple[int, Replaced]] = field(default_factory=Shared)
-    gone_count: int = 0
-    now_ms: int = 0
 
-    def add(self, stretch: Action) -> bool:
-        """Add a stretch, as an ``archive`` action has it; whether it fits."""
-        lane, new = ArchiveLane.of(stretch["lane"]), Archived.of(stretch)
-        found = stretches_of(self.places.lanes, lane)
-        is_late = stretch["tails"] != len(self.tails.get(lane, ()))
-        is_late |= new.columns > len(self.bodies.get(lane.topic, ()))
-        epoch = stretch.get("epoch", 0)
+    def add(self, lanes: Stretches, stretch: Action) -> Archived | None:
+        """Add a stretch to a draft, if it fits."""
+        lane, new, epoch = (
+            ArchiveLane.of(stretch["lane"]),
+            Archived.of(stretch),
+            stretch.get("epoch", 0),
+        )
         check_ints((epoch,), "an epoch")
-        is_late |= not self.places.fence.lets(epoch, (file.key for file in new.objects()))
-        if is_late or new.start >= new.end or not new.is_whole or found.around(new.start, new.end):
-            return False
-        self.places.lanes[lane] = found.with_one(new)
-        self.places.count(lane, new.files, 1)
-        for file in new.objects():
-            self.gone = self.gone.lacking(file.key)
-        return True
+        fits = stretch["tails"] == len(self.tails.get(lane, ()))
+        fits &= new.columns <= len(self.bodies.get(lane.topic, ()))
+        fits &= self.fence.lets(epoch, (file.key for file in new.objects()))
+        if not fits or new.start >= new.end or not new.is_whole:
+            return None
+        if lanes.around(lane, new.start, new.end):
+            return None
+        lanes.put(lane, new)
+        return new
 
     def replace(self, files: Iterable[ParquetFile | SideFile]) -> None:
         """Nothing names these files any more."""
-        for one in files:
-            new = Replaced(one.key, one.size_bytes, self.now_ms)
-            self.gone = self.gone.having(one.key, (self.gone_count, new))
-            self.gone_count += 1
+        new = {one.key: Replaced(one.key, one.size_bytes, self.now_ms) for one in files}
+        if new:
+            self.forget_gone(new)
+            self.gone = {**self.gone, **new}
+
+    def forget_gone(self, keys: Iterable[str]) -> None:
+        """These files are named again, or deleted."""
+        known = self.gone.keys() & set(keys)
+        if known:
+            self.gone = {key: one for key, one in self.gone.items() if key not in known}
 
 
-def _archive(work: _ArchiveWork, action: Action) -> None:
-    work.refused += not work.add(action)
-
-
-def _pack(work: _ArchiveWork, action: Action) -> None:
-    places = Places(dict(work.places.lanes), dict(work.places.named), work.places.fence)
-    trial = _ArchiveWork(places, work.tails, work.bodies, gone=work.gone)
-    if all(trial.add(stretch) for stretch in action["stretches"]):
-        work.places, work.gone = trial.places, trial.gone
-    else:
-        work.refused += 1
-
-
-def _again(work: _ArchiveWork, action: Action) -> None:
-    places = Places(dict(work.places.lanes), dict(work.places.named), work.places.fence)
-    trial = _ArchiveWork(places, work.tails, work.bodies, gone=work.gone)
-    gone: dict[str, ParquetFile | SideFile] = {}
-    is_whole = bool(action["stretches"])
+def _archive(work: _ArchiveWork, action: Action) -> bool:
+    """Both ``archive`` and ``again``, which first takes out what the new stretches take the places of."""
+    lanes, names = work.lanes.draft(), list[str]()
+    gone: dict[str, tuple[ArchiveLane, ParquetFile | SideFile]] = {}
+    if action["do"] == AGAIN and not action["stretches"]:
+        return False
     for stretch in action["stretches"]:
-        lane, new = ArchiveLane.of(stretch["lane"]), Archived.of(stretch)
-        every = stretches_of(places.lanes, lane)
-        old = next(iter(every.around(new.start, new.end)), None)
-        if old is None or not old.proves(new) or new.columns < old.columns:
-            is_whole = False
-            break
-        places.names(lane)  # counted before anything is taken out
-        places.lanes[lane] = every.without([old.start])
-        places.count(lane, old.files, -1)
-        gone |= {file.key: file for file in old.objects()}
-        is_whole &= trial.add(stretch)
-    named = {
-        lane: places.names(lane)
-        for lane in {ArchiveLane.of(s["lane"]) for s in action["stretches"]}
-    }
-    if not is_whole or any(names.get(key) for names in named.values() for key in gone):
-        work.refused += 1
-        return
-    work.places, work.gone = trial.places, trial.gone
-    work.replace(gone.values())
+        if action["do"] == AGAIN:
+            lane, new = ArchiveLane.of(stretch["lane"]), Archived.of(stretch)
+            old = next(iter(lanes.around(lane, new.start, new.end)), None)
+            if old is None or not old.proves(new) or new.columns < old.columns:
+                return False
+            lanes.remove(lane, old.start)
+            gone |= {file.key: (lane, file) for file in old.objects()}
+        added = work.add(lanes, stretch)
+        if added is None:
+            return False
+        names += [file.key for file in added.objects()]
+    if any(lanes.count_of(lane, key) for key, (lane, _) in gone.items()):
+        return False
+    work.lanes = lanes
+    work.forget_gone(names)
+    work.replace(file for _, file in gone.values())
+    return True
 
 
-def _merge(work: _ArchiveWork, action: Action) -> None:
-    gone = move(work.places, action)
-    if gone is None:
-        work.refused += 1
-    else:
-        work.replace(gone)
+def _forget(work: _ArchiveWork, action: Action) -> bool:
+    lane, starts = ArchiveLane.of(action["lane"]), set(action["starts"])
+    check_ints(starts, "a stretch")
+    mark = Truncation.of(action["tail"])
+    some = [one for start in sorted(starts) for one in work.lanes.around(lane, start, start + 1)]
+    some = [one for one in some if one.start in starts]
+    counts = Counter(file.key for one in some for file in one.files)
+    is_shared = any(work.lanes.count_of(lane, key) != count for key, count in counts.items())
+    if mark in work.tails.get(lane, ()) or is_shared:
+        return False
+    for one in some:
+        work.lanes.remove(lane, one.start)
+    work.replace(file for one in some for file in one.objects())
+    work.tails[lane] = (*work.tails.get(lane, ()), mark)
+    return True
 
 
-def _clean(work: _ArchiveWork, action: Action) -> None:
-    keys = set(action["keys"])
-    check_texts(keys, "a file that is gone")
-    for key in keys:
-        work.gone = work.gone.lacking(key)
+def _merge(work: _ArchiveWork, action: Action) -> bool:
+    if not can_merge(work.lanes, work.fence, action):
+        return False
+    gone: dict[str, ParquetFile] = {}
+    for (lane, low), (_, new) in _moved(action).items():
+        piece = find_piece(work.lanes, lane, low)
+        assert piece is not None
+        archived, old = piece
+        fields = {"key": new["key"], "size_bytes": new["size_bytes"], "crc": new["crc"]}
+        files = tuple(replace(old, **fields) if file is old else file for file in archived.files)
+        work.lanes.put(lane, replace(archived, files=files))
+        gone[old.key] = old
+    work.replace(gone[key] for key in sorted(gone))
+    return True
 
 
-def _fence(work: _ArchiveWork, action: Action) -> None:
+def can_merge(lanes: Stretches, fence: Fence, action: Action) -> bool:
+    """Whether a ``merge`` is accepted.
+
+    Each piece must lie where the action says, every piece of an old file must move, a new file must have as many rows as
+    the pieces in it, and the fence must let it.
+
+    Raises:
+        ValueError: It makes no sense; ``LookupError`` and ``TypeError`` mean the same.
+    """
+    olds, rows = Counter[tuple[ArchiveLane, str]](), Counter[int]()
+    kinds: dict[str, ArchiveLane] = {}
+    for (lane, low), (key, new) in _moved(action).items():
+        found = find_piece(lanes, lane, low)
+        if found is None or found[1].key != key or lanes.count_of(lane, new["key"]):
+            return False
+        olds[kinds.setdefault(key, lane), key] += 1
+        rows[id(new)] += found[1].rows
+    files = action["files"]
+    return (
+        all(lanes.count_of(lane, key) == count for (lane, key), count in olds.items())
+        and all(row["rows"] == rows[id(row)] > 0 for row in files)
+        and all(fence.lets(row.get("epoch", 0), [row["key"]]) for row in files)
+    )
+
+
+def find_piece(
+    lanes: Stretches, lane: ArchiveLane, low: int
+) -> tuple[Archived, ParquetFile] | None:
+    """The stretch of a piece, and its file; ``low`` is the piece's first offset."""
+    every = ((one, file) for one in lanes.around(lane, low, low + 1) for file in one.files)
+    return next((found for found in every if found[1].low == low), None)
+
+
+def _moved(action: Action) -> dict[tuple[ArchiveLane, int], tuple[str, Any]]:
+    """By what each piece is known, the key of its old file and the row of the new one."""
+    found: dict[tuple[ArchiveLane, int], tuple[str, Any]] = {}
+    for row in action["files"]:
+        check_texts((row["key"],), "a file of an archive")
+        numbers = row["size_bytes"], row["crc"], row["rows"], row.get("epoch", 0)
+        check_ints(numbers, "a file of an archive")
+        for lane_row, pieces in row["pieces"]:
+            lane = ArchiveLane.of(lane_row)
+            check_ints((low for low, _ in pieces), "a piece of a file")
+            check_texts((key for _, key in pieces), "a piece of a file")
+            found |= {(lane, low): (key, row) for low, key in pieces}
+    return found
+
+
+def _clean(work: _ArchiveWork, action: Action) -> bool:
+    check_texts(action["keys"], "a file that is gone")
+    work.forget_gone(action["keys"])
+    return True
+
+
+def _fence(work: _ArchiveWork, action: Action) -> bool:
     new = _fence_of([action["epoch"], action["keys"]])
-    if new.epoch == work.places.fence.epoch + 1:
-        work.places.fence = new
-    else:
-        work.refused += 1
+    if new.epoch != work.fence.epoch + 1:
+        return False
+    work.fence = new
+    return True
 
 
 def _fence_row(fence: Fence) -> list[Any]:
@@ -435,56 +532,29 @@ def _fence_of(row: list[Any]) -> Fence:
     return Fence(epoch, None if keys is None else frozenset(keys))
 
 
-def _job(work: _ArchiveWork, action: Action) -> None:
-    work.jobs = with_record(work.jobs, JobRecord.of(action))
+def _job(work: _ArchiveWork, action: Action) -> bool:
+    new = JobRecord.of(action)
+    work.jobs = (*(one for one in work.jobs if one.run != new.run), new)[-KEPT:]
+    return True
 
 
-def _forget(work: _ArchiveWork, action: Action) -> None:
-    lane, starts = ArchiveLane.of(action["lane"]), set(action["starts"])
-    check_ints(starts, "a stretch")
-    mark = Truncation.of(action["tail"])
-    every = stretches_of(work.places.lanes, lane)
-    some = [one for start in sorted(starts) for one in every.around(start, start + 1)]
-    some = [one for one in some if one.start in starts]
-    gone = {file.key: file for one in some for file in one.objects()}
-    counts = Counter(file.key for one in some for file in one.files)
-    named = work.places.names(lane)
-    is_shared = any(named.get(key) != count for key, count in counts.items())
-    if mark in work.tails.get(lane, ()) or is_shared:
-        work.refused += 1
-        return
-    work.places.lanes[lane] = every.without(one.start for one in some)
-    if not work.places.lanes[lane]:
-        del work.places.lanes[lane]
-    for one in some:
-        work.places.count(lane, one.files, -1)
-    work.replace(gone.values())
-    work.tails[lane] = (*work.tails.get(lane, ()), mark)
-
-
-def _columns(work: _ArchiveWork, action: Action) -> None:
+def _columns(work: _ArchiveWork, action: Action) -> bool:
     topic, number, new = action["topic"], action["number"], BodyColumns.of(action["body"])
     check_texts((topic,), "a topic")
     known = work.bodies.get(topic, ())
     if number != len(known) or (known and not new.continues(known[-1])):
-        work.refused += 1
-        return
+        return False
     work.bodies[topic] = (*known, new)
-
-
-def _bodies(rows: list[Any]) -> dict[str, tuple[BodyColumns, ...]]:
-    check_texts((topic for topic, _ in rows), "a topic")
-    return {topic: tuple(map(BodyColumns.of, found)) for topic, found in rows}
+    return True
 
 
 _HANDLERS = {
     ARCHIVE: _archive,
+    AGAIN: _archive,
     FORGET: _forget,
-    COLUMNS: _columns,
-    PACK: _pack,
-    AGAIN: _again,
     MERGE: _merge,
-    JOB: _job,
     CLEAN: _clean,
     FENCE: _fence,
+    JOB: _job,
+    COLUMNS: _columns,
 }

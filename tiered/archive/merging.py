@@ -25,17 +25,15 @@ from typing import TYPE_CHECKING, Any
 from zlib_ng import zlib_ng
 
 from tiered.archive.damage import reading
-from tiered.archive.machine import fence_action, named_sizes
-from tiered.archive.model import DAY_MS, file_key
-from tiered.archive.moves import (
-    MovedPiece,
-    NewFile,
-    Places,
+from tiered.archive.machine import (
+    append_if,
+    can_merge,
+    fence_action,
+    find_piece,
     merge_action,
-    move,
-    pieces_of,
-    relatives,
+    named_sizes,
 )
+from tiered.archive.model import DAY_MS, MovedPiece, NewFile, file_key, kind_of
 from tiered.archive.parquet import FileWriter, Proof, open_whole, pieces_in, read_metadata
 from tiered.archive.task import publish_file
 from tiered.crashpoints import reached
@@ -43,7 +41,7 @@ from tiered.errors import DataError
 from tiered.upkeep.engine import first_failure, local_engine, while_room
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -78,7 +76,7 @@ class Together:
 
     key: str  # relative to the archive
     pieces: tuple[MovedPiece, ...]  # what goes into it, in order of lane and offset; as it lies now
-    epoch: int  # of the archive; see ``tiered.archive.moves.Fence``
+    epoch: int  # of the archive; see ``tiered.archive.model.Fence``
 
     @classmethod
     def of(cls, pieces: Iterable[MovedPiece], epoch: int) -> Together:
@@ -106,19 +104,48 @@ def write_together(bench: Workbench, together: Together) -> tuple[int, int]:
         DataError: A file is not what the log says, or something else lies under the new key.
         InternalError: The new file does not hold what it was given; it was not put.
     """
-    archive, writer, files = bench.archive, FileWriter(), dict[str, _OldFile]()
-    for piece in together.pieces:
-        key = piece.file.key
-        if key not in files:
-            files[key] = _OldFile(archive, piece.file)
-        for rows in files[key].rows(piece):
-            writer.add(rows, piece.lane, piece.file.low)
-    old = files[together.pieces[0].file.key].said
+    archive, first = bench.archive, together.pieces[0].file
+    files = {first.key: _OldFile(archive, first)}
+
+    def rows() -> Iterator[tuple[MovedPiece, pa.RecordBatch]]:
+        for piece in together.pieces:
+            key = piece.file.key
+            if key not in files:
+                files[key] = _OldFile(archive, piece.file)
+            yield from ((piece, some) for some in files[key].rows(piece))
+
+    old = files[first.key].said
     said = {name: old[name] for name in _KEPT if name in old}
+    return write_pieces(
+        archive, together, said, rows(), lambda piece: _differs(archive, piece.file.key)
+    )
+
+
+def write_pieces(
+    archive: ObjectStore,
+    together: Together,
+    said: Mapping[str, str],
+    rows: Iterable[tuple[MovedPiece, pa.RecordBatch]],
+    differs: Callable[[MovedPiece], DataError],
+) -> tuple[int, int]:
+    """Make a file of the rows of its pieces, which have to prove what the log says of each.
+
+    Args:
+        said: What the file says of itself.
+        rows: In the order of the pieces.
+        differs: The error to raise of a piece whose rows prove something else. Then nothing is put.
+
+    Returns:
+        Size and CRC-32 of the file.
+    """
+    writer = FileWriter()
+    for piece, some in rows:
+        writer.add(some, piece.lane, piece.file.low)
     written = writer.finish(said)
-    for piece, new in zip(together.pieces, written.pieces, strict=True):
-        if (piece.lane, Proof.of(piece.file)) != (new.lane, new.proof):
-            raise _differs(archive, piece.file.key)
+    proofs = {(new.lane, new.start): new.proof for new in written.pieces}
+    for piece in together.pieces:
+        if proofs.get(piece.mark) != Proof.of(piece.file):
+            raise differs(piece)
     reached("archive-rewriting")
     found = publish_file(archive, together.key, written)
     reached("archive-rewritten")
@@ -228,12 +255,11 @@ def plan_merge(
         Files to be, each of at least two, all of one topic, day and schema; in order of topic, day and key.
     """
     files: dict[str, _File] = {}
-    for lane, stretches in sorted(state.lanes.items()):
-        for archived in stretches:
-            for file in archived.files:
-                one = files.setdefault(file.key, _File(file.size_bytes, _kind(lane, archived)))
-                one.pieces.append(MovedPiece(lane, file))
-                one.is_wanted &= takes(lane) and one.kind == _kind(lane, archived)
+    for lane, archived in state.lanes.each():
+        for file in archived.files:
+            one = files.setdefault(file.key, _File(file.size_bytes, _kind(lane, archived)))
+            one.pieces.append(MovedPiece(lane, file))
+            one.is_wanted &= takes(lane) and one.kind == _kind(lane, archived)
     small = [one for one in files.values() if one.is_wanted and one.size_bytes < small_bytes]
     small.sort(key=lambda one: (one.kind, one.day, one.pieces[0].lane, one.pieces[0].file.low))
     return [
@@ -286,22 +312,14 @@ def plan_division(state: ArchiveState, lane: ArchiveLane, starts: Iterable[int])
     Returns:
         For each shared file one of the rows of these stretches, and one of the others'.
     """
-    wanted = set(starts)
-    apart = {
-        (lane, file.low)
-        for one in state.lanes.get(lane, ())
-        if one.start in wanted
-        for file in one.files
-    }
-    shared: dict[str, list[MovedPiece]] = {}
-    for piece in pieces_of(state.lanes, relatives(state.lanes, [lane])):
-        shared.setdefault(piece.file.key, []).append(piece)
-    found: list[Together] = []
-    for pieces in shared.values():
-        parts = [[p for p in pieces if p.mark in apart], [p for p in pieces if p.mark not in apart]]
-        if all(parts):
-            found += [Together.of(part, state.fence.epoch) for part in parts]
-    return found
+    wanted = {(lane, start) for start in starts}
+    files: dict[str, tuple[list[MovedPiece], list[MovedPiece]]] = {}
+    for other, one in state.lanes.each(lambda other: kind_of(other) == kind_of(lane)):
+        for file in one.files:
+            parts = files.setdefault(file.key, ([], []))
+            parts[(other, one.start) in wanted].append(MovedPiece(other, file))
+    shared = (part for parts in files.values() if all(parts) for part in reversed(parts))
+    return [Together.of(part, state.fence.epoch) for part in shared]
 
 
 def merge_each(
@@ -371,19 +389,14 @@ def _leave_overtaken(log: JournalWriter[ArchiveState], result: Merged) -> None:
     if not result.failed:
         return
     log.catch_up()
-    places = Places(dict(log.state.lanes), {})
 
     def counts(piece: MovedPiece) -> bool:
-        found = places.find(*piece.mark)
+        found = find_piece(log.state.lanes, *piece.mark)
         return found is not None and found[1].key == piece.file.key
 
     left = [one for one in result.failed if all(map(counts, one[0].pieces))]
     result.overtaken += len(result.failed) - len(left)
     result.failed = left
-
-
-class _MovedError(Exception):
-    """The archive has changed meanwhile."""
 
 
 def append_moves(log: JournalWriter[ArchiveState], made: list[NewFile], result: Merged) -> None:
@@ -393,19 +406,11 @@ def append_moves(log: JournalWriter[ArchiveState], made: list[NewFile], result: 
         FencedError: See ``JournalWriter.append``.
     """
     due = list(made)
-
-    def hold(state: ArchiveState) -> None:
-        if not _fits(state, due):
-            raise _MovedError
-
     while due:
-        try:
-            log.append([merge_action(due)], check=hold)
-        except _MovedError:
-            due = [new for new in due if _fits(log.state, [new])]
-            continue
-        result.entries += 1
-        break
+        if append_if(log, [merge_action(due)], partial(_fits, files=due)):
+            result.entries += 1
+            break
+        due = [new for new in due if _fits(log.state, [new])]
     for new in due:
         result.count(new)
     result.overtaken += len(made) - len(due)
@@ -422,21 +427,16 @@ def condemn(log: JournalWriter[ArchiveState], keys: Iterable[str]) -> list[str]:
     """
     wanted = set(keys)
     while due := wanted - named_sizes(log.state).keys():
-        epoch = log.state.fence.epoch + 1
-        try:
-            log.append([fence_action(epoch, due)], check=partial(_require_unnamed, epoch, due))
-        except _MovedError:
-            continue
-        return sorted(due)
+        epoch = log.state.fence.epoch
+
+        def holds(state: ArchiveState, due: set[str] = due, epoch: int = epoch) -> bool:
+            return state.fence.epoch == epoch and due.isdisjoint(named_sizes(state))
+
+        if append_if(log, [fence_action(epoch + 1, due)], holds):
+            return sorted(due)
     return []
-
-
-def _require_unnamed(epoch: int, keys: set[str], state: ArchiveState) -> None:
-    if state.fence.epoch + 1 != epoch or not keys.isdisjoint(named_sizes(state)):
-        raise _MovedError
 
 
 def _fits(state: ArchiveState, files: list[NewFile]) -> bool:
     """Whether new files can take the place of the old ones."""
-    places = Places(dict(state.lanes), dict(state.named), state.fence)
-    return move(places, merge_action(files)) is not None
+    return can_merge(state.lanes, state.fence, merge_action(files))

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from datetime import UTC, datetime
-from itertools import chain
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tiered.log.wellformed import check_ints, check_texts
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Self
+
+T = TypeVar("T")
 
 LOG = "_log/"
 """Prefix of the archive's journal. Readers of directories pass over names that begin with an underscore."""
@@ -29,12 +30,40 @@ _RARE = ("misfits", "columns", "has_records")
 _SUMS = ("body_crc_sum", "body_bytes")
 _MEMBERS = ("left_out", "unfit")
 """Fields of ``Archived`` that its JSON has only when they say something: most archives have none of them."""
-_FEW = ("misfits", "columns")
-_NUMBERS_OF = itemgetter(*_NUMBERS)
+
+
+def of_row(kind: type[T], row: Sequence[Any]) -> T:
+    """A value of texts and whole numbers from its fields in order, as JSON has them.
+
+    Raises:
+        ValueError: It has another form; ``TypeError`` means the same.
+    """
+    known = fields(kind)  # type: ignore[arg-type]
+    if len(row) != len(known):
+        raise ValueError(f"{kind.__name__} has other fields: {row!r:.200}")
+    pairs = list(zip(known, row, strict=True))
+    check_texts((value for one, value in pairs if one.type == "str"), kind.__name__)
+    check_ints((value for one, value in pairs if one.type == "int"), kind.__name__)
+    return kind(*row)
+
+
+class Row:
+    """A value of texts and whole numbers, whose JSON is a row: the fields in order."""
+
+    __slots__ = ()
+
+    def row(self) -> list[Any]:
+        """As JSON."""
+        return list(astuple(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Self:
+        """Undo ``row``; raises as ``of_row``."""
+        return of_row(cls, row)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ArchiveLane:
+class ArchiveLane(Row):
     """One incarnation of one queue of one broker."""
 
     cluster: str  # name of the cluster
@@ -48,24 +77,17 @@ class ArchiveLane:
         """The queue."""
         return MessageQueue(self.topic, self.queue_id)
 
-    @classmethod
-    def of(cls, row: list[Any]) -> ArchiveLane:
-        """From JSON.
-
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        cluster, broker, topic, queue_id, incarnation = row
-        check_texts((cluster, broker, topic), "a queue of an archive")
-        check_ints((queue_id, incarnation), "a queue of an archive")
-        return cls(cluster, broker, topic, queue_id, incarnation)
-
-    def row(self) -> list[Any]:
-        """As JSON: the fields in order."""
-        return list(astuple(self))
-
     def __str__(self) -> str:
         return f"{self.cluster}/{self.broker} {self.queue}"
+
+
+Kind = tuple[str, str, str]
+"""Cluster, broker and topic: only stretches of the same may share a file."""
+
+
+def kind_of(lane: ArchiveLane) -> Kind:
+    """With which others a lane may share files."""
+    return lane.cluster, lane.broker, lane.topic
 
 
 class Truncation(NamedTuple):
@@ -89,13 +111,9 @@ class Truncation(NamedTuple):
         is_within = self.low <= other.low and other.high <= self.high
         return self == other or (is_within and not other.entry)
 
-    def row(self) -> list[int]:
-        """As JSON."""
-        return list(self)
-
     @classmethod
     def of(cls, row: list[Any]) -> Truncation:
-        """Undo ``row``.
+        """From JSON.
 
         Raises:
             ValueError: It has another form; ``TypeError`` means the same.
@@ -105,7 +123,7 @@ class Truncation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetFile:
+class ParquetFile(Row):
     """One file of messages, all of one UTC day of store time, in order of queue offset.
 
     Or a stretch's rows in a file that it shares with others, whose key, size and checksum each of them then names.
@@ -122,48 +140,15 @@ class ParquetFile:
     body_crc_sum: int  # sum of the records' own body CRCs
     body_bytes: int  # sum of the bodies' sizes, unpacked
 
-    def row(self) -> list[Any]:
-        """As JSON: the fields in order."""
-        return list(astuple(self))
-
-
-_FILE_FIELDS = len(fields(ParquetFile))
-
-
-def check_file_rows(rows: Sequence[list[Any]]) -> None:
-    """Check many rows of files at once.
-
-    Raises:
-        ValueError: One has another form; ``TypeError`` means the same.
-    """
-    columns = list(zip(*rows, strict=True))
-    if rows and len(columns) != _FILE_FIELDS:
-        raise ValueError("a file of an archive has other fields")
-    check_texts(chain.from_iterable(columns[:1]), "a file of an archive")
-    for column in columns[1:]:
-        check_ints(column, "a file of an archive")
-
 
 @dataclass(frozen=True, slots=True)
-class SideFile:
+class SideFile(Row):
     """A file of what could not become rows: holes, and records that cannot be unpacked, each with its reason."""
 
     key: str  # relative to the archive
     rows: int  # how many
     size_bytes: int  # of the object
     crc: int  # CRC-32 of the object
-
-    @classmethod
-    def of(cls, row: list[Any]) -> SideFile:
-        """From JSON.
-
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        key, *numbers = row
-        check_texts((key,), "a side file")
-        check_ints(numbers, "a side file")
-        return cls(key, *numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +217,7 @@ class Archived:
             **rare,
             **counts,
             "files": [file.row() for file in self.files],
-            "side": list(astuple(self.side)) if self.side else [],
+            "side": self.side.row() if self.side else [],
             "sources": [list(pair) for pair in self.sources],
         }
 
@@ -243,57 +228,115 @@ class Archived:
         Raises:
             ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
         """
-        return cls.of_many((document,))[0]
-
-    @classmethod
-    def of_many(cls, documents: Sequence[Mapping[str, Any]]) -> list[Archived]:
-        """The same of many. A check has its price for each call, not for each value, so all are checked at once.
-
-        Raises:
-            ValueError: One has another form; ``LookupError`` and ``TypeError`` mean the same.
-        """
-        numbers = list(map(_NUMBERS_OF, documents))
-        check_ints(chain.from_iterable(numbers), "what is archived")
-        check_ints([one.get(name, 0) for one in documents for name in _FEW], "what is archived")
-        check_file_rows([row for one in documents for row in one["files"]])
-        sources = [tuple((key, version) for key, version in one["sources"]) for one in documents]
-        check_texts((text for pairs in sources for pair in pairs for text in pair), "a source")
-        return [cls._checked(*one) for one in zip(documents, numbers, sources, strict=True)]
-
-    @classmethod
-    def _checked(
-        cls,
-        document: Mapping[str, Any],
-        numbers: tuple[int, ...],
-        sources: tuple[tuple[str, str], ...],
-    ) -> Archived:
-        start, end, holes, bad, source_bytes, schema = numbers
         said = document.get
+        numbers = [document[name] for name in _NUMBERS]
+        misfits, columns = said("misfits", 0), said("columns", 0)
+        check_ints((*numbers, misfits, columns), "what is archived")
+        sources = tuple((key, version) for key, version in document["sources"])
+        check_texts((text for pair in sources for text in pair), "a source")
+        start, end, holes, bad, source_bytes, schema = numbers
         return cls(
             start,
             end,
             holes,
             bad,
             source_bytes,
-            tuple(ParquetFile(*row) for row in document["files"]),
+            tuple(map(ParquetFile.of, document["files"])),
             SideFile.of(document["side"]) if document["side"] else None,
             sources,
             schema,
-            said("misfits", 0),
-            said("columns", 0),
+            misfits,
+            columns,
             said("has_records", False) is True,
-            _counts_of(said("left_out")),
-            _counts_of(said("unfit")),
+            _counts_of(said("left_out", ())),
+            _counts_of(said("unfit", ())),
         )
 
 
-def _counts_of(rows: list[list[Any]] | None) -> tuple[tuple[str, int], ...]:
-    if rows is None:
-        return ()
+def _counts_of(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
     found = tuple((name, count) for name, count in rows)
     check_texts((name for name, _ in found), "a member of bodies")
     check_ints((count for _, count in found), "a member of bodies")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class MovedPiece:
+    """Rows of one stretch in one file."""
+
+    lane: ArchiveLane
+    file: ParquetFile
+    """The numbers of these rows, with key, size and checksum of the file that holds them."""
+
+    @property
+    def mark(self) -> tuple[ArchiveLane, int]:
+        """What it is known by."""
+        return self.lane, self.file.low
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that takes the place of others."""
+
+    key: str  # relative to the archive
+    size_bytes: int  # of the object
+    crc: int  # CRC-32 of the object
+    pieces: tuple[MovedPiece, ...]  # what it holds, as it lay before
+    epoch: int = 0  # of the archive when it was planned; see ``Fence``
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Which files an entry may still make part of the archive, so that others can be deleted.
+
+    Whoever makes files has read the epoch in the log before, and their keys depend on it. A fence begins the next epoch and
+    names the keys that are about to be deleted. Behind it no entry can name these: who knows the new epoch makes other
+    keys, work of the epoch before is refused if it has one of them, and older work is refused whatever it has. So a file
+    that a fence has condemned may be deleted at any time, also by a process that has slept for a week.
+    """
+
+    epoch: int = 0  # how many fences there were
+    condemned: frozenset[str] | None = frozenset()
+    """Keys that the last one named; None: all of work from before."""
+
+    def lets(self, epoch: int, keys: Iterable[str]) -> bool:
+        """Whether files that were planned in an epoch may become part of the archive."""
+        if epoch == self.epoch:
+            return True
+        if self.condemned is None or epoch != self.epoch - 1:
+            return False
+        return self.condemned.isdisjoint(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced(Row):
+    """An object that nothing names any more."""
+
+    key: str  # relative to the archive
+    size_bytes: int  # of the object
+    at_ms: int  # time of the entry since which that is so
+
+
+def whole_files(pieces: Iterable[ParquetFile]) -> list[ParquetFile]:
+    """One file of each key, with the numbers of all its pieces together; in the order in which they first come."""
+    found: dict[str, ParquetFile] = {}
+    for piece in pieces:
+        known = found.get(piece.key)
+        found[piece.key] = piece if known is None else _together(known, piece)
+    return list(found.values())
+
+
+def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
+    return replace(
+        one,
+        low=min(one.low, two.low),
+        high=max(one.high, two.high),
+        rows=one.rows + two.rows,
+        store_min_ms=min(one.store_min_ms, two.store_min_ms),
+        store_max_ms=max(one.store_max_ms, two.store_max_ms),
+        body_crc_sum=one.body_crc_sum + two.body_crc_sum,
+        body_bytes=one.body_bytes + two.body_bytes,
+    )
 
 
 # -- keys ------------------------------------------------------------------------------------------

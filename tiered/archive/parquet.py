@@ -454,7 +454,7 @@ def write_small(table: pa.Table) -> bytes:
 # Asks the bloom filters of a Parquet file whether a row group can hold a text. Pure.
 #
 # Parquet's filter is the split-block one: blocks of eight 32-bit words, one bit of each word for a value,
-# chosen by the 64-bit xxHash (seed 0) of its bytes. A header in Thrift's compact form stands before the bits.
+# chosen by the 64-bit xxHash (seed 0) of its bytes.
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PRIME_1 = 0x9E37_79B1_85EB_CA87
@@ -470,10 +470,6 @@ _STRIPE = 32
 _LONG, _INT = 8, 4
 BLOCK = 32
 """Bytes of a block."""
-_HEADER_BEGIN = b"\x15"
-_HEADER_END = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
-"""The size is field 1; then three unions, each with its first member, an empty struct: split blocks, xxHash, not packed."""
-_SIZE_BYTES_MAX = 6
 
 
 def xxh64(data: bytes) -> int:
@@ -524,18 +520,12 @@ def _turned(value: int, bits: int) -> int:
     return (value << bits | value >> (64 - bits)) & _MASK
 
 
-def can_hold(raw: bytes | memoryview, text: str) -> bool:
+def can_hold(bits: bytes, text: str) -> bool:
     """Whether a row group may hold a text in the column that a filter is of.
 
     Args:
-        raw: The filter as it lies in the file, header and bits.
-
-    Returns:
-        False only when it does not. A filter of another kind says nothing.
+        bits: Of the filter, without its header; see ``bits_of``.
     """
-    bits = _bits(bytes(raw))
-    if not bits:
-        return True
     found = text_hash(text)
     at = block_number(found, len(bits) // BLOCK) * BLOCK
     return block_holds(bits[at : at + BLOCK], found)
@@ -558,15 +548,6 @@ def block_holds(block: bytes | memoryview, found: int) -> bool:
     return all(word & bit for word, bit in zip(struct.unpack("<8I", block), chosen, strict=True))
 
 
-def _bits(raw: bytes) -> bytes:
-    """What is behind a header that we know and that says how much this is; else nothing."""
-    start, end, tail = raw.partition(_HEADER_END)
-    if not end or start[:1] != _HEADER_BEGIN or not 1 < len(start) <= _SIZE_BYTES_MAX:
-        return b""
-    size = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(start[1:])) >> 1
-    return tail if size == len(tail) and size % BLOCK == 0 else b""
-
-
 # -- where the filters lie -------------------------------------------------------------------------
 #
 # Where the bloom filters of keys lie in a Parquet file, so that single blocks of them can be read. Pure.
@@ -580,11 +561,14 @@ def filters_of(group: Any) -> list[tuple[int, int] | None]:  # noqa: ANN401 (pya
     """Where the bits of a row group's filters of ``COLUMNS`` lie, first byte and bytes; None: it has none to be asked."""
     chunks = (group.column(number) for number in range(group.num_columns))
     found = {chunk.path_in_schema: chunk for chunk in chunks}
-    return [_bits_of(found.get(name)) for name in COLUMNS]
+    return [bits_of(found.get(name)) for name in COLUMNS]
 
 
-def _bits_of(chunk: Any) -> tuple[int, int] | None:  # noqa: ANN401
-    """The filters of our writer have a power of two of bytes, and a short header before them."""
+def bits_of(chunk: Any) -> tuple[int, int] | None:  # noqa: ANN401
+    """Where the bits of a column's filter lie; None: it has none to be asked.
+
+    The filters of our writer have a power of two of bytes, and a short header before them.
+    """
     start = chunk and chunk.bloom_filter_offset
     length = chunk and chunk.bloom_filter_length
     if not start or not length:

@@ -15,7 +15,6 @@ import numpy as np
 
 from tiered.archive.bodies import PLAIN, BodyLayout
 from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, Truncation, digest_of
-from tiered.archive.saved_runs import stretches_of
 from tiered.log.parts import Parts, QueueLife, Segment, Segments
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
@@ -76,7 +75,7 @@ class Task:
     tails: int = 0
     """How many ends that were truncated the archive has dealt with, once the plan's are."""
     layout: BodyLayout = PLAIN  # which columns the files get beside those that every file has
-    epoch: int = 0  # of the archive; see ``tiered.archive.moves.Fence``
+    epoch: int = 0  # of the archive; see ``tiered.archive.model.Fence``
     is_divided: bool = False
     """Something beside it is damaged (``tiered.archive.divided``), and will be put right: which version its objects
     are now proves nothing later."""
@@ -224,7 +223,7 @@ def _is_whole(
     archive: ArchiveState, lane: ArchiveLane, segments: Segments, min_offset: int
 ) -> npt.NDArray[np.bool_]:
     """Whether a segment is one stretch, with the times of that: what most are, found by columns, without a look at each."""
-    low, high, first_ms, last_ms, bad = stretches_of(archive.lanes, lane).columns()
+    low, high, first_ms, last_ms, bad, _ = archive.lanes.columns(lane)
     if not len(segments) or not len(low):
         return np.zeros(len(segments), bool)
     rows, first, last = segments.parts.rows, segments.rows["first"], segments.rows["behind"] - 1
@@ -321,7 +320,7 @@ def limited(plan: Plan, limits: Limits, *, is_first: bool = True) -> Plan:
     outside = len(plan.tasks) - len(wanted)
     if limits.bytes_max is None and limits.runtime_ms is None:
         return replace(plan, tasks=tuple(wanted), outside=outside)
-    wanted.sort(key=lambda task: (_newest_ms(task), task.lane, task.start))
+    wanted.sort(key=lambda t: (int(t.parts.rows["store_max_ms"].max()), t.lane, t.start))
     taken = tuple(_within(wanted, limits.bytes_max, is_first))
     rest = wanted[len(taken) :]
     return replace(
@@ -341,10 +340,6 @@ def _touches(task: Task, limits: Limits) -> bool:
     low, high = times
     begins = limits.from_ms is None or high >= limits.from_ms
     return begins and (limits.until_ms is None or low < limits.until_ms)
-
-
-def _newest_ms(task: Task) -> int:
-    return int(task.parts.rows["store_max_ms"].max())
 
 
 def _within(tasks: Iterable[Task], bytes_max: int | None, is_first: bool) -> Iterator[Task]:

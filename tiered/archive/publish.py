@@ -36,8 +36,8 @@ from tiered.archive.damage import open_log
 from tiered.archive.duck import local_root
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
-from tiered.archive.moves import whole_files
 from tiered.archive.selection import shown
+from tiered.archive.tables import files_by_topic
 from tiered.errors import DataError, InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.journal.replay import JournalReader
 from tiered.upkeep.engine import all_done
@@ -172,16 +172,6 @@ def expire_snapshots(
         publisher.close()
 
 
-def _by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
-    """Files of each topic."""
-    found: dict[str, list[ParquetFile]] = {}
-    for lane, stretches in sorted(state.lanes.items()):
-        files = found.setdefault(lane.topic, [])
-        for one in stretches:
-            files.extend(one.files)
-    return {topic: whole_files(files) for topic, files in found.items()}
-
-
 class _Publisher:
     """A catalog, open."""
 
@@ -206,7 +196,7 @@ class _Publisher:
 
     def topics(self) -> dict[str, list[ParquetFile]]:
         """Files of each topic that the log has, and of each that only a table has: the broker truncated all of it."""
-        found = _by_topic(self._state)
+        found = files_by_topic(self._state)
         known = {table_name(topic) for topic in found}
         try:
             others = [table for table in self._tables(known) if table.get(URL) == self._archive.url]

@@ -17,7 +17,7 @@ from backends.errors import ObjectNotFoundError
 from tiered.archive.audit import tier_parts
 from tiered.archive.bodies import BodyLayout, column_names
 from tiered.archive.body_blocks import OTHERS
-from tiered.archive.machine import again_action
+from tiered.archive.machine import append_if, archive_action
 from tiered.archive.plan import Task, Work
 from tiered.archive.task import do_work
 
@@ -73,13 +73,11 @@ def stale_rows(state: ArchiveState, topics: Collection[str] | None = None) -> li
 def _stale(
     state: ArchiveState, takes: Callable[[str], bool]
 ) -> Iterator[tuple[ArchiveLane, Archived, list[str]]]:
-    for lane, stretches in sorted(state.lanes.items()):
-        if lane.topic not in state.bodies or not takes(lane.topic):
-            continue
-        lacking = _lacking(state, lane.topic)
-        for one in stretches:
-            if one.rows and lacking[one.columns] and (columns := _unread(one, lacking)):
-                yield lane, one, columns
+    known = {topic: _lacking(state, topic) for topic in state.bodies if takes(topic)}
+    for lane, one in state.lanes.each(lambda lane: lane.topic in known):
+        lacking = known[lane.topic]
+        if one.rows and lacking[one.columns] and (columns := _unread(one, lacking)):
+            yield lane, one, columns
 
 
 def _lacking(state: ArchiveState, topic: str) -> list[list[str]]:
@@ -157,10 +155,9 @@ def _groups(state: ArchiveState, stale: Iterable[_Side]) -> list[list[_Side]]:
     stale = list(stale)
     topics = {lane.topic for lane, _ in stale}
     by_file: dict[str, list[_Side]] = {}
-    for lane, stretches in sorted(state.lanes.items()):
-        for one in stretches if lane.topic in topics else ():
-            for file in one.files:
-                by_file.setdefault(file.key, []).append((lane, one))
+    for lane, one in state.lanes.each(lambda lane: lane.topic in topics):
+        for file in one.files:
+            by_file.setdefault(file.key, []).append((lane, one))
     seen: set[tuple[ArchiveLane, int]] = set()
     found = []
     for side in stale:
@@ -196,10 +193,6 @@ def _tasks(state: ArchiveState, reader: TierReader, group: list[_Side]) -> list[
     ]
 
 
-class _ChangedError(Exception):
-    """The archive is not what the plan was made of."""
-
-
 def decode_again(
     at: Workshop, log: JournalWriter[ArchiveState], engine: Engine, reader: TierReader
 ) -> Remade:
@@ -229,17 +222,15 @@ def _is_same(again: Again, made: tuple[Archived, ...]) -> bool:
 def _commit(
     log: JournalWriter[ArchiveState], again: Again, made: tuple[Archived, ...], done: Remade
 ) -> None:
-    def hold(state: ArchiveState) -> None:
-        if any(state.overlapping(lane, old.start, old.end) != [old] for lane, old in again.old):
-            raise _ChangedError
+    def holds(state: ArchiveState) -> bool:
+        return all(state.overlapping(lane, old.start, old.end) == [old] for lane, old in again.old)
 
     triples = [
         (lane, task.tails, new)
         for (lane, _), task, new in zip(again.old, again.work.tasks, made, strict=True)
     ]
-    try:
-        log.append([again_action(triples, again.work.tasks[0].epoch)], check=hold)
-    except _ChangedError:
+    action = archive_action(triples, again.work.tasks[0].epoch, again=True)
+    if not append_if(log, [action], holds):
         done.left.append((again.old[0][0].topic, "the archive changed meanwhile: do it again"))
         return
     done.entries += 1

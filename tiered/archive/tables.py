@@ -10,10 +10,8 @@ from backends.base import ByteRange
 from tiered.archive.checked_ranges import ObjectFile
 from tiered.archive.damage import open_log
 from tiered.archive.machine import ArchiveMachine
-from tiered.archive.model import LOG
-from tiered.archive.moves import whole_files
-from tiered.archive.parquet import can_hold
-from tiered.archive.saved_runs import stretches_of
+from tiered.archive.model import LOG, whole_files
+from tiered.archive.parquet import bits_of, can_hold
 from tiered.archive.selection import shown
 from tiered.errors import InvalidError
 from tiered.journal.replay import JournalReader
@@ -53,9 +51,8 @@ def files_by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
     A file that several queues share comes once, with the numbers of all its rows.
     """
     found: dict[str, list[ParquetFile]] = {}
-    for lane, stretches in sorted(state.lanes.items()):
-        files = [file for one in stretches for file in one.files]
-        found.setdefault(lane.topic, []).extend(files)
+    for lane, one in state.lanes.each():
+        found.setdefault(lane.topic, []).extend(one.files)
     return {topic: whole_files(files) for topic, files in found.items()}
 
 
@@ -145,9 +142,9 @@ def choose_files(state: ArchiveState, wanted: Selection) -> Pruning:
     """The same, where an archive need not have the topics. One pass over rows, since logs name a million files."""
     found, chosen, reasons = Pruning(), dict[str, Chosen](), dict[str, str]()
     is_cut = not wanted.bounds.keys().isdisjoint(_OF_FILES)
-    for lane in sorted(state.lanes):
+    for lane in state.lanes:
         refused = wanted.refuses(lane)
-        for row in stretches_of(state.lanes, lane).files():
+        for row in state.lanes.files(lane):
             key, low, high, rows, size, _, first_ms, last_ms, _, _ = row
             found.rows_all += rows
             if refused:
@@ -241,10 +238,11 @@ def _left_by_filters(
 
 def _passes(chunk: Any, values: Iterable[str], read: Callable[[int, int], bytes]) -> bool:  # noqa: ANN401
     """Whether the filter of a column says that one of the values may be there; without a filter it may."""
-    if chunk is None or not chunk.bloom_filter_offset or not chunk.bloom_filter_length:
+    place = bits_of(chunk)
+    if place is None:
         return True
-    raw = read(chunk.bloom_filter_offset, chunk.bloom_filter_length)
-    return any(can_hold(raw, value) for value in values)
+    bits = read(*place)
+    return any(can_hold(bits, value) for value in values)
 
 
 def _may_hold(chunk: Any, values: Iterable[str]) -> bool:  # noqa: ANN401

@@ -31,10 +31,10 @@ import numpy as np
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from backends.wrapping import WrappingStore
+from tiered.archive.archived import Stretches
 from tiered.archive.columns import Columns
 from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import Task, ends_dealt_with, overtaken_by, plan_archive
-from tiered.archive.saved_runs import stretches_of
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TablePiece, refuses_file
 from tiered.errors import DataError, InvalidError
@@ -141,7 +141,7 @@ class QueueLives:
             return
         end = min(end, self.kept_end(number, len(self.lives[number]) - 1))
         lane = self.lane(number)
-        low, high, *_ = stretches_of(self.archive.lanes, lane).columns()
+        low, high, *_ = self.archive.lanes.columns(lane)
         first, behind = int(np.searchsorted(high, start, "right")), int(np.searchsorted(low, end))
         for at in range(first, behind, _UNPACKED):
             last = min(at + _UNPACKED, behind) - 1
@@ -159,11 +159,11 @@ def queues_of(
             found[Key(place.cluster, place.broker, queue.topic, queue.queue_id)] = incarnations(
                 lives
             )
-    known = archive.lanes if archive else {}
-    for lane, stretches in known.items():
+    known = archive.lanes if archive else Stretches()
+    for lane in known:
         mine = found.setdefault(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id), {})
-        if lane.incarnation not in mine and len(stretches):
-            end = QueueOffset(int(stretches_of(known, lane).columns()[1].max()))
+        if lane.incarnation not in mine:
+            end = QueueOffset(int(known.columns(lane)[1].max()))
             # Log offsets are not known: 1 says that there was something before.
             life = QueueLife(lane.incarnation, end, end, LogOffset(1), ended="archived")
             mine[lane.incarnation] = [life]
