@@ -35,6 +35,7 @@ import numpy as np
 from backends.local_files import is_vacant
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.format.block import parse_records
+from tiered.format.properties import value_of
 from tiered.local.catalog import TIMER_TOPICS, WHEEL_TOPIC, check_topic
 from tiered.local.layout import ABORT_FILE, read_topics
 from tiered.local.queue_reader import cut_records
@@ -55,7 +56,6 @@ from timer.records import (
     names_of,
     number_of,
     raw_properties,
-    value_of,
 )
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ _BRIDGED: Final = 8
 _SOURCE: Final = 1 << 48
 """More than a queue offset."""
 _READ_BYTES: Final = 8 << 20
-_DUE: Final = b"TIMER_OUT_MS\x01"
-_KEY: Final = b"UNIQ_KEY\x01"
-_TOPIC: Final = b"REAL_TOPIC\x01"
-_QUEUE: Final = b"REAL_QID\x01"
+_DUE: Final = b"TIMER_OUT_MS"
+_KEY: Final = b"UNIQ_KEY"
+_TOPIC: Final = b"REAL_TOPIC"
+_QUEUE: Final = b"REAL_QID"
 _REAL: Final = (_TOPIC, _QUEUE)
-_CRC: Final = (b"__CRC32#\x01",)
-_NOT_KEPT: Final = (b"DELAY\x01", b"TIMER_ROLL_TIMES\x01", *_CRC)
-_DELIVERED: Final = b"TIMER_DEQUEUE_MS\x01"
+_CRC: Final = (b"__CRC32#",)
+_NOT_KEPT: Final = (b"DELAY", b"TIMER_ROLL_TIMES", *_CRC)
+_DELIVERED: Final = b"TIMER_DEQUEUE_MS"
 _LOG = logging.getLogger("tiered.timer")
 
 Name = tuple[int, bytes]

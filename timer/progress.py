@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.format.broker_checkpoint import decode_checkpoint
+from tiered.format.properties import value_of
+from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import decode_record
 from tiered.local.catalog import SCHEDULE_TOPIC, TIMER_TOPICS, WHEEL_TOPIC
 from tiered.local.layout import read_text, read_timer_progress
@@ -24,7 +26,7 @@ from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.model import QueueOffset
 from tiered.store.disk import replace_file
 from timer.enqueue import Given, ImportProgress
-from timer.records import PropertyColumns, number_of, read_rows, value_of
+from timer.records import number_of, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,11 +41,11 @@ STATE_FILE: Final = "config/tieredWheel.json"
 _LAG_MS: Final = 60_000
 """A broker's files are not older than that."""
 _READ_BYTES: Final = 8 << 20
-_DUE: Final = b"TIMER_OUT_MS\x01"
-_KEY: Final = b"UNIQ_KEY\x01"
-_LEVEL: Final = b"DELAY\x01"
-_TOPIC: Final = b"REAL_TOPIC\x01"
-_DELIVERED: Final = b"TIMER_DEQUEUE_MS\x01"
+_DUE: Final = b"TIMER_OUT_MS"
+_KEY: Final = b"UNIQ_KEY"
+_LEVEL: Final = b"DELAY"
+_TOPIC: Final = b"REAL_TOPIC"
+_DELIVERED: Final = b"TIMER_DEQUEUE_MS"
 
 
 class WheelState:
@@ -135,8 +137,9 @@ def delivered_since(local: LocalStore, state: WheelState) -> Given:
 
 def _add_delivered(given: Given, rows: TimerRows) -> None:
     topic = rows.batch.queue.topic.encode()
-    said = PropertyColumns(rows.block, rows.dues >= 0)
-    for at in np.flatnonzero(said.has(_DELIVERED) | said.has(_LEVEL)).tolist():
+    said = PropertyColumns.of(rows.block)
+    is_said = said.has(_DELIVERED) | said.has(_LEVEL)
+    for at in np.flatnonzero(is_said & (rows.dues >= 0)).tolist():
         raw = rows.properties(at)
         key, due = value_of(raw, _KEY), number_of(value_of(raw, _DUE), -1)
         if value_of(raw, _DELIVERED):

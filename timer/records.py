@@ -10,13 +10,14 @@ cancels the message with that unique id (or real topic, ``+`` and unique id) tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.block import bytes_at, parse_records
+from tiered.format.block import parse_records
+from tiered.format.properties import value_of
+from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import RecordFault
 from tiered.local.catalog import SCHEDULE_TOPIC
 
@@ -41,16 +42,16 @@ DELAYS_MS: Final = tuple(
     for seconds in (1, 5, 10, 30, *(60 * m for m in range(1, 11)), 1200, 1800, 3600, 7200)
 )
 """Of a broker's delay levels, unless it is set otherwise."""
-_DUE: Final = b"TIMER_OUT_MS\x01"
-_ROLLS: Final = b"TIMER_ROLL_TIMES\x01"
-_KEY: Final = b"UNIQ_KEY\x01"
-MARK: Final = b"TIMER_DEL_UNIQKEY\x01"
+_DUE: Final = b"TIMER_OUT_MS"
+_ROLLS: Final = b"TIMER_ROLL_TIMES"
+_KEY: Final = b"UNIQ_KEY"
+MARK: Final = b"TIMER_DEL_UNIQKEY"
 """The property that makes a record a delete mark."""
-_ASKED: Final = b"TIMER_DELIVER_MS\x01"
-_AFTER_S: Final = b"TIMER_DELAY_SEC\x01"
-_AFTER_MS: Final = b"TIMER_DELAY_MS\x01"
-_LEVEL: Final = b"DELAY\x01"
-_TOPIC: Final = b"REAL_TOPIC\x01"
+_ASKED: Final = b"TIMER_DELIVER_MS"
+_AFTER_S: Final = b"TIMER_DELAY_SEC"
+_AFTER_MS: Final = b"TIMER_DELAY_MS"
+_LEVEL: Final = b"DELAY"
+_TOPIC: Final = b"REAL_TOPIC"
 _DIGITS_MAX: Final = 16
 _PRIME: Final = np.uint64(0x100000001B3)
 
@@ -92,14 +93,6 @@ def names_of(due: int, properties: bytes) -> tuple[Name, Name]:
     return (due, key), (due, topic + b"+" + key)
 
 
-def value_of(properties: bytes, name: bytes) -> bytes:
-    """The value of a property, given its name with 0x01 behind; empty: there is none. Of several the last counts."""
-    at = properties.rfind(name)
-    while at > 0 and properties[at - 1] != 2:  # noqa: PLR2004 (ends the pair before)
-        at = properties.rfind(name, 0, at)
-    return properties[at + len(name) :].partition(b"\x02")[0] if at >= 0 else b""
-
-
 def raw_properties(block: RecordBlock) -> list[bytes]:
     """The properties of each record, as stored; empty of a damaged one."""
     view = memoryview(block.buffer).cast("B")
@@ -112,12 +105,12 @@ def changed_properties(raw: bytes, drop: Sequence[bytes], said: Mapping[bytes, b
     """Properties without some, and with others said anew; the rest, and the order, stay.
 
     Args:
-        drop: Names, each with 0x01 behind.
+        drop: Names.
     """
-    if raw.endswith(b"\x02") and not any(name in raw for name in drop):
+    if raw.endswith(b"\x02") and not any(name + b"\x01" in raw for name in drop):
         more = b""
         for name, value in said.items():
-            pair, count = name + value + b"\x02", raw.count(name)
+            pair, count = name + b"\x01" + value + b"\x02", raw.count(name + b"\x01")
             if not count:
                 more += pair
             elif count > 1 or not (raw.startswith(pair) or b"\x02" + pair in raw):
@@ -128,11 +121,11 @@ def changed_properties(raw: bytes, drop: Sequence[bytes], said: Mapping[bytes, b
     for pair in raw.split(b"\x02"):
         name, _, value = pair.partition(b"\x01")
         if name and value:
-            found[name + b"\x01"] = value
+            found[name] = value
     for name in drop:
         found.pop(name, None)
     found.update(said)
-    return b"".join(name + value + b"\x02" for name, value in found.items())
+    return b"".join(name + b"\x01" + value + b"\x02" for name, value in found.items())
 
 
 def number_of(text: bytes, otherwise: int) -> int:
@@ -149,9 +142,9 @@ def read_rows(batch: RecordBatch, known: Longs | None = None) -> TimerRows:
     """
     sizes = np.maximum(batch.sizes, 0)
     block = parse_records(batch.data, batch.positions, sizes)
-    said = PropertyColumns(block, (block.faults == RecordFault.OK) & (batch.sizes > 0))
+    said = PropertyColumns.of(block)  # of holes, and of damaged ones, there are none
     if known is not None:
-        dues = np.where(said.sound, known, -1)
+        dues = np.where((block.faults == RecordFault.OK) & (batch.sizes > 0), known, -1)
     elif batch.queue.topic == SCHEDULE_TOPIC:
         dues = _due_scheduled(batch, said.numbers(_LEVEL, 0))
     else:
@@ -172,10 +165,20 @@ def may_be_rolled(batch: RecordBatch) -> bool:
 
 def rolled_columns(block: RecordBlock) -> tuple[npt.NDArray[np.uint64], Longs]:
     """Of messages a hash of real topic and unique id, and how often they were rolled; -1: a mark, or without an id."""
-    said = PropertyColumns(block, np.ones(len(block), np.bool_))
-    hashes = said.hashes(_TOPIC) * _PRIME ^ said.hashes(_KEY)
+    said = PropertyColumns.of(block)
+    hashes = _hashes(said, _TOPIC) * _PRIME ^ _hashes(said, _KEY)
     is_message = said.has(_KEY) & ~said.has(MARK)
     return hashes, np.where(is_message, said.numbers(_ROLLS, 0), -1)
+
+
+def _hashes(said: PropertyColumns, name: bytes) -> npt.NDArray[np.uint64]:
+    """Of the values; equal ones have equal hashes, and hardly any others."""
+    starts, sizes = said.find(name)
+    found = np.zeros(len(starts), np.uint64)
+    for at in range(int(sizes.max(initial=0))):
+        rows = np.flatnonzero(sizes > at)
+        found[rows] = found[rows] * _PRIME + said.text[starts[rows] + at] + np.uint64(1)
+    return found
 
 
 def asked_times(block: RecordBlock, dues: Longs) -> Longs:
@@ -187,7 +190,7 @@ def asked_times(block: RecordBlock, dues: Longs) -> Longs:
     Args:
         dues: int64[n], as noted.
     """
-    said = PropertyColumns(block, np.ones(len(block), np.bool_))
+    said = PropertyColumns.of(block)
     asked, low = said.numbers(_ASKED, -1), dues + SECOND_MS
     for name, unit_ms in (
         (_AFTER_MS, 1),
@@ -214,86 +217,3 @@ def _due_scheduled(batch: RecordBatch, levels: Longs) -> Longs:
     by_level = np.array(DELAYS_MS, np.int64)[np.clip(levels, 1, len(DELAYS_MS)) - 1]
     found = np.where(is_time, codes, times + (usual if len(usual) else by_level))
     return np.where(levels > 0, found, -1)
-
-
-class PropertyColumns:
-    """Values of properties of many records at once, found as ``value_of`` finds them."""
-
-    def __init__(self, block: RecordBlock, sound: Flags) -> None:
-        self.sound = sound  # which records are looked at; the others have none
-        self._data = block.buffer
-        self._view = bytes_at(block.buffer, np.uint8)
-        self._rows = np.flatnonzero(sound)
-        starts = block.properties_positions[self._rows]
-        if len(starts) > 1 and (starts[1:] < starts[:-1]).any():
-            order = np.argsort(starts)
-            self._rows, starts = self._rows[order], starts[order]
-        self._starts, self._sizes = starts, block.properties_sizes[self._rows]
-        self._found: dict[bytes, tuple[Longs, Longs]] = {}
-
-    def has(self, name: bytes) -> Flags:
-        """Which have a value that is not empty."""
-        starts, ends = self._values(name)
-        return ends > starts
-
-    def hashes(self, name: bytes) -> npt.NDArray[np.uint64]:
-        """Of the values; equal ones have equal hashes, and hardly any others."""
-        starts, ends = self._values(name)
-        sizes, found = ends - starts, np.zeros(len(starts), np.uint64)
-        for at in range(int(sizes.max(initial=0))):
-            rows = np.flatnonzero(sizes > at)
-            found[rows] = found[rows] * _PRIME + self._view[starts[rows] + at] + np.uint64(1)
-        return found
-
-    def numbers(self, name: bytes, otherwise: int) -> Longs:
-        """The values as ``number_of`` reads them."""
-        starts, ends = self._values(name)
-        sizes = ends - starts
-        is_number = (sizes > 0) & (sizes <= _DIGITS_MAX)
-        values = np.zeros(len(starts), np.int64)
-        for at in range(int(sizes[is_number].max(initial=0))):
-            rows = np.flatnonzero(is_number & (sizes > at))
-            digits = self._view[starts[rows] + at] - np.uint8(48)
-            is_number[rows] &= digits <= 9  # noqa: PLR2004
-            values[rows] = values[rows] * 10 + digits
-        values[~is_number] = otherwise
-        return values
-
-    @cached_property
-    def _names(self) -> Longs:
-        return np.flatnonzero(self._view == 1)  # each name ends with it
-
-    @cached_property
-    def _ends(self) -> Longs:
-        return np.flatnonzero(self._view == 2)  # noqa: PLR2004 (ends a pair)
-
-    def _values(self, name: bytes) -> tuple[Longs, Longs]:
-        """Where the value of each record begins and ends; both 0 where it has none."""
-        if name not in self._found:
-            self._found[name] = self._find(name)
-        return self._found[name]
-
-    def _find(self, name: bytes) -> tuple[Longs, Longs]:
-        starts, ends = np.zeros((2, len(self.sound)), np.int64)
-        if name not in bytes(self._data):
-            return starts, ends
-        size = len(name)
-        at = self._names[self._names >= size - 1] - (size - 1)
-        for byte, offset in (
-            (name[0], 0),
-            (name[size // 2], size // 2),
-        ):  # few are left for the comparison
-            at = at[self._view[at + offset] == byte]
-        at = at[bytes_at(self._data, f"S{size}")[at] == name]
-        row = np.searchsorted(self._starts, at, side="right") - 1
-        own = row >= 0
-        at, row = at[own], row[own]
-        own = at < self._starts[row] + self._sizes[row]
-        own &= (at == self._starts[row]) | (self._view[at - 1] == 2)  # noqa: PLR2004
-        at, row = at[own], row[own]
-        begin, limit = at + size, self._starts[row] + self._sizes[row]
-        separator = np.searchsorted(self._ends, begin)
-        end = np.append(self._ends, len(self._view))[separator]
-        rows = self._rows[row]
-        starts[rows], ends[rows] = begin, np.minimum(end, limit)  # of several the last counts
-        return starts, ends

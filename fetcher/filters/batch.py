@@ -14,7 +14,8 @@ import numpy as np
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
 from tiered.format.message_forms import split_batch
-from tiered.format.properties import NAME_END, PAIR_END, java_text
+from tiered.format.properties import java_text
+from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
 
@@ -84,8 +85,6 @@ class FilterError(InvalidError):
 Row: TypeAlias = tuple[str | None, ...]
 """The values of the names that are asked for, in their order; None where a message has no such property."""
 
-_END: Final = PAIR_END.encode()
-
 
 def lookup(properties: Properties, name: str) -> str | None:
     """A property by name; None when it is absent, or empty (which cannot be stored)."""
@@ -94,31 +93,6 @@ def lookup(properties: Properties, name: str) -> str | None:
         value = properties.get(name.encode())  # type: ignore[call-overload]
     text = java_text(value) if isinstance(value, bytes) else value
     return text or None
-
-
-def find_value(raw: bytes, mark: bytes) -> bytes | None:
-    """The value of a name in stored properties, as ``tiered.format.properties.parse_properties`` finds it.
-
-    Args:
-        raw: The properties, with one 0x02 put before them.
-        mark: The name between 0x02 and 0x01.
-    """
-    start = raw.rfind(mark)
-    while start >= 0:
-        begin = start + len(mark)
-        end = raw.find(_END, begin)
-        value = raw[begin:] if end < 0 else raw[begin:end]
-        if value:
-            return value
-        start = raw.rfind(
-            mark, 0, begin - 1
-        )  # an empty value does not count; the name may have come before
-    return None
-
-
-def mark_of(name: str) -> bytes:
-    """What ``find_value`` looks for."""
-    return f"{PAIR_END}{name}{NAME_END}".encode("utf-8", "surrogatepass")
 
 
 def select_items(
@@ -160,20 +134,14 @@ def _judge(
     """Plain records."""
     if not names:
         return [test(())] * len(at)
-    view = memoryview(block.buffer).cast("B")
-    starts = block.properties_positions[at].tolist()
-    sizes = block.properties_sizes[at].tolist()
-    marks = [mark_of(name) for name in names]
-    known: dict[tuple[bytes | None, ...], bool] = {}
+    columns = PropertyColumns.of(block, at)
+    values = [columns.raw(name.encode("utf-8", "surrogatepass")) for name in names]
+    known: dict[tuple[bytes, ...], bool] = {}
     answers: list[bool] = []
-    for start, size in zip(starts, sizes, strict=True):
-        raw = _END + view[start : start + size]
-        key = tuple([find_value(raw, mark) for mark in marks])  # a list is faster to make
-        answer = known.get(key)
+    for row in zip(*values, strict=True):
+        answer = known.get(row)
         if answer is None:
-            answer = known[key] = test(
-                tuple(None if value is None else java_text(value) for value in key)
-            )
+            answer = known[row] = test(tuple(java_text(value) if value else None for value in row))
         answers.append(answer)
     return answers
 

@@ -23,13 +23,12 @@ from tiered.format.block import (
     inner_counts,
     parse_records,
     split_records,
-    tag_guesses,
-    tag_hashes,
     topic_bytes,
     topics_equal,
     walk_records,
 )
-from tiered.format.properties import TAGS, parse_properties, tag_hash
+from tiered.format.properties import tag_hash
+from tiered.format.property_columns import tag_hashes
 from tiered.format.record import (
     RECORD_BYTES_MIN,
     RecordError,
@@ -69,7 +68,7 @@ def assert_same(block: RecordBlock, rows: list[scalar.ScalarRecord]) -> None:
         block.buffer, rows
     )
     hashes = [scalar.tag_code(block.buffer, row) for row in rows]
-    assert tag_hashes(block).tolist() == tag_guesses(block).tolist() == hashes
+    assert tag_hashes(block).tolist() == hashes
     assert inner_counts(block).tolist() == [scalar.inner_count(block.buffer, row) for row in rows]
 
 
@@ -303,58 +302,6 @@ def test_any_buffer(kind):
     block, _ = split_records(kind(raw), 0, len(raw), physical_offset=0, size_max=SIZE_MAX)
     assert block.is_sound
     assert len(group_by_queue(block)[0][1]) == 2
-
-
-NAMES = st.sampled_from([b"KEYS", b"UNIQ_KEY", b"TAGS", b"MYTAGS", b"WAIT", b"TAGSX"])
-VALUES = st.sampled_from([b"", b"a", b"TagA", b"TAGS", b"a tag of twenty bytes", "\u4e2d".encode()])
-LAYOUTS = st.lists(st.tuples(NAMES, VALUES), max_size=4, unique_by=lambda pair: pair[0]).map(
-    lambda pairs: b"".join(name + b"\x01" + value + b"\x02" for name, value in pairs)
-)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(LAYOUTS | LAYOUTS.map(lambda raw: raw[:-1]), min_size=1, max_size=8),
-    st.integers(0, 2**32),
-    st.integers(48, 200),
-)
-def test_guesses_of_tags_are_their_hashes(layouts: list[bytes], seed: int, count: int):
-    """Records alike and unlike, in any order: by columns as one by one."""
-    chosen = random.Random(seed).choices(layouts, k=count)
-    data = lay_out([make(properties_raw=raw, body=b"TAGS\x01b\x02") for raw in chosen])
-    block, _ = split_records(data, 0, len(data), physical_offset=0, size_max=SIZE_MAX)
-    assert len(block) == count
-    assert tag_guesses(block).tolist() == tag_hashes(block).tolist()
-
-
-@pytest.mark.parametrize(
-    "unlike", [b"TAGS\x01zz\x02", b"KEYS\x01%d\x02TAGS\x01%d\x02WAIT\x01%d\x02"]
-)
-def test_guesses_of_records_that_are_all_unlike(unlike: bytes):
-    """Looking for others like each is given up soon; the rest is looked into one by one."""
-    raws = [
-        (unlike % (10**n, n, 10 ** (n % 7)) if b"%d" in unlike else unlike + b"x" * n)
-        for n in range(300)
-    ]
-    data = lay_out([make(properties_raw=raw) for raw in raws])
-    block, _ = split_records(data, 0, len(data), physical_offset=0, size_max=SIZE_MAX)
-    with pytest.MonkeyPatch.context() as patch:
-        asked = []
-        find_pair = blocks._find_pair
-        patch.setattr(blocks, "_find_pair", lambda raw: asked.append(raw) or find_pair(raw))
-        found = tag_guesses(block)
-    assert len(asked) <= 300 + 2 * blocks._ROUNDS_FREE + 300 // blocks._WORTH
-    assert found.tolist() == tag_hashes(block).tolist()
-
-
-@settings(deadline=None)
-@given(
-    st.binary(max_size=60)
-    | st.lists(st.sampled_from([b"TAGS", b"\x01", b"\x02", b"x", b"\xff"])).map(b"".join)
-)
-def test_find_tags_is_the_parser(raw):
-    found = blocks.find_tags(raw).decode("utf-8", "replace")
-    assert found == parse_properties(raw).get(TAGS, "")
 
 
 @pytest.mark.parametrize("name", captures.NAMES)

@@ -11,9 +11,8 @@ import pytest
 
 from tiered.compaction.keyed import digest_many
 from tiered.format.properties import java_hash, tag_hash
-from tiered.index import extract
+from tiered.format.property_columns import hash_texts
 from tiered.index.extract import hash_bytes, hash_many
-from tiered.store import facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +74,7 @@ def test_hashes_are_the_same_whatever_the_shapes(shape: str):
         (int(lead) * pow(31, len(text), 1 << 32) + java_hash(text.decode())) & 0xFFFF_FFFF
         for lead, text in zip(leads, each, strict=True)
     ]
-    found = facts.hash_texts(view, at, sizes, np.where(sizes > 0, leads, 0).astype(np.uint32))
+    found = hash_texts(view, at, sizes, np.where(sizes > 0, leads, 0).astype(np.uint32))
     wanted = [
         value - (value >> 31 << 32) if text else 0 for value, text in zip(signed, each, strict=True)
     ]
@@ -108,38 +107,10 @@ def test_the_steps_do_not_grow_with_the_number_of_lengths():
     data, at, sizes = texts(SHAPES["all unlike"])
     view = np.frombuffer(data, np.uint8)
     for name, call in (
-        ("facts", lambda: facts.hash_texts(view, at, sizes, np.zeros(len(at), np.uint32))),
+        ("hashes", lambda: hash_texts(view, at, sizes, np.zeros(len(at), np.uint32))),
         ("digests", lambda: digest_many(data, at, sizes)),
     ):
-        facts.hash_texts(
+        hash_texts(
             view, at, sizes, np.zeros(len(at), np.uint32)
         )  # the table of powers is made once
         assert steps(call) < 10 * COUNT, name
-
-
-def test_records_of_many_sizes_are_searched_together(monkeypatch: pytest.MonkeyPatch):
-    searches = 0
-    search = extract._search
-
-    def counted(text: np.ndarray) -> object:
-        nonlocal searches
-        searches += 1
-        return search(text)
-
-    monkeypatch.setattr(extract, "_search", counted)
-    sizes = unlike(1000)
-    raws = [b"KEYS\x01" + b"k" * size + b"\x02" for size in sizes]
-    data = b"".join(b"b" * 91 + raw for raw in raws)
-    lengths = np.array([len(raw) for raw in raws], np.int32)
-    ends = (lengths.astype(np.int64) + 91).cumsum()
-    columns = np.zeros(len(raws), np.int64)
-    records = extract._Records(
-        data, ends, columns, lengths, lengths, columns, np.arange(len(raws)), 7
-    )
-    found = list(extract._plain(records))
-    offsets = np.concatenate([keys.queue_offsets for keys, _ in found])
-    hashes = np.concatenate([keys.hashes for keys, _ in found])
-    assert dict(zip(offsets.tolist(), hashes.tolist(), strict=True)) == {
-        number: hash_bytes(b"k" * size, 7) for number, size in enumerate(sizes)
-    }
-    assert searches < 100

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from support import following as harness
-from support import oracle
+from support import following, oracle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,12 +56,12 @@ def seeds() -> list[object]:
 @pytest.mark.parametrize("seed", seeds())
 def test_java_agrees(seed: int, tmp_path: Path):
     dice = random.Random(seed)
-    directory = harness.unpack(dice.choice(NAMES), tmp_path)
+    directory = following.unpack(dice.choice(NAMES), tmp_path)
     strike(directory, dice)
-    java = harness.read_dump(oracle.dump(directory, may_break_off=True))
-    store = harness.open_store(directory)
-    taken = harness.follow_all(store, 100_000)
-    harness.check_complete(store, taken)
+    java = following.read_dump(oracle.dump(directory, may_break_off=True))
+    store = following.open_store(directory)
+    taken = following.follow_all(store, 100_000)
+    following.check_complete(store, taken)
     assert store.report().log_end == java.store["max_physical_offset"]
     wrong_codes = 0
     for queue, messages in java.messages.items():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from support import captures
-from support import following as harness
+from support import captures, following
 
 from tiered.model import MessageQueue, QueueOffset
 
@@ -29,16 +28,16 @@ LEFT_OUT = {
 def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """(name, open store) of each captured store."""
     name = request.param
-    store = harness.open_store(harness.unpack(name, tmp_path_factory.mktemp(name)))
+    store = following.open_store(following.unpack(name, tmp_path_factory.mktemp(name)))
     yield name, store
     store.close()
 
 
 def test_bounds_and_ends_are_java_s(capture: tuple[str, RocketMQStore]):
     name, store = capture
-    found = harness.expected(name)
+    found = following.expected(name)
     report = store.report()
-    assert harness.bounds_of(store) == found.bounds
+    assert following.bounds_of(store) == found.bounds
     assert report.log_min == found.store["min_physical_offset"]
     assert report.log_end == found.store["max_physical_offset"]
     assert {left.name for left in report.left_out} == LEFT_OUT.get(name, set())
@@ -49,8 +48,8 @@ def test_bounds_and_ends_are_java_s(capture: tuple[str, RocketMQStore]):
 @pytest.mark.parametrize("window_bytes", WINDOWS)
 def test_following_gives_java_s_messages(capture: tuple[str, RocketMQStore], window_bytes: int):
     name, store = capture
-    taken = harness.follow_all(store, window_bytes)
-    assert taken.messages == harness.expected(name).messages
+    taken = following.follow_all(store, window_bytes)
+    assert taken.messages == following.expected(name).messages
     assert not taken.holes
     assert not taken.gaps
 
@@ -60,21 +59,21 @@ def test_reading_gives_java_s_messages(
     capture: tuple[str, RocketMQStore], bytes_max: int, count_max: int
 ):
     name, store = capture
-    taken = harness.read_all(store, bytes_max, count_max)
-    assert taken.messages == harness.expected(name).messages
+    taken = following.read_all(store, bytes_max, count_max)
+    assert taken.messages == following.expected(name).messages
     assert not taken.holes
 
 
 def test_reading_and_following_give_the_same_bytes(capture: tuple[str, RocketMQStore]):
     _, store = capture
-    assert harness.read_all(store).raw == harness.follow_all(store).raw
+    assert following.read_all(store).raw == following.follow_all(store).raw
 
 
 def test_following_goes_on_where_it_is_told_to(capture: tuple[str, RocketMQStore]):
     name, store = capture
-    found = harness.expected(name)
+    found = following.expected(name)
     starts = {queue: QueueOffset((low + end) // 2) for queue, (low, end) in found.bounds.items()}
-    taken = harness.follow_all(store, 10_000, starts)
+    taken = following.follow_all(store, 10_000, starts)
     for queue, start in starts.items():
         assert taken.messages[queue] == {
             offset: message for offset, message in found.messages[queue].items() if offset >= start
@@ -84,7 +83,7 @@ def test_following_goes_on_where_it_is_told_to(capture: tuple[str, RocketMQStore
 def test_offset_by_time_is_the_first_at_or_after(capture: tuple[str, RocketMQStore]):
     """Where store times step back there are several such places, and it is one of them."""
     name, store = capture
-    found = harness.expected(name)
+    found = following.expected(name)
     disordered = set()
     for queue, (low, end) in found.bounds.items():
         times = {
@@ -105,7 +104,7 @@ def test_offset_by_time_is_the_first_at_or_after(capture: tuple[str, RocketMQSto
 
 def test_limits_of_a_read_are_kept(capture: tuple[str, RocketMQStore]):
     name, store = capture
-    for queue, (low, end) in harness.expected(name).bounds.items():
+    for queue, (low, end) in following.expected(name).bounds.items():
         is_batch = queue.topic == "grouped"
         for start in range(low, end, max(1, (end - low) // 5)):
             one = store.read(queue, QueueOffset(start), bytes_max=1, count_max=1_000)
@@ -119,7 +118,7 @@ def test_limits_of_a_read_are_kept(capture: tuple[str, RocketMQStore]):
 
 def test_what_is_not_there_is_none(capture: tuple[str, RocketMQStore]):
     name, store = capture
-    for queue, (_, end) in harness.expected(name).bounds.items():
+    for queue, (_, end) in following.expected(name).bounds.items():
         assert store.read(queue, QueueOffset(end), bytes_max=1, count_max=1) is None
         assert store.read(queue, QueueOffset(end + 10), bytes_max=1, count_max=1) is None
     unknown = MessageQueue("no-such-topic", 0)
@@ -129,7 +128,7 @@ def test_what_is_not_there_is_none(capture: tuple[str, RocketMQStore]):
 def test_each_store_has_its_own_mark(tmp_path: Path):
     marks = {}
     for name in captures.NAMES:
-        with_mark = harness.open_store(harness.unpack(name, tmp_path))
+        with_mark = following.open_store(following.unpack(name, tmp_path))
         marks[with_mark.identity.store_id] = name
         if name != "s09-big-offsets":  # made without a broker: nothing names it
             assert (with_mark.identity.cluster, with_mark.identity.broker) == (
@@ -141,9 +140,9 @@ def test_each_store_has_its_own_mark(tmp_path: Path):
 
 
 def test_expired_stores_begin_at_their_minimum(tmp_path: Path):
-    store = harness.open_store(harness.unpack("s06-expired", tmp_path))
+    store = following.open_store(following.unpack("s06-expired", tmp_path))
     gone = MessageQueue("gone", 0)
-    assert harness.bounds_of(store)[gone] == (134, 134)
+    assert following.bounds_of(store)[gone] == (134, 134)
     lived = MessageQueue("long-lived", 0)
     batch = store.read(lived, QueueOffset(0), bytes_max=1, count_max=1)
     assert batch is not None

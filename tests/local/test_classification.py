@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import captures
-from support import following as harness
+from support import captures, following
 from support.broker_files import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
 from support.following import flip_entry
 
@@ -96,13 +95,13 @@ def unlist(store: Path, first: int) -> None:
 
 def take(
     store: Path, **options: object
-) -> tuple[harness.Taken, dict[MessageQueue, tuple[int, int]]]:
+) -> tuple[following.Taken, dict[MessageQueue, tuple[int, int]]]:
     """Everything, both ways; what they give is the same."""
-    opened = harness.open_store(store, **options)
-    followed, read = harness.follow_all(opened, 5_000), harness.read_all(opened)
+    opened = following.open_store(store, **options)
+    followed, read = following.follow_all(opened, 5_000), following.read_all(opened)
     assert followed.raw == read.raw
     assert followed.holes == read.holes
-    bounds = harness.bounds_of(opened)
+    bounds = following.bounds_of(opened)
     opened.close()
     return followed, bounds
 
@@ -242,8 +241,8 @@ def test_a_flipped_tag_code_is_that_of_the_record(
     if not is_clean:
         (store / "abort").write_text("1")
     flip_entry(store, puts[which].queue, puts[which].offset, bit)
-    opened = harness.open_store(store)
-    for taken in (harness.follow_all(opened, 5_000), harness.read_all(opened)):
+    opened = following.open_store(store)
+    for taken in (following.follow_all(opened, 5_000), following.read_all(opened)):
         codes = [found.tag_code for queue in taken.messages.values() for found in queue.values()]
         assert codes == [tag_hash("a")] * len(puts)
         assert opened.report().wrong_tag_codes == 1
@@ -263,7 +262,7 @@ def test_flipped_tag_codes_of_a_broker_s_queues(
     name: str, queue: MessageQueue | None, count: int, tmp_path: Path
 ):
     """Plain and batch queues, listed in light ones too, with tags and without: what Java had said before comes back."""
-    store, truth = harness.unpack(name, tmp_path), harness.expected(name)
+    store, truth = following.unpack(name, tmp_path), following.expected(name)
     queue = queue or min(truth.messages)
     file = min(
         path
@@ -275,9 +274,9 @@ def test_flipped_tag_codes_of_a_broker_s_queues(
     for at in (2 * unit + 12, 5 * unit + 19):
         data[at] ^= 0x10
     file.write_bytes(data)
-    opened = harness.open_store(store)
-    assert harness.follow_all(opened, 3_000).messages == truth.messages
-    assert harness.read_all(opened, 20_000, 50).messages == truth.messages
+    opened = following.open_store(store)
+    assert following.follow_all(opened, 3_000).messages == truth.messages
+    assert following.read_all(opened, 20_000, 50).messages == truth.messages
     assert opened.report().wrong_tag_codes == count
     opened.close()
 
@@ -285,9 +284,9 @@ def test_flipped_tag_codes_of_a_broker_s_queues(
 @pytest.mark.parametrize("name", captures.NAMES)
 def test_no_tag_code_of_a_broker_is_wrong(name: str, tmp_path: Path):
     """Nor of several tags in one, and of a retried or delayed message."""
-    opened = harness.open_store(harness.unpack(name, tmp_path))
-    harness.follow_all(opened)
-    harness.read_all(opened)
+    opened = following.open_store(following.unpack(name, tmp_path))
+    following.follow_all(opened)
+    following.read_all(opened)
     assert opened.report().wrong_tag_codes == 0
     opened.close()
 
@@ -298,8 +297,8 @@ def test_a_record_with_several_tags_has_the_code_of_their_text(tmp_path: Path):
     broker.start()
     broker.put(3, sys_flag=MULTI_TAGS)
     broker.stop()
-    opened = harness.open_store(broker.store)
-    taken = harness.follow_all(opened)
+    opened = following.open_store(broker.store)
+    taken = following.follow_all(opened)
     codes = [found.tag_code for found in taken.messages[MessageQueue(TOPIC, 0)].values()]
     assert codes == [tag_hash("a")] * 3
     assert opened.report().wrong_tag_codes == 0
@@ -342,7 +341,7 @@ def test_told_to_stop_a_follower_ends_in_the_middle_of_a_long_stretch(tmp_path: 
     """What the log's order does not give is taken batch by batch: it stops between two of them."""
     broker = FakeBroker(tmp_path / "store")
     fill(broker)
-    store = harness.open_store(broker.store)
+    store = following.open_store(broker.store)
     asked = 0
 
     def stop() -> bool:

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support import following as harness
+from support import following
 
 from tiered.errors import DataError, InvalidError
 from tiered.local import matching
@@ -51,7 +51,7 @@ blows = st.builds(
 
 @cache
 def pristine(name: str) -> Path:
-    return harness.unpack(name, Path(mkdtemp(prefix="tiered-damage-")))
+    return following.unpack(name, Path(mkdtemp(prefix="tiered-damage-")))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,7 +115,7 @@ def test_any_damage(name: str, damage: list[Blow], is_clean: bool, window_bytes:
     """Messages and holes account for every queue offset, both ways of reading agree, sound bytes stay as they were."""
     folder = Path(mkdtemp(prefix="tiered-damage-"))
     try:
-        directory = harness.copy(pristine(name), folder)
+        directory = following.copy(pristine(name), folder)
         (directory / "abort").unlink(missing_ok=True)
         if not is_clean:
             (directory / "abort").write_text("1")
@@ -123,7 +123,7 @@ def test_any_damage(name: str, damage: list[Blow], is_clean: bool, window_bytes:
             strike(directory, blow)
         said = ""
         try:
-            store = harness.open_store(directory, whole_log_bytes_max=(1 << 30) * whole)
+            store = following.open_store(directory, whole_log_bytes_max=(1 << 30) * whole)
             check(name, store, window_bytes)
             store.close()
         except (DataError, InvalidError) as error:
@@ -133,14 +133,14 @@ def test_any_damage(name: str, damage: list[Blow], is_clean: bool, window_bytes:
         shutil.rmtree(folder)
 
 
-def check(name: str, store: harness.RocketMQStore, window_bytes: int) -> None:
-    followed = harness.follow_all(store, window_bytes)
-    harness.check_complete(store, followed)
-    read = harness.read_all(store, 50_000, 1_000)
+def check(name: str, store: following.RocketMQStore, window_bytes: int) -> None:
+    followed = following.follow_all(store, window_bytes)
+    following.check_complete(store, followed)
+    read = following.read_all(store, 50_000, 1_000)
     assert read.raw == followed.raw
     assert read.holes == followed.holes
-    assert harness.follow_all(store).raw == followed.raw
-    truth = harness.expected(name)
+    assert following.follow_all(store).raw == followed.raw
+    truth = following.expected(name)
     for (queue, offset), raw in followed.quarantined.items():
         assert followed.holes[queue][offset] is HoleReason.DAMAGED
         assert raw
@@ -155,8 +155,8 @@ def check(name: str, store: harness.RocketMQStore, window_bytes: int) -> None:
 @pytest.mark.parametrize("name", ["s01-basic", "s06-expired", "s11-lmq-batchcq"])
 def test_one_damaged_record_costs_one_message(name: str, tmp_path: Path):
     """A flipped body byte, record by record: that message is a hole with its raw bytes, all others are there."""
-    directory = harness.unpack(name, tmp_path)
-    found = harness.expected(name)
+    directory = following.unpack(name, tmp_path)
+    found = following.expected(name)
     everything = {
         (queue, offset): message
         for queue, messages in found.messages.items()
@@ -173,8 +173,8 @@ def test_one_damaged_record_costs_one_message(name: str, tmp_path: Path):
         file = directory / "commitlog" / f"{message.physical_offset // 262_144 * 262_144:020d}"
         at = message.physical_offset % 262_144
         raw = flip(file, at + 90)
-        store = harness.open_store(directory)
-        taken = harness.follow_all(store, 20_000)
+        store = following.open_store(directory)
+        taken = following.follow_all(store, 20_000)
         if int(store.report().log_end) > message.physical_offset:
             holes = dict(taken.holes[queue])
             assert set(holes.values()) == {HoleReason.DAMAGED}
@@ -185,7 +185,7 @@ def test_one_damaged_record_costs_one_message(name: str, tmp_path: Path):
                 key for key in everything if key[1] not in taken.messages.get(key[0], {})
             } == lost
             assert store.report().damaged_records == len(lost)
-            assert harness.read_all(store).holes == taken.holes
+            assert following.read_all(store).holes == taken.holes
         store.close()
         flip(file, at + 90)
 
@@ -200,17 +200,17 @@ def flip(file: Path, at: int) -> bytes:
 
 def test_a_lost_page_of_the_log_in_the_middle(tmp_path: Path):
     """Zeros in the middle of an old file: holes for what they held, the rest is found by the consume queues."""
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     file = directory / "commitlog" / f"{262_144:020d}"
     data = bytearray(file.read_bytes())
     data[100_000:108_192] = bytes(8192)
     file.write_bytes(data)
-    store = harness.open_store(directory)
-    taken = harness.follow_all(store)
-    harness.check_complete(store, taken)
+    store = following.open_store(directory)
+    taken = following.follow_all(store)
+    following.check_complete(store, taken)
     lost = {
         (queue, offset)
-        for queue, messages in harness.expected("s01-basic").messages.items()
+        for queue, messages in following.expected("s01-basic").messages.items()
         for offset, message in messages.items()
         if message.physical_offset < 262_144 + 108_192
         and message.physical_offset + message.size > 262_144 + 100_000
@@ -227,25 +227,25 @@ def test_a_lost_page_of_the_log_in_the_middle(tmp_path: Path):
 
 def test_consume_queues_are_rebuilt(tmp_path: Path):
     """Without any consume queue everything is still there, tag codes included."""
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     shutil.rmtree(directory / "consumequeue")
-    store = harness.open_store(directory)
-    taken = harness.follow_all(store)
-    found = harness.expected("s01-basic")
+    store = following.open_store(directory)
+    taken = following.follow_all(store)
+    found = following.expected("s01-basic")
     assert taken.messages == found.messages
-    assert harness.read_all(store).messages == found.messages
-    assert harness.bounds_of(store) == found.bounds
+    assert following.read_all(store).messages == found.messages
+    assert following.bounds_of(store) == found.bounds
     assert set(store.report().rebuilt_queues) == set(found.bounds)
     store.close()
 
 
 def test_batch_queues_are_rebuilt(tmp_path: Path):
-    directory = harness.unpack("s11-lmq-batchcq", tmp_path)
+    directory = following.unpack("s11-lmq-batchcq", tmp_path)
     shutil.rmtree(directory / "batchconsumequeue")
-    store = harness.open_store(directory)
-    found = harness.expected("s11-lmq-batchcq")
-    assert harness.follow_all(store).messages == found.messages
-    assert harness.bounds_of(store) == found.bounds
+    store = following.open_store(directory)
+    found = following.expected("s11-lmq-batchcq")
+    assert following.follow_all(store).messages == found.messages
+    assert following.bounds_of(store) == found.bounds
     store.close()
 
 
@@ -257,16 +257,16 @@ def test_a_flipped_bit_in_the_last_unit_of_a_batch_queue_invents_no_queue_offset
     bit: int, tmp_path: Path
 ):
     """No checksum covers its offset and its count; the queue would be a million holes longer."""
-    directory = harness.unpack("s11-lmq-batchcq", tmp_path)
+    directory = following.unpack("s11-lmq-batchcq", tmp_path)
     file = directory / "batchconsumequeue" / "grouped" / "1" / f"{0:020d}"
     data = bytearray(file.read_bytes())
     last = max(at for at in range(0, len(data), 46) if any(data[at + 8 : at + 12]))
     data[last + bit // 8] ^= 0x80 >> bit % 8
     file.write_bytes(data)
-    store = harness.open_store(directory)
-    found = harness.expected("s11-lmq-batchcq")
-    assert harness.bounds_of(store) == found.bounds
-    taken = harness.follow_all(store)
+    store = following.open_store(directory)
+    found = following.expected("s11-lmq-batchcq")
+    assert following.bounds_of(store) == found.bounds
+    taken = following.follow_all(store)
     assert taken.messages == found.messages
     assert not any(taken.holes.values())
     store.close()
@@ -274,47 +274,47 @@ def test_a_flipped_bit_in_the_last_unit_of_a_batch_queue_invents_no_queue_offset
 
 def test_a_follower_finds_what_opening_did_not_look_for(tmp_path: Path):
     """In a large log only the tail is walked at opening; the follower takes in what no queue lists."""
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     shutil.rmtree(directory / "consumequeue" / "many-properties")
-    store = harness.open_store(directory, whole_log_bytes_max=0)
-    taken = harness.follow_all(store)
-    assert taken.messages == harness.expected("s01-basic").messages
-    harness.check_complete(store, taken)
+    store = following.open_store(directory, whole_log_bytes_max=0)
+    taken = following.follow_all(store)
+    assert taken.messages == following.expected("s01-basic").messages
+    following.check_complete(store, taken)
     store.close()
 
 
 def test_deleted_topics_stay_deleted(tmp_path: Path):
     """After a clean stop, records of a topic that is in no table and has no consume queue are left out by name."""
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     shutil.rmtree(directory / "consumequeue" / "unicode")
     table = directory / "config" / "topics.json"
     table.write_text(table.read_text().replace('"unicode":{', '"another":{'))
-    store = harness.open_store(directory)
+    store = following.open_store(directory)
     assert not [queue for queue in store.queues() if queue.topic == "unicode"]
     assert "unicode" in {left.name for left in store.report().left_out}
     store.close()
 
 
 def test_a_wrong_size_in_an_entry_costs_nothing(tmp_path: Path):
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     file = directory / "consumequeue" / "orders" / "1" / f"{2000:020d}"
     flip(file, 20 * 7 + 11)
     flip(file, 20 * 9 + 8)
-    store = harness.open_store(directory)
-    found = harness.expected("s01-basic").messages
-    assert harness.follow_all(store).messages == found
-    assert harness.read_all(store).messages == found
+    store = following.open_store(directory)
+    found = following.expected("s01-basic").messages
+    assert following.follow_all(store).messages == found
+    assert following.read_all(store).messages == found
     store.close()
 
 
 def test_a_wrong_place_in_an_entry_is_mended_from_the_log(tmp_path: Path):
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     file = directory / "consumequeue" / "orders" / "1" / f"{2000:020d}"
     flip(file, 20 * 7 + 1)
-    store = harness.open_store(directory)
-    found = harness.expected("s01-basic").messages
-    assert harness.follow_all(store).messages == found
-    assert harness.read_all(store).messages == found
+    store = following.open_store(directory)
+    found = following.expected("s01-basic").messages
+    assert following.follow_all(store).messages == found
+    assert following.read_all(store).messages == found
     assert MessageQueue("orders", 1) in store.report().rebuilt_queues
     store.close()
 
@@ -339,7 +339,7 @@ def test_entries_read_once_say_what_the_files_say(
 ):
     folder = Path(mkdtemp(prefix="tiered-damage-"))
     try:
-        directory = harness.copy(pristine(name), folder)
+        directory = following.copy(pristine(name), folder)
         (directory / "abort").unlink(missing_ok=True)
         if not is_clean:
             (directory / "abort").write_text("1")
@@ -352,12 +352,12 @@ def test_entries_read_once_say_what_the_files_say(
                 mock.patch.object(matching, "_UNITS_READ", units),
             ):
                 try:
-                    store = harness.open_store(directory, whole_log_bytes_max=(1 << 30) * whole)
+                    store = following.open_store(directory, whole_log_bytes_max=(1 << 30) * whole)
                 except (DataError, InvalidError) as error:
                     found.append(str(error))
                     continue
-                taken = harness.follow_all(store, 3_000)
-                bounds = harness.bounds_of(store)
+                taken = following.follow_all(store, 3_000)
+                bounds = following.bounds_of(store)
                 found.append((bounds, taken.raw, taken.holes, taken.gaps, store.report()))
                 store.close()
         assert found[0] == found[1]
@@ -378,14 +378,14 @@ def test_files_of_consume_queues_that_were_swapped_cost_nothing(
     name: str, one: str, other: str, tmp_path: Path
 ):
     """All that they list are another queue's records, or of other offsets: they count as missing, and are named."""
-    store = harness.unpack(name, tmp_path)
+    store = following.unpack(name, tmp_path)
     paths = [path.parent / path.name.rjust(20, "0") for path in (store / one, store / other)]
     first, second = (path.read_bytes() for path in paths)
     paths[0].write_bytes(second)
     paths[1].write_bytes(first)
-    truth = harness.expected(name)
-    source = harness.open_store(store)
-    for taken in (harness.follow_all(source), harness.read_all(source)):
+    truth = following.expected(name)
+    source = following.open_store(store)
+    for taken in (following.follow_all(source), following.read_all(source)):
         assert {queue: found for queue, found in taken.messages.items() if found} == truth.messages
         assert not any(taken.holes.values())
     notes = "\n".join(source.report().notes)
@@ -395,8 +395,8 @@ def test_files_of_consume_queues_that_were_swapped_cost_nothing(
 
 def test_a_few_records_alike_damaged_are_damaged_and_no_file_of_another_queue(tmp_path: Path):
     """The table of cases rules where only some of what a file lists is odd."""
-    store = harness.unpack("s09-big-offsets", tmp_path)
-    truth = harness.expected("s09-big-offsets").messages
+    store = following.unpack("s09-big-offsets", tmp_path)
+    truth = following.expected("s09-big-offsets").messages
     queue = MessageQueue("far", 1)
     for offset in range(10, 20):
         place = truth[queue][offset].physical_offset
@@ -404,8 +404,8 @@ def test_a_few_records_alike_damaged_are_damaged_and_no_file_of_another_queue(tm
         data = bytearray(file.read_bytes())
         data[place - int(file.name) + 15] = 2
         file.write_bytes(data)
-    source = harness.open_store(store)
-    taken = harness.follow_all(source)
+    source = following.open_store(store)
+    taken = following.follow_all(source)
     assert taken.holes[queue] == dict.fromkeys(range(10, 20), HoleReason.DAMAGED)
     assert taken.messages[MessageQueue("far", 2)] == truth[MessageQueue("far", 2)]
     source.close()

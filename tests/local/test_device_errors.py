@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import following as harness
+from support import following
 from support.broker_files import TOPIC, FakeBroker
 
 from tiered.clock import ManualClock
@@ -59,11 +59,11 @@ def broker(tmp_path: Path) -> Iterator[FakeBroker]:
     made.close()
 
 
-def look(store: RocketMQStore, follower: Any, taken: harness.Taken, clock: ManualClock) -> None:
+def look(store: RocketMQStore, follower: Any, taken: following.Taken, clock: ManualClock) -> None:
     for _ in range(4):
         clock.advance(20)
         store.refresh()
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
 
 
 @pytest.mark.parametrize("piece", ["a page", "the whole file"])
@@ -80,8 +80,8 @@ def test_beside_a_broker_what_cannot_be_read_waits_and_all_else_goes_on(
     size = files[0].stat().st_size
     bad = files[number]
     device.bad[str(bad)] = (size // 2, size // 2 + 10) if piece == "a page" else (0, size)
-    store = harness.open_store(broker.store, clock)
-    follower, taken = store.follow({}), harness.Taken()
+    store = following.open_store(broker.store, clock)
+    follower, taken = store.follow({}), following.Taken()
     for at in range(240):
         broker.put(1, at % 3)
     look(store, follower, taken, clock)
@@ -116,8 +116,8 @@ def test_of_a_stopped_store_it_waits_and_ends_nothing(
     bad = sorted((broker.store / "commitlog").iterdir())[1]
     size = bad.stat().st_size
     device.bad[str(bad)] = (size // 2, size // 2 + 10) if piece == "a page" else (0, size)
-    store = harness.open_store(broker.store, clock)
-    taken = harness.follow_all(store)
+    store = following.open_store(broker.store, clock)
+    taken = following.follow_all(store)
     for queue in QUEUES[:2]:
         offsets = taken.offsets(queue)
         assert offsets == list(range(len(offsets)))
@@ -125,8 +125,8 @@ def test_of_a_stopped_store_it_waits_and_ends_nothing(
     assert str(bad) in store.waiting().reason
     store.close()
     device.bad.clear()
-    store = harness.open_store(broker.store, clock)
-    taken = harness.follow_all(store)
+    store = following.open_store(broker.store, clock)
+    taken = following.follow_all(store)
     assert [taken.offsets(queue) for queue in QUEUES[:2]] == [list(range(150))] * 2
     store.close()
 
@@ -139,8 +139,8 @@ def test_the_first_page_and_the_newest_file(broker: FakeBroker, device: Device):
     files = sorted((broker.store / "commitlog").iterdir())
     for bad in (files[0], files[-1]):
         device.bad = {str(bad): (0, 4096)}
-        store = harness.open_store(broker.store, clock)
-        follower, taken = store.follow({}), harness.Taken()
+        store = following.open_store(broker.store, clock)
+        follower, taken = store.follow({}), following.Taken()
         look(store, follower, taken, clock)
         assert not taken.holes
         device.bad.clear()
@@ -156,4 +156,4 @@ def test_lists_that_cannot_be_read_are_an_error_still(broker: FakeBroker, device
     listed = broker.store / "consumequeue" / TOPIC / "0" / f"{0:020d}"
     device.bad[str(listed)] = (0, 1 << 30)
     with pytest.raises(Exception, match=f"Input/output error.*{listed}"):
-        harness.follow_all(harness.open_store(broker.store, ManualClock()))
+        following.follow_all(following.open_store(broker.store, ManualClock()))

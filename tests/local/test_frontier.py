@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from support import following as harness
+from support import following
 from support.broker_files import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from support.following import flip_entry
 
@@ -45,7 +45,7 @@ def attach(broker: FakeBroker, clock: ManualClock) -> Iterator[Attach]:
     opened = []
 
     def open_it(**options: object) -> RocketMQStore:
-        opened.append(harness.open_store(broker.store, clock, **options))
+        opened.append(following.open_store(broker.store, clock, **options))
         return opened[-1]
 
     yield open_it
@@ -55,7 +55,7 @@ def attach(broker: FakeBroker, clock: ManualClock) -> Iterator[Attach]:
 
 def offsets(store: RocketMQStore, queue: MessageQueue = QUEUE) -> list[int]:
     """Queue offsets that a new follower and a read give; they must agree, holes left out."""
-    followed, read = harness.follow_all(store, 2000), harness.read_all(store)
+    followed, read = following.follow_all(store, 2000), following.read_all(store)
     assert followed.raw == read.raw
     return sorted(followed.raw.get(queue, {}))
 
@@ -64,16 +64,16 @@ def test_a_record_waits_until_its_queue_lists_it(broker: FakeBroker, attach: Att
     broker.start()
     broker.put(3)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     raw = broker.append()
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == [0, 1, 2]
     assert store.waiting().records == 1
     assert store.waiting().size_bytes == len(raw)
     assert "not listed" in store.waiting().reason
     broker.dispatch()
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == [0, 1, 2, 3]
     assert taken.raw[QUEUE][3] == raw
     assert store.waiting().records == 0
@@ -83,13 +83,13 @@ def test_queues_are_listed_one_after_another(broker: FakeBroker, attach: Attach)
     """Listed up to a record in the middle: that far and no further, in both queues."""
     broker.start()
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     for number in range(40):
         broker.append(number % 2)
     for listed in range(40):
         assert taken.count() == listed
         broker.dispatch(1)
-        harness.drain(follower, taken, 5_000)
+        following.drain(follower, taken, 5_000)
     assert taken.offsets(QUEUE) == taken.offsets(OTHER) == list(range(20))
 
 
@@ -97,15 +97,15 @@ def test_a_torn_record_is_not_written_yet(broker: FakeBroker, attach: Attach):
     broker.start()
     broker.put(2)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     whole = broker.record()
     at = broker.position
     for size in (4, 8, 60, len(whole) - 30):
         broker.write_log(at, whole[:size])
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         assert taken.offsets(QUEUE) == [0, 1]
     broker.put(1)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == [0, 1, 2]
     assert not taken.holes
 
@@ -114,14 +114,14 @@ def test_files_roll(broker: FakeBroker, attach: Attach, clock: ManualClock):
     """The next log file may be there already, full of zeros, or come late."""
     broker.start()
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     for number in range(150):
         if number % 2:
             broker.allocate(broker.position + LOG_FILE_BYTES)
         broker.put(1, number % 3, body=bytes([number]) * (number * 3))
         if number % 7 == 0:
-            harness.drain(follower, taken, 3_000)
-    harness.drain(follower, taken)
+            following.drain(follower, taken, 3_000)
+    following.drain(follower, taken)
     assert taken.count() == 150
     assert len(list((broker.store / "commitlog").iterdir())) > 5
     assert offsets(attach()) == list(range(50))
@@ -154,22 +154,22 @@ def test_given_up_records_wait(
     clock.advance(10)
     asked.refresh()
     assert asked.waiting().records == 0
-    follower, taken = early.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = early.follow({}), following.Taken()
+    following.drain(follower, taken)
     new = broker.put(2)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == list(range(7))
     assert [taken.raw[QUEUE][5], taken.raw[QUEUE][6]] == new
     late = attach()
     assert offsets(late) == list(range(7))
     assert late.waiting().records == left
     assert "given up" in late.waiting().reason
-    assert harness.bounds_of(late)[QUEUE] == (0, 7)
+    assert following.bounds_of(late)[QUEUE] == (0, 7)
     broker.crash()  # the next start takes them in again
     late.refresh()
     assert offsets(late) == list(range(7 + left))
     early.refresh()
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == list(range(7 + left))
 
 
@@ -184,7 +184,7 @@ def test_stale_entries_of_an_idle_queue_wait(broker: FakeBroker, attach: Attach)
     broker.start(START_MS + 60_000)
     broker.put(200, 0, body=b"y" * 90)
     store = attach()
-    assert harness.bounds_of(store)[OTHER] == (0, 3)
+    assert following.bounds_of(store)[OTHER] == (0, 3)
     assert offsets(store, OTHER) == [0, 1, 2]
     assert offsets(store) == list(range(200))
 
@@ -217,11 +217,11 @@ def test_a_clock_that_was_set_back_before_a_start_stalls_nothing(
     broker.crash()
     broker.start(START_MS + 60_000)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     for _ in range(4):
         clock.advance(2)
         store.refresh()
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
     assert taken.offsets(QUEUE) == [0, 1, 2, 3]
     assert store.waiting().records == 3
     assert "the clock was set back" in store.waiting().reason
@@ -229,7 +229,7 @@ def test_a_clock_that_was_set_back_before_a_start_stalls_nothing(
     for _ in range(4):
         clock.advance(2)
         store.refresh()
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
     assert taken.offsets(QUEUE) == list(range(8))
     assert store.waiting().records == 0
 
@@ -247,13 +247,13 @@ def test_a_clock_that_was_set_back_after_a_start_stalls_nothing(
     broker.now_ms = START_MS
     broker.put(3)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
 
     def look() -> None:
         for _ in range(4):
             clock.advance(2)
             store.refresh()
-            harness.drain(follower, taken)
+            following.drain(follower, taken)
 
     look()
     for count in (1, 1, 700, 1):
@@ -276,14 +276,14 @@ def test_what_a_start_gave_up_is_not_taken_for_a_clock_that_was_set_back(
     broker.position, broker.offsets[QUEUE] = end, 2
     broker.start(START_MS + 60_000)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     new = []
     for _ in range(25):
         new += broker.put(1)
         for _ in range(3):
             clock.advance(2)
             store.refresh()
-            harness.drain(follower, taken)
+            following.drain(follower, taken)
         assert taken.offsets(QUEUE) == list(range(2 + len(new)))
         assert [taken.raw[QUEUE][2 + at] for at in range(len(new))] == new
     assert not set(given_up) & set(taken.raw[QUEUE].values())
@@ -310,7 +310,7 @@ def test_damage_at_the_frontier_is_leapt_over_once_proven(
     broker.start()
     broker.put(2)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     bad = broker.position
     raw = broker.append()
     broker.write_log(bad + 95, b"!!!")
@@ -318,17 +318,17 @@ def test_damage_at_the_frontier_is_leapt_over_once_proven(
     broker.dispatch(1)
     for _ in range(3):
         clock.advance(60)
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         assert taken.offsets(QUEUE) == [0, 1]
     broker.dispatch()
     clock.advance(60)
     store.refresh()
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.holes[QUEUE] == {2: HoleReason.DAMAGED}
     assert taken.quarantined[QUEUE, 2][:90] == raw[:90]
     assert taken.offsets(OTHER) == [0]
     broker.put(2)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == [0, 1, 2, 3, 4]
     assert store.report().damaged_records == 1
 
@@ -342,7 +342,7 @@ def test_a_flipped_tag_code_beside_a_broker_is_that_of_the_record(
     broker.put(6)
     flip_entry(broker.store, QUEUE, which, 3)
     store = attach()
-    for taken in (harness.follow_all(store, 500), harness.read_all(store)):
+    for taken in (following.follow_all(store, 500), following.read_all(store)):
         codes = [taken.messages[QUEUE][offset].tag_code for offset in range(6)]
         assert codes == [tag_hash("a")] * 6
         assert store.report().wrong_tag_codes == 1
@@ -374,20 +374,20 @@ def test_a_broker_that_starts_anew_is_noticed(
     broker.is_old = is_old
     broker.start(START_MS)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     broker.put(5)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     for life in range(1, 4):
         broker.append()
         broker.crash()
         if life != 2:
             clock.advance(1)
-            harness.drain(follower, taken)  # seen dead in between, or not
+            following.drain(follower, taken)  # seen dead in between, or not
         broker.dispatch()
         broker.start(START_MS + life * 60_000)
         broker.put(2)
         clock.advance(1)
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
     assert store.identity.is_live
     assert taken.offsets(QUEUE) == list(range(5 + 3 * 3))
     assert not taken.gaps
@@ -400,8 +400,8 @@ def test_a_log_that_was_cut_is_followed_from_its_new_end(
     broker.start(START_MS)
     broker.put(10)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     broker.crash()
     cut = broker.position * 6 // 10
     size = broker.position // 10
@@ -412,10 +412,10 @@ def test_a_log_that_was_cut_is_followed_from_its_new_end(
     broker.position, broker.offsets[QUEUE] = cut, 6
     broker.start(START_MS + 60_000)
     store.refresh()
-    harness.drain(follower, taken)
-    assert harness.bounds_of(store)[QUEUE] == (0, 6)
+    following.drain(follower, taken)
+    assert following.bounds_of(store)[QUEUE] == (0, 6)
     broker.put(6)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == list(range(12))
     assert not taken.gaps
 
@@ -428,26 +428,26 @@ def test_what_the_log_has_lost_is_no_hole_though_it_is_listed(
     broker.start(START_MS)
     sizes = [len(raw) for raw in broker.put(10)]
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     broker.crash()
     if is_seen_dead:
         clock.advance(1)
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
     broker.lose(sum(sizes[:6]))
     follower.seek(QUEUE, QueueOffset(4))
-    taken = harness.Taken()
-    harness.drain(follower, taken)
+    taken = following.Taken()
+    following.drain(follower, taken)
     for offset in range(6, 10):
         assert store.read(QUEUE, QueueOffset(offset), bytes_max=1, count_max=1) is None
     broker.offsets[QUEUE] = 6
     for starts in (broker.take_lock, lambda: broker.start(START_MS + 60_000)):
         starts()
         clock.advance(1)
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
     assert (taken.offsets(QUEUE), taken.holes) == ([4, 5], {})
     broker.put(2)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert (taken.offsets(QUEUE), taken.holes) == ([4, 5, 6, 7], {})
     assert store.report().damaged_records == 0
 
@@ -462,19 +462,19 @@ def test_a_broker_that_starts_proves_nothing_of_what_it_may_give_up(
     broker.write_log(sum(sizes[:2]) + 95, b"!!!")
     broker.crash()
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     broker.take_lock()
     for _ in range(5 if is_polled else 0):
         clock.advance(2)
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         store.refresh()
         assert taken.offsets(QUEUE) == [0, 1]
     broker.position, broker.offsets[QUEUE] = sum(sizes[:2]), 2
     broker.start(START_MS + 60_000)
     broker.put(1, body=b"other" * 20)
     clock.advance(1)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert (taken.offsets(QUEUE), taken.holes) == ([0, 1, 2], {})
 
 
@@ -498,8 +498,8 @@ def test_what_comes_while_the_frontier_is_looked_at_is_no_damage(
     broker.start()
     broker.put(2)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     look = LiveView._first_proven
 
     def come_first(view: LiveView, told: int) -> int:
@@ -510,7 +510,7 @@ def test_what_comes_while_the_frontier_is_looked_at_is_no_damage(
     clock.advance(60)
     assert follower.poll(1 << 20) == []
     monkeypatch.setattr(LiveView, "_first_proven", look)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == [0, 1, 2, 3, 4]
     assert store.report().counters.get("damaged_places", 0) == 0
 
@@ -519,13 +519,13 @@ def test_the_first_file_comes_late(broker: FakeBroker, attach: Attach, clock: Ma
     broker.start()
     (broker.store / "commitlog").rmdir()
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     assert store.queues() == {}
     (broker.store / "commitlog").mkdir()
     broker.put(4)
     clock.advance(1)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == [0, 1, 2, 3]
 
 
@@ -536,8 +536,8 @@ def test_a_topic_is_deleted_and_made_again(broker: FakeBroker, attach: Attach, c
     broker.start()
     broker.put(5)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     shutil.rmtree(broker.store / "consumequeue" / TOPIC)
     broker.offsets.clear()
     broker.put(8)
@@ -546,7 +546,7 @@ def test_a_topic_is_deleted_and_made_again(broker: FakeBroker, attach: Attach, c
     batch = store.read(QUEUE, QueueOffset(5), bytes_max=1 << 20, count_max=10)
     assert batch is not None
     assert (batch.base_offset, batch.end_offset) == (5, 8)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.offsets(QUEUE) == list(range(8))
 
 
@@ -570,13 +570,13 @@ def test_records_of_a_deleted_topic_do_not_hold_up_those_behind_them(
     broker.put(1, 1)
     clock.advance(2)
     store.refresh()
-    assert harness.bounds_of(store)[MessageQueue(TOPIC, 1)] == (0, 0)
+    assert following.bounds_of(store)[MessageQueue(TOPIC, 1)] == (0, 0)
     broker.now_ms += 2000
     broker.put(1, 1)
     clock.advance(2)
     store.refresh()
     assert store.waiting().records == 0
-    assert harness.bounds_of(store)[MessageQueue(TOPIC, 1)] == (0, 2)
+    assert following.bounds_of(store)[MessageQueue(TOPIC, 1)] == (0, 2)
 
 
 @pytest.mark.parametrize("again", [3, 5, 8])
@@ -589,8 +589,8 @@ def test_a_follower_says_that_offsets_fell_however_far_they_have_risen_since(
     broker.put(5)
     broker.put(5, 1)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     assert not follower.take_fallen()
     shutil.rmtree(broker.store / "consumequeue" / TOPIC / "0")
     broker.offsets[QUEUE] = 0
@@ -602,8 +602,8 @@ def test_a_follower_says_that_offsets_fell_however_far_they_have_risen_since(
     assert set(follower.take_fallen()) == {QUEUE}
     assert not follower.take_fallen()
     follower.seek(QUEUE, QueueOffset(0))
-    anew = harness.Taken()
-    harness.drain(follower, anew)
+    anew = following.Taken()
+    following.drain(follower, anew)
     assert anew.offsets(QUEUE) == list(range(again))
 
 
@@ -615,7 +615,7 @@ def test_a_new_follower_takes_what_lies_before_its_start_for_no_fall(
     broker.put(5, 1)
     broker.put(2)
     follower = attach().follow({QUEUE: QueueOffset(6)})
-    harness.drain(follower, harness.Taken())
+    following.drain(follower, following.Taken())
     assert not follower.take_fallen()
 
 
@@ -628,7 +628,7 @@ def test_a_deleted_topic_is_gone(broker: FakeBroker, attach: Attach, clock: Manu
     broker.put(5, 1)
     store = attach()
     store.refresh()
-    assert harness.bounds_of(store)[QUEUE] == (0, 5)
+    assert following.bounds_of(store)[QUEUE] == (0, 5)
     shutil.rmtree(broker.store / "consumequeue" / TOPIC / "0")
     batch = store.read(QUEUE, QueueOffset(2), bytes_max=1 << 20, count_max=10)
     assert batch is None or batch.sizes.all()  # an open descriptor may still give the messages
@@ -639,7 +639,7 @@ def test_a_deleted_topic_is_gone(broker: FakeBroker, attach: Attach, clock: Manu
     broker.put(2)
     clock.advance(1)
     store.refresh()
-    assert harness.bounds_of(store)[QUEUE] == (0, 2)
+    assert following.bounds_of(store)[QUEUE] == (0, 2)
     assert store.read(QUEUE, QueueOffset(3), bytes_max=1 << 20, count_max=10) is None
 
 
@@ -648,14 +648,14 @@ def test_expiry(broker: FakeBroker, attach: Attach, clock: ManualClock):
     broker.put(300)
     broker.put(20, 1)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     for batch in follower.poll(500):
         taken.add(batch)
     for file in sorted((broker.store / "commitlog").iterdir())[:5]:
         file.unlink()
     clock.advance(1)
-    harness.drain(follower, taken)
-    low, end = harness.bounds_of(store)[QUEUE]
+    following.drain(follower, taken)
+    low, end = following.bounds_of(store)[QUEUE]
     assert 0 < low < end == 300
     assert taken.gaps == [(QUEUE, taken.gaps[0][1], low)]
     assert [offset for offset in taken.offsets(QUEUE) if offset >= low] == list(range(low, end))
@@ -676,8 +676,8 @@ def test_everything_expires(broker: FakeBroker, attach: Attach, clock: ManualClo
         file.unlink()
     clock.advance(1)
     store.refresh()
-    assert harness.bounds_of(store)[OTHER] == (30, 30)
-    assert harness.bounds_of(attach())[OTHER] == (30, 30)
+    assert following.bounds_of(store)[OTHER] == (30, 30)
+    assert following.bounds_of(attach())[OTHER] == (30, 30)
 
 
 def test_idle_polls_read_next_to_nothing(
@@ -687,8 +687,8 @@ def test_idle_polls_read_next_to_nothing(
     broker.start()
     broker.put(5)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     calls = []
     for name in ("stat", "pread", "preadv", "open", "listdir"):
         real = getattr(os, name)

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support import following as harness
+from support import following
 from support.broker_files import LOG_FILE_BYTES, QUEUE_FILE_BYTES, START_MS, FakeBroker
 
 from tiered.format.record import MAGIC_BLANK, RecordError, decode_record
@@ -207,8 +207,8 @@ def test_what_counts_is_handed_out_and_nothing_else(
 
 def follow_through(life: Life, todo: list[tuple[str, int, bytes]]) -> None:
     """Some steps; at each of them a new look, and a follower from the beginning."""
-    early = harness.open_store(life.broker.store)
-    follower, taken = early.follow({}), harness.Taken()
+    early = following.open_store(life.broker.store)
+    follower, taken = early.follow({}), following.Taken()
     started_ms = int((life.broker.store / "abort").stat().st_mtime_ns // 1_000_000)
     for what, number, body in todo:
         if what == "put":
@@ -219,11 +219,11 @@ def follow_through(life: Life, todo: list[tuple[str, int, bytes]]) -> None:
             break
         told = told_by_bytes(life.broker.store, started_ms)
         life.check(told)
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         assert dict(taken.raw) == told
-        late = harness.open_store(life.broker.store)
+        late = following.open_store(life.broker.store)
         late.refresh()
-        assert dict(harness.read_all(late).raw) == told
-        assert dict(harness.follow_all(late, 700).raw) == told
+        assert dict(following.read_all(late).raw) == told
+        assert dict(following.follow_all(late, 700).raw) == told
         late.close()
     early.close()

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from support import following as harness
+from support import following
 from support.broker_files import FakeBroker
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def test_a_batch_keeps_nothing_of_other_queues(tmp_path: Path):
     for number in range(200):
         broker.put(1, queue_id=0 if number else 1)
     broker.crash()
-    store = harness.open_store(broker.store)
+    store = following.open_store(broker.store)
     follower = store.follow({})
     batches = follower.poll(1 << 20)
     assert min(batch.count for batch in batches) == 1 < len(batches)
@@ -55,8 +55,8 @@ def test_queue_offsets_that_wrap_are_looked_at_one_by_one(tmp_path: Path):
         broker.append(queue_offset=offset)
     broker.put(2, queue_id=1)
     broker.crash()
-    store = harness.open_store(broker.store)
-    taken = harness.follow_all(store)
+    store = following.open_store(broker.store)
+    taken = following.follow_all(store)
     store.close()
     found = {queue.queue_id: sorted(some) for queue, some in taken.messages.items()}
     assert found == {0: [0, 1, 2], 1: [0, 1]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import following as harness
+from support import following
 from support.broker_files import FakeBroker
 from support.unprivileged import reachable_folder, run_unprivileged
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Path:
 
 def refusal(directory: Path, error: type[Exception] = InvalidError) -> str:
     with pytest.raises(error) as caught:
-        harness.open_store(directory)
+        following.open_store(directory)
     assert str(directory) in str(caught.value)
     return str(caught.value)
 
@@ -55,10 +55,10 @@ def test_another_directory(tmp_path: Path):
 
 def test_a_store_without_messages_is_fine(tmp_path: Path):
     broker = FakeBroker(tmp_path / "store")
-    opened = harness.open_store(broker.store)
+    opened = following.open_store(broker.store)
     assert opened.queues() == {}
     assert opened.identity.store_id == ""
-    assert harness.follow_all(opened).count() == 0
+    assert following.follow_all(opened).count() == 0
     opened.close()
 
 
@@ -97,7 +97,7 @@ def test_no_permission():
         broker = FakeBroker(folder / "store")
         broker.put(200)
         log = broker.store / "commitlog"
-        harness.open_store(broker.store).close()
+        following.open_store(broker.store).close()
         log.chmod(0)
         try:
             run_unprivileged(lambda: assert_names(log, refusal(broker.store)))
@@ -123,31 +123,31 @@ def test_no_permission_is_named(store: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_config_that_is_being_written(tmp_path: Path):
     """Cut off: its ``.bak`` takes its place, and a note says so."""
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     table = directory / "config" / "topics.json"
     shutil.copy(table, f"{table}.bak")
     table.write_bytes(table.read_bytes()[:500])
-    opened = harness.open_store(directory)
-    assert harness.bounds_of(opened) == harness.expected("s01-basic").bounds
+    opened = following.open_store(directory)
+    assert following.bounds_of(opened) == following.expected("s01-basic").bounds
     assert any("topics.json.bak" in note for note in opened.report().notes)
     assert opened.identity.broker == "broker-a"
     opened.close()
 
 
 def test_no_config_at_all(tmp_path: Path):
-    directory = harness.unpack("s11-lmq-batchcq", tmp_path)
+    directory = following.unpack("s11-lmq-batchcq", tmp_path)
     shutil.rmtree(directory / "config")
-    opened = harness.open_store(directory)
-    assert harness.follow_all(opened).messages == harness.expected("s11-lmq-batchcq").messages
+    opened = following.open_store(directory)
+    assert following.follow_all(opened).messages == following.expected("s11-lmq-batchcq").messages
     opened.close()
 
 
 def test_static_topics_are_left_out_by_name(tmp_path: Path):
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     (directory / "config" / "topicQueueMapping.json").write_text(
         '{"topicQueueMappingInfoMap":{"orders":{"topic":"orders","hostedQueues":{0:[]}}}}'
     )
-    opened = harness.open_store(directory)
+    opened = following.open_store(directory)
     assert "orders" not in {queue.topic for queue in opened.queues()}
     left = {left.name: left.reason for left in opened.report().left_out}
     assert "static topic" in left["orders"]
@@ -156,7 +156,7 @@ def test_static_topics_are_left_out_by_name(tmp_path: Path):
 
 def test_ext_addresses_become_tag_codes(tmp_path: Path):
     """With ``enableConsumeQueueExt`` the tag code of an entry is an address; the record's tag is hashed instead."""
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     (directory / "consumequeue_ext").mkdir()
     for file in (directory / "consumequeue" / "orders" / "2").iterdir():
         data = bytearray(file.read_bytes())
@@ -164,15 +164,15 @@ def test_ext_addresses_become_tag_codes(tmp_path: Path):
             if any(data[at : at + 12]):
                 data[at + 12 : at + 20] = struct.pack(">q", -(2**63) + at)
         file.write_bytes(data)
-    opened = harness.open_store(directory)
-    found = harness.expected("s01-basic").messages
-    assert harness.follow_all(opened).messages == found
-    assert harness.read_all(opened).messages == found
+    opened = following.open_store(directory)
+    found = following.expected("s01-basic").messages
+    assert following.follow_all(opened).messages == found
+    assert following.read_all(opened).messages == found
     opened.close()
 
 
 def test_closed_is_closed(store: Path):
-    opened = harness.open_store(store)
+    opened = following.open_store(store)
     follower = opened.follow({})
     batch = follower.poll(1000)[0]
     opened.close()
@@ -184,7 +184,7 @@ def test_closed_is_closed(store: Path):
         with pytest.raises(ClosedError):
             act()
     assert bytes(batch.data)  # what was handed out stays valid
-    other = harness.open_store(store)
+    other = following.open_store(store)
     follower = other.follow({})
     follower.close()
     with pytest.raises(ClosedError):
@@ -197,10 +197,10 @@ def descriptors() -> int:
 
 
 def test_few_descriptors_are_held(tmp_path: Path):
-    directory = harness.unpack("s01-basic", tmp_path)
+    directory = following.unpack("s01-basic", tmp_path)
     before = descriptors()
-    opened = harness.open_store(directory, files_open_max=5)
-    assert harness.follow_all(opened, 20_000).messages == harness.expected("s01-basic").messages
+    opened = following.open_store(directory, files_open_max=5)
+    assert following.follow_all(opened, 20_000).messages == following.expected("s01-basic").messages
     assert descriptors() <= before + 5
     opened.close()
     assert descriptors() == before
@@ -208,7 +208,7 @@ def test_few_descriptors_are_held(tmp_path: Path):
 
 def test_nothing_is_written(tmp_path: Path):
     """The whole tree is the same afterwards, times included, and could be read-only."""
-    directory = harness.unpack("s05b-torn", tmp_path)
+    directory = following.unpack("s05b-torn", tmp_path)
 
     def tree() -> dict[str, tuple[int, int, int]]:
         return {
@@ -218,9 +218,9 @@ def test_nothing_is_written(tmp_path: Path):
         }
 
     before = tree()
-    opened = harness.open_store(directory)
-    harness.follow_all(opened)
-    harness.read_all(opened)
+    opened = following.open_store(directory)
+    following.follow_all(opened)
+    following.read_all(opened)
     opened.close()
     assert tree() == before
 
@@ -257,7 +257,7 @@ def test_topics_of_replies_are_left_out_where_the_cluster_is_not_known():
 
 def test_controller_identity(store: Path):
     (store / "brokerIdentity").write_text("clusterX#brokerY#3")
-    opened = harness.open_store(store)
+    opened = following.open_store(store)
     assert (opened.identity.cluster, opened.identity.broker) == ("clusterX", "brokerY")
     assert opened.identity.store_id == "identity:clusterX#brokerY#3"
     opened.close()
@@ -298,17 +298,17 @@ def test_names_by_the_table_of_a_broker_of_4_9(
 
 
 def test_names_can_be_given(store: Path):
-    opened = harness.open_store(store, cluster="one", broker="two")
+    opened = following.open_store(store, cluster="one", broker="two")
     assert (opened.identity.cluster, opened.identity.broker) == ("one", "two")
     opened.close()
 
 
 def test_very_many_light_queues_are_not_all_named(tmp_path: Path):
-    directory = harness.unpack("s11-lmq-batchcq", tmp_path)
+    directory = following.unpack("s11-lmq-batchcq", tmp_path)
     for number in range(150):
         (directory / "consumequeue" / f"%LMQ%x{number:03d}").mkdir()
-    opened = harness.open_store(directory)
-    assert harness.follow_all(opened).messages == harness.expected("s11-lmq-batchcq").messages
+    opened = following.open_store(directory)
+    assert following.follow_all(opened).messages == following.expected("s11-lmq-batchcq").messages
     left = {left.name: left.reason for left in opened.report().left_out}
     assert len(left) == 101
     assert "153" in left["%LMQ%*"]
@@ -326,7 +326,7 @@ def test_the_scans_of_opening_end_soon_when_told_to_stop(
         broker.put(200)
         directory = broker.store
     else:
-        directory = harness.unpack(name, tmp_path)
+        directory = following.unpack(name, tmp_path)
     reads: list[str] = []
     begin = FileCache._take
 
@@ -336,23 +336,23 @@ def test_the_scans_of_opening_end_soon_when_told_to_stop(
         return found
 
     monkeypatch.setattr(FileCache, "_take", counted)
-    harness.open_store(directory, stop=lambda: False).close()
+    following.open_store(directory, stop=lambda: False).close()
     total = len(reads)
     assert total > 3
     for wanted in (0, 1, total // 2, total - 1):
         reads.clear()
         with pytest.raises(ClosedError, match="told to stop"):
-            harness.open_store(directory, stop=lambda most=wanted: len(reads) >= most)
+            following.open_store(directory, stop=lambda most=wanted: len(reads) >= most)
         assert len(reads) == wanted
 
 
 def test_what_is_open_is_read_whether_or_not_it_was_told_to_stop(tmp_path: Path):
     """What is in hand has to be drained."""
     is_told = False
-    directory = harness.unpack("s01-basic", tmp_path)
-    store = harness.open_store(directory, stop=lambda: is_told)
+    directory = following.unpack("s01-basic", tmp_path)
+    store = following.open_store(directory, stop=lambda: is_told)
     is_told = True
-    assert harness.follow_all(store).messages == harness.expected("s01-basic").messages
+    assert following.follow_all(store).messages == following.expected("s01-basic").messages
     store.close()
 
 
@@ -395,10 +395,10 @@ def _put_strangers(store: Path, topic: str) -> list[Path]:
     return [*found, store / "consumequeue" / "unreadable"]
 
 
-def _assert_passed_over(store: Path, before: harness.Taken, strangers: list[Path]) -> None:
-    opened = harness.open_store(store)
+def _assert_passed_over(store: Path, before: following.Taken, strangers: list[Path]) -> None:
+    opened = following.open_store(store)
     try:
-        assert harness.follow_all(opened).messages == before.messages
+        assert following.follow_all(opened).messages == before.messages
         notes = "\n".join(opened.report().notes)
         missing = [path for path in strangers if f"{path}: no part of a store" not in notes]
         assert not missing or "not all are named" in notes
@@ -412,8 +412,8 @@ def test_what_is_no_part_of_a_store_is_passed_over_and_named():
     with reachable_folder() as folder:
         broker = FakeBroker(folder / "store")
         broker.put(200)
-        opened = harness.open_store(broker.store)
-        before = harness.follow_all(opened)
+        opened = following.open_store(broker.store)
+        before = following.follow_all(opened)
         opened.close()
         topic = next(iter(before.messages)).topic
         for queue in before.messages:
@@ -440,12 +440,12 @@ def test_a_topic_of_an_unusual_name_is_one_where_the_table_has_it(tmp_path: Path
     queue = MessageQueue("orders.v2", 0)
     broker.append(0, topic="orders.v2")
     broker.dispatch()
-    opened = harness.open_store(broker.store)
-    assert [queue] == list(harness.follow_all(opened).messages)
+    opened = following.open_store(broker.store)
+    assert [queue] == list(following.follow_all(opened).messages)
     opened.close()
     table = {"topicConfigTable": {"orders.v2": {"topicName": "orders.v2"}}}
     (broker.store / "config" / "topics.json").write_text(json.dumps(table))
-    opened = harness.open_store(broker.store)
+    opened = following.open_store(broker.store)
     assert opened.queues()[queue].end == 1
     assert not any("no part" in note for note in opened.report().notes)
     opened.close()

@@ -6,8 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import following as harness
-from support import oracle
+from support import following, oracle
 from support.oracle import Broker
 
 from tiered.clock import SystemClock
@@ -32,10 +31,10 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def open_live(broker: Broker) -> RocketMQStore:
-    return harness.open_store(broker.store, SystemClock())
+    return following.open_store(broker.store, SystemClock())
 
 
-def follow_until(follower: Follower, taken: harness.Taken, count: int) -> None:
+def follow_until(follower: Follower, taken: following.Taken, count: int) -> None:
     """Poll until ``count`` messages have come."""
     end_s = time.monotonic() + SECONDS_MAX
     while taken.count() < count:
@@ -49,7 +48,7 @@ def places(acknowledged: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
     return {(row["topic"], row["queue_id"], row["queue_offset"]) for row in acknowledged}
 
 
-def taken_places(taken: harness.Taken) -> set[tuple[str, int, int]]:
+def taken_places(taken: following.Taken) -> set[tuple[str, int, int]]:
     return {
         (queue.topic, queue.queue_id, offset)
         for queue, found in taken.messages.items()
@@ -62,36 +61,36 @@ def test_attached_before_the_first_message(broker: Broker):
     """Everything that is acknowledged arrives once and in order, files rolling meanwhile."""
     store = open_live(broker)
     assert store.identity.is_live
-    taken, follower = harness.Taken(), store.follow({})
+    taken, follower = following.Taken(), store.follow({})
     assert follower.poll(1 << 20) == []
     told = []
     for seed in range(3):
         told += broker.produce("load", 700, queues=3, seed=seed, size="10..900", inflight=32)
         follow_until(follower, taken, len(told))
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken_places(taken) == places(told)
     assert not taken.holes
     assert not taken.gaps
     assert store.waiting().records == 0
-    harness.check_complete(store, taken)
+    following.check_complete(store, taken)
     late = open_live(broker)  # attached afterwards: the same
-    assert harness.follow_all(late).raw == taken.raw
-    assert harness.read_all(late).raw == taken.raw
+    assert following.follow_all(late).raw == taken.raw
+    assert following.read_all(late).raw == taken.raw
     late.close()
     broker.kill()
-    assert harness.read_dump(oracle.dump(broker.store)).messages == taken.messages
+    assert following.read_dump(oracle.dump(broker.store)).messages == taken.messages
     store.close()
 
 
 def test_goes_on_over_a_crash_and_a_clean_stop(broker: Broker):
     store = open_live(broker)
-    taken, follower = harness.Taken(), store.follow({})
+    taken, follower = following.Taken(), store.follow({})
     told = broker.produce("load", 300, queues=2, seed=1, inflight=32)
     follow_until(follower, taken, 300)
     broker.kill()
     store.refresh()
     assert not store.identity.is_live
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     broker.start()
     store.refresh()
     assert store.identity.is_live
@@ -100,10 +99,10 @@ def test_goes_on_over_a_crash_and_a_clean_stop(broker: Broker):
     broker.stop()
     store.refresh()
     assert not store.identity.is_live
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken_places(taken) == places(told)
     assert not taken.gaps
-    assert harness.read_dump(oracle.dump(broker.store)).messages == taken.messages
+    assert following.read_dump(oracle.dump(broker.store)).messages == taken.messages
     store.close()
 
 
@@ -113,26 +112,26 @@ def test_given_up_messages_are_not_taken_while_the_broker_runs(broker: Broker):
     broker.produce("load", 1150, queues=2, seed=81, size=100, body="binary", tags="a")
     broker.kill()
     damage_back(broker.store, 40_000)
-    before = harness.read_dump(oracle.dump(broker.store))
+    before = following.read_dump(oracle.dump(broker.store))
     broker.start()
     attached_early = open_live(broker)
-    early, follower = harness.Taken(), attached_early.follow({})
-    harness.drain(follower, early)
+    early, follower = following.Taken(), attached_early.follow({})
+    following.drain(follower, early)
     assert early.messages == before.messages  # what the start left, and nothing behind it
     told = broker.produce("load", 60, seed=82, size=100, body="binary", tags="b")
     follow_until(follower, early, sum(map(len, before.messages.values())) + 60)
-    harness.drain(follower, early)
+    following.drain(follower, early)
     assert places(told) <= taken_places(early)
     attached_late = open_live(broker)
-    late = harness.follow_all(attached_late)
+    late = following.follow_all(attached_late)
     assert late.raw == early.raw
     assert attached_late.waiting().records > 0
     assert "given up" in attached_late.waiting().reason
-    assert harness.read_all(attached_late).raw == late.raw
+    assert following.read_all(attached_late).raw == late.raw
     broker.kill()
     attached_early.refresh()
-    harness.drain(follower, early)  # the next start takes the given-up ones in again
-    after = harness.read_dump(oracle.dump(broker.store))
+    following.drain(follower, early)  # the next start takes the given-up ones in again
+    after = following.read_dump(oracle.dump(broker.store))
     assert early.messages == after.messages
     assert not early.gaps
     attached_early.close()
@@ -143,7 +142,7 @@ def test_expiry_under_a_follower(broker: Broker):
     """Deleted files move the minimum; nothing crashes, and what is left is exact."""
     broker.produce("load", 3000, queues=2, seed=5, size=400, inflight=64)
     store = open_live(broker)
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     for batch in follower.poll(1000):
         taken.add(batch)
     oldest = sorted((broker.store / "commitlog").iterdir())[:2]
@@ -151,14 +150,14 @@ def test_expiry_under_a_follower(broker: Broker):
         file.unlink()
     time.sleep(0.6)
     store.refresh()
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert taken.gaps
-    bounds = harness.bounds_of(store)
+    bounds = following.bounds_of(store)
     for queue, (low, end) in bounds.items():
         assert low > 0
         assert [o for o in taken.offsets(queue) if o >= low] == list(range(low, end))
     assert not taken.holes
-    assert harness.read_all(store).count() == sum(end - low for low, end in bounds.values())
+    assert following.read_all(store).count() == sum(end - low for low, end in bounds.values())
     store.close()
 
 

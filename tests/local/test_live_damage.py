@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from support import following as harness
+from support import following
 from support.broker_files import START_MS, TOPIC, FakeBroker
 from support.following import flip_entry
 
@@ -45,7 +45,7 @@ def attach(broker: FakeBroker, clock: ManualClock) -> Iterator[Attach]:
     opened = []
 
     def open_it(**options: object) -> RocketMQStore:
-        opened.append(harness.open_store(broker.store, clock, **options))
+        opened.append(following.open_store(broker.store, clock, **options))
         return opened[-1]
 
     yield open_it
@@ -53,16 +53,16 @@ def attach(broker: FakeBroker, clock: ManualClock) -> Iterator[Attach]:
         store.close()
 
 
-def take(store: RocketMQStore, clock: ManualClock) -> harness.Taken:
+def take(store: RocketMQStore, clock: ManualClock) -> following.Taken:
     """Everything, both ways, after as long as anything is waited for; what they give is the same."""
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     for _ in range(4):
-        harness.drain(follower, taken, 2_000)
+        following.drain(follower, taken, 2_000)
         clock.advance(10)
         store.refresh()
-    harness.drain(follower, taken, 2_000)
+    following.drain(follower, taken, 2_000)
     follower.close()
-    read = harness.read_all(store)
+    read = following.read_all(store)
     assert read.raw == taken.raw
     assert read.holes == taken.holes
     return taken
@@ -114,17 +114,17 @@ def test_an_entry_that_is_damaged_while_it_is_followed(
     broker.start()
     known = fill(broker, 20)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
-    harness.drain(follower, taken)
+    follower, taken = store.follow({}), following.Taken()
+    following.drain(follower, taken)
     raw = broker.put(1)[0]
     flip_entry(broker.store, QUEUE, 10, PLACE + 9)
     for _ in range(3):
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         clock.advance(2)
     broker.now_ms += 2000
     behind = broker.put(1, 1)[0]
     for _ in range(3):
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         clock.advance(2)
     assert taken.raw == {QUEUE: known[QUEUE] | {10: raw}, OTHER: known[OTHER] | {10: behind}}
     assert not taken.holes
@@ -249,14 +249,14 @@ def test_damage_that_is_looked_at_with_all_that_follows_in_its_file_is_leapt_ove
     """However much is read at once: to the end of the file, behind which the log goes on."""
     broker.start(START_MS)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     known = fill(broker, 10)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     place = broker.position
     more = fill(broker, 60)
     broker.write_log(place + 95, b"!!!!")
     for _ in range(4):
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         clock.advance(10)
     follower.close()
     del more[QUEUE][5]
@@ -270,9 +270,9 @@ def test_a_leap_takes_along_what_only_a_new_queue_lists(
     """A record has become zeros, and behind it a queue begins that nobody had met."""
     broker.start(START_MS)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     known = fill(broker, 10)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     place = broker.position
     new = MessageQueue(TOPIC, 7)
     lost = broker.put(1)
@@ -280,7 +280,7 @@ def test_a_leap_takes_along_what_only_a_new_queue_lists(
     broker.write_log(place, bytes(len(lost[0])))
     known[OTHER] |= dict(enumerate(broker.put(1, 1), 5))
     for _ in range(4):
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         clock.advance(10)
     follower.close()
     assert dict(taken.raw) == known
@@ -293,15 +293,15 @@ def test_a_clock_that_was_set_back_before_the_start_holds_up_nothing_once_it_is_
     """What was stored meanwhile looks as if the start had given it up, until something newer stands behind it."""
     broker.start(START_MS)
     store = attach()
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     known = fill(broker, 10)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     broker.now_ms -= 3_600_000
     known = join(known, fill(broker, 150))
     broker.now_ms += 3_600_000
     known = join(known, fill(broker, 10))
     for _ in range(4):
-        harness.drain(follower, taken)
+        following.drain(follower, taken)
         clock.advance(10)
     follower.close()
     assert dict(taken.raw) == known

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support import following as harness
+from support import following
 from support.broker_files import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from support.following import flip_entry
 
@@ -101,13 +101,13 @@ class World:
 
     def check(self) -> None:
         """All that is sound is there, as it was, with its tag code; the rest is holes."""
-        store = harness.open_store(self.broker.store, self.clock)
-        taken, follower = harness.Taken(), store.follow({})
+        store = following.open_store(self.broker.store, self.clock)
+        taken, follower = following.Taken(), store.follow({})
         for _ in range(4):
-            harness.drain(follower, taken, 3_000)
+            following.drain(follower, taken, 3_000)
             self.clock.advance(10)
             store.refresh()
-        for found in (taken, harness.read_all(store)):
+        for found in (taken, following.read_all(store)):
             given = {
                 (queue, at): raw for queue, one in found.raw.items() for at, raw in one.items()
             }
@@ -146,15 +146,15 @@ def run_cut_log() -> None:
         broker.crash()
         broker.write_log(end + 95, b"!!!!")
         broker.start(START_MS + 60_000)
-        store = harness.open_store(
+        store = following.open_store(
             broker.store, clock, broker_max_offset=lambda: told[0] if told else before
         )
-        harness.drain(store.follow({}), taken := harness.Taken())
+        following.drain(store.follow({}), taken := following.Taken())
         assert taken.count() == 10
         told.append(end)
         clock.advance(10)
         store.refresh()
-        assert harness.follow_all(store).count() == 10
+        assert following.follow_all(store).count() == 10
         store.close()
     finally:
         broker.close()
@@ -171,7 +171,7 @@ def run_unproven() -> None:
         broker.write_log(broker.position - 199 * 5 + 95, b"!!!!")
         broker.crash()
         broker.start(START_MS + 60_000)
-        store = harness.open_store(broker.store, clock)
+        store = following.open_store(broker.store, clock)
         store.refresh()
         assert store.waiting().records == 5
         store.close()
@@ -192,8 +192,8 @@ def run_stretch() -> None:
         for number in range(18):
             broker.write_log(first + 199 * number + 95, b"!!!!")
         broker.put(18)  # in the same file
-        store = harness.open_store(broker.store, clock)
-        harness.drain(store.follow({}), taken := harness.Taken())
+        store = following.open_store(broker.store, clock)
+        following.drain(store.follow({}), taken := following.Taken())
         assert len(taken.raw[MessageQueue(TOPIC, 0)]) == 22
         store.close()
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support import following as harness
+from support import following
 from support.broker_files import FakeBroker
 
 from tiered.clock import ManualClock
@@ -41,10 +41,10 @@ def files_of(store: Path) -> list[str]:
 
 
 def read(store: Path) -> None:
-    opened = harness.open_store(store)
+    opened = following.open_store(store)
     try:
-        harness.follow_all(opened)
-        harness.read_all(opened)
+        following.follow_all(opened)
+        following.read_all(opened)
     finally:
         opened.close()
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from support import following as harness
+from support import following
 
 from tiered.local.residency import ITEMS_MAX, SAMPLES, Residency, is_cached_in_file
 from tiered.model import MessageQueue
@@ -22,7 +22,7 @@ NAME = "s01-basic"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[RocketMQStore]:
-    found = harness.open_store(harness.unpack(NAME, tmp_path))
+    found = following.open_store(following.unpack(NAME, tmp_path))
     yield found
     found.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from support import following as harness
+from support import following
 from support.broker_files import TOPIC, FakeBroker
 
 from tiered.clock import ManualClock, SystemClock
@@ -20,10 +20,10 @@ def test_a_follower_readers_and_refreshing_at_once(tmp_path: Path):
     """Beside a writer: the follower misses nothing and gives nothing twice, readers see only what is committed."""
     broker = FakeBroker(tmp_path / "store")
     broker.start()
-    store = harness.open_store(broker.store, SystemClock(), files_open_max=8)
+    store = following.open_store(broker.store, SystemClock(), files_open_max=8)
     written = threading.Event()
     faults: list[BaseException] = []
-    taken = harness.Taken()
+    taken = following.Taken()
 
     def guarded(act: Callable[[], None]) -> threading.Thread:
         def run() -> None:
@@ -44,7 +44,7 @@ def test_a_follower_readers_and_refreshing_at_once(tmp_path: Path):
 
     def read() -> None:
         while not written.is_set():
-            assert not harness.read_all(store, 5_000, 50).holes
+            assert not following.read_all(store, 5_000, 50).holes
 
     def refresh() -> None:
         while not written.is_set():
@@ -72,9 +72,9 @@ def test_a_follower_readers_and_refreshing_at_once(tmp_path: Path):
 
 def test_files_cut_under_a_reader(tmp_path: Path):
     """A truncated file gives holes, never a signal, a hang or an error."""
-    directory = harness.unpack("s01-basic", tmp_path)
-    store = harness.open_store(directory, ManualClock())
-    follower, taken = store.follow({}), harness.Taken()
+    directory = following.unpack("s01-basic", tmp_path)
+    store = following.open_store(directory, ManualClock())
+    follower, taken = store.follow({}), following.Taken()
     for batch in follower.poll(10_000):
         taken.add(batch)
     logs = sorted((directory / "commitlog").iterdir())
@@ -84,12 +84,12 @@ def test_files_cut_under_a_reader(tmp_path: Path):
     for file in sorted(directory.glob("consumequeue/orders/*/*"))[::3]:
         with file.open("r+b") as out:
             out.truncate(700)
-    harness.drain(follower, taken, 50_000)
-    harness.check_complete(store, taken)
+    following.drain(follower, taken, 50_000)
+    following.check_complete(store, taken)
     assert sum(map(len, taken.holes.values())) > 10
-    read = harness.read_all(store)
+    read = following.read_all(store)
     for queue, found in read.messages.items():
-        assert found.items() <= harness.expected("s01-basic").messages[queue].items()
+        assert found.items() <= following.expected("s01-basic").messages[queue].items()
     store.close()
 
 
@@ -97,16 +97,16 @@ def test_a_log_that_grows_while_it_is_read(tmp_path: Path):
     """Readers that lag, and a writer that rolls files: each poll gives what is there then."""
     broker = FakeBroker(tmp_path / "store")
     broker.start()
-    store = harness.open_store(broker.store)
+    store = following.open_store(broker.store)
     slow, fast = store.follow({}), store.follow({})
-    slowly, at_once = harness.Taken(), harness.Taken()
+    slowly, at_once = following.Taken(), following.Taken()
     for number in range(400):
         broker.put(1, number % 2)
-        harness.drain(fast, at_once)
+        following.drain(fast, at_once)
         if number % 3 == 0:
             for batch in slow.poll(300):
                 slowly.add(batch)
-    harness.drain(slow, slowly, 300)
+    following.drain(slow, slowly, 300)
     assert slowly.raw == at_once.raw
     assert at_once.count() == 400
     store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import following as harness
+from support import following
 from support.broker_files import TOPIC, FakeBroker
 
 from tiered.clock import ManualClock
@@ -37,7 +37,7 @@ def broker(tmp_path: Path) -> Iterator[FakeBroker]:
 
 @pytest.fixture
 def store(broker: FakeBroker) -> Iterator[RocketMQStore]:
-    opened = harness.open_store(broker.store, ManualClock())
+    opened = following.open_store(broker.store, ManualClock())
     yield opened
     opened.close()
 
@@ -75,13 +75,13 @@ def test_a_record_read_while_its_properties_are_written(
     broker: FakeBroker, store: RocketMQStore, monkeypatch: pytest.MonkeyPatch, before: int
 ):
     """No checksum covers them, and by the time the consume queue is looked at the record is listed."""
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     broker.put(1)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     written = [broker.append() for _ in range(before + 1)]
     broker.dispatch()
     torn = Torn(monkeypatch, broker.position - 4, broker.position)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert torn.times == 0
     assert [taken.raw[QUEUE][offset] for offset in range(1, before + 2)] == written
     assert taken.offsets(QUEUE) == list(range(before + 2))
@@ -90,15 +90,15 @@ def test_a_record_read_while_its_properties_are_written(
 def test_a_record_torn_in_the_middle_of_a_piece(
     broker: FakeBroker, store: RocketMQStore, monkeypatch: pytest.MonkeyPatch
 ):
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     broker.put(1)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     written = [broker.append() for _ in range(2)]
     middle = broker.position
     written += [broker.append() for _ in range(3)]
     broker.dispatch()
     torn = Torn(monkeypatch, middle - 4, middle)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert torn.times == 0
     assert [taken.raw[QUEUE][offset] for offset in range(1, 6)] == written
 
@@ -107,9 +107,9 @@ def test_a_queue_whose_directory_comes_between_the_readings_of_two(
     broker: FakeBroker, store: RocketMQStore, monkeypatch: pytest.MonkeyPatch
 ):
     """Its record is not listed when its queue is looked at, and a much later one of another queue is by then."""
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     broker.put(1)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     broker.append(1)
     broker.now_ms += 5000
     broker.append()
@@ -124,24 +124,24 @@ def test_a_queue_whose_directory_comes_between_the_readings_of_two(
         return first + index_of(catalog, block, groups.some([groups.queues.index(QUEUE)]))
 
     monkeypatch.setattr(liveview, "match_states", written_meanwhile)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     assert looked_at[0]
     assert taken.offsets(OTHER) == [0]
     assert taken.offsets(QUEUE) == [0, 1]
 
 
 def test_an_entry_read_while_its_tag_code_is_written(broker: FakeBroker, store: RocketMQStore):
-    follower, taken = store.follow({}), harness.Taken()
+    follower, taken = store.follow({}), following.Taken()
     broker.put(2)
     file = broker.store / "consumequeue" / TOPIC / "0" / f"{0:020d}"
     whole = file.read_bytes()
     with file.open("r+b") as out:
         out.seek(36)
         out.write(bytes(4))
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     with file.open("r+b") as out:
         out.write(whole)
     broker.put(1)
-    harness.drain(follower, taken)
+    following.drain(follower, taken)
     codes = [taken.messages[QUEUE][offset].tag_code for offset in range(3)]
     assert codes == [tag_hash("a")] * 3

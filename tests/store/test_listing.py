@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tiered.model import MessageQueue
 from tiered.store.facts import Described, Facts
-from tiered.store.listing import Listing, QueueKinds
+from tiered.store.listing import Listing, QueueKinds, Reput
 
 if TYPE_CHECKING:
     import pytest
@@ -93,3 +93,29 @@ def test_queues_that_go_on_are_not_looked_at_one_by_one(monkeypatch: pytest.Monk
     monkeypatch.setattr(listing, "_list", None)
     listing.take(facts([(0, 1, 0), (1, 1, TRANSACTION_COMMIT), (0, 2, 0)], 1000))
     assert [listing.queues[queue].next_offset for queue in QUEUES[:2]] == [3, 2]
+
+
+class Log:
+    """Of one file with records of 200 and 156 bytes, which the reput thread takes while somebody looks."""
+
+    file_bytes = 1000
+
+    def base_of(self, _: int) -> int:
+        return 0
+
+    def read(self, position: int, _: int) -> bytes:
+        self.reput.position = 200
+        return (200 if position == 0 else 156).to_bytes(4, "big")
+
+    reput: Reput
+
+
+def test_whether_a_limit_cuts_a_record_is_judged_of_one_place():
+    """Else who closed a store took the size of the record before for that of the last, and gave up waiting for it."""
+    log: Any = Log()
+    nobody: Any = None
+    log.reput = Reput(log, nobody, nobody, 0, lambda: 356)
+    assert not log.reput.is_cut(356)
+    assert log.reput.position == 200
+    log.reput.position = 0
+    assert log.reput.is_cut(199)

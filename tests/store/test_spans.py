@@ -5,19 +5,17 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiered.format.block import group_by_queue, split_records
-from tiered.format.record import Record, encode_record
-from tiered.store import facts
-from tiered.store.facts import _plainly, describe, in_order
+from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
+from tiered.format.property_columns import PropertyColumns
+from tiered.format.record import Record, decode_record, encode_record
+from tiered.store.facts import describe, key_hash
 
 if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
-    from tiered.store.facts import Described
 
 TEXT = st.text(st.sampled_from("ab 1é"), max_size=5)
 NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "XKEYS", "KEYSX", "a", ""])
@@ -57,15 +55,28 @@ def block_of(properties: list[str], topics: list[str]) -> RecordBlock:
     return block
 
 
-def plainly(block: RecordBlock) -> Described:
+def plainly(block: RecordBlock) -> tuple[list[int], list[tuple[int, int]]]:
+    """Tag codes; of each key whose it is, and its hash. One record after another."""
+    codes, keys = [], []
+    for number, position in enumerate(block.positions.tolist()):
+        record = decode_record(block.buffer, position)
+        found = record.properties
+        codes.append(tag_hash(found.get(TAGS)))
+        words = [found.get(UNIQ_KEY), *split_keys(found.get(KEYS))]
+        keys += [(number, key_hash(record.topic, word)) for word in words if word]
+    return codes, keys
+
+
+def check(block: RecordBlock) -> None:
     groups = group_by_queue(block)
-    return in_order(*_plainly(block, np.arange(len(block)), groups))
-
-
-def check_equal(fast: Described, plain: Described) -> None:
-    assert fast.tag_codes.tolist() == plain.tag_codes.tolist()
-    assert fast.owners.tolist() == plain.owners.tolist()
-    assert fast.hashes.tolist() == plain.hashes.tolist()
+    found = describe(PropertyColumns.of(block), groups, len(block))
+    keys = list(zip(found.owners.tolist(), found.hashes.tolist(), strict=True))
+    assert (found.tag_codes.tolist(), keys) == plainly(block)
+    # Records that are in no group have nothing.
+    queue, indices = groups[0]
+    found = describe(PropertyColumns.of(block), [(queue, indices[:1])], len(block))
+    assert found.owners.tolist() == [0] * sum(1 for at, _ in keys if at == 0)
+    assert not found.tag_codes[1:].any()
 
 
 @settings(deadline=None, max_examples=120)
@@ -75,18 +86,15 @@ def check_equal(fast: Described, plain: Described) -> None:
         min_size=1,
         max_size=8,
     ),
-    st.sampled_from([1, 2, 100]),
+    st.sampled_from([1, 9]),
 )
-def test_all_ways_are_equal(records: list[tuple[str, str]], rows_min: int):
-    """Few rows suffice for a pattern here, so that records go all three ways."""
-    block = block_of([text for text, _ in records], [topic for _, topic in records])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts, "ROWS_MIN", rows_min)
-        check_equal(describe(block, group_by_queue(block)), plainly(block))
+def test_columns_say_what_the_records_say(records: list[tuple[str, str]], times: int):
+    records = records * times
+    check(block_of([text for text, _ in records], [topic for _, topic in records]))
 
 
-def test_what_looks_alike_is_understood_at_once():
-    """Other names, blanks and lengths make other patterns; what is left over goes the other ways."""
+def test_records_of_several_shapes():
+    """Other names, blanks and lengths."""
     texts = [
         f"TAGS\x01t{n % 3}\x02KEYS\x01k{n:04} all\x02UNIQ_KEY\x01{n:032}\x02" for n in range(90)
     ]
@@ -98,9 +106,4 @@ def test_what_looks_alike_is_understood_at_once():
     ]
     texts += ["KEYS\x01k \x02", "TAGS\x01tä\x02"] * 9
     random.Random(1).shuffle(texts)
-    block = block_of(texts, ["t", "other"] * (len(texts) // 2))
-    check_equal(describe(block, group_by_queue(block)), plainly(block))
-    sizes = block.properties_sizes.astype(np.int64)
-    leads = np.zeros(len(block), np.uint32)
-    found = facts.Shapes(block.buffer, block.properties_positions, sizes, leads)
-    assert len(found.rest) == 18
+    check(block_of(texts, ["t", "other"] * (len(texts) // 2)))

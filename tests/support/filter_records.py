@@ -10,10 +10,9 @@ import numpy as np
 from support.examples import make
 
 from fetcher.filters import FilterError, TagFilter, compile_filter
-from fetcher.filters.batch import find_value, mark_of
 from fetcher.filters.sql92 import SqlFilter
 from fetcher.filters.sql_tree import Unanswerable
-from tiered.format.properties import TAGS, java_text, parse_properties, tag_hash
+from tiered.format.properties import TAGS, java_text, parse_properties, tag_hash, value_of
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.interface import HoleReason, RecordBatch
@@ -95,8 +94,8 @@ def letter(made: Filter, raw: bytes) -> str:
     if isinstance(made, TagFilter):
         return LETTERS[made.matches(parse_properties(raw))]
     assert isinstance(made, SqlFilter)
-    values = [find_value(b"\x02" + raw, mark_of(name)) for name in made.names]
-    row = tuple(None if value is None else java_text(value) for value in values)
+    values = [value_of(raw, name.encode("utf-8", "surrogatepass")) for name in made.names]
+    row = tuple(java_text(value) if value else None for value in values)
     try:
         return LETTERS[made._function(row)]
     except Unanswerable:

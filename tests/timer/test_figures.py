@@ -13,10 +13,11 @@ from support.timers import Timers, wheel_record
 
 from backends.local import LocalFolderStore
 from tiered.clock import SystemClock
+from tiered.format.properties import value_of
 from tiered.log.timers import HOUR_MS
 from tiered.model import MessageQueue
 from timer.local_target import SLOT_MS
-from timer.records import raw_properties, value_of
+from timer.records import raw_properties
 
 MEMORY_MIB = 256
 ROOT = Path(__file__).parents[2]
@@ -81,7 +82,7 @@ def test_ten_thousand_a_second_are_not_a_second_late(tmp_path: Path):
     queue, late = MessageQueue("orders", 2), []
     for low in range(0, count, 10_000):
         for raw in raw_properties(target.store.reader.block(queue, low, low + 10_000)):
-            at, due = value_of(raw, b"TIMER_DEQUEUE_MS\x01"), value_of(raw, b"TIMER_OUT_MS\x01")
+            at, due = value_of(raw, b"TIMER_DEQUEUE_MS"), value_of(raw, b"TIMER_OUT_MS")
             late.append(int(at) - int(due) - SLOT_MS)  # a broker notes the second before
     target.close()
     late.sort()

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.timers import SOURCE, wheel_batch, wheel_record
 
+from tiered.format.properties import value_of
 from tiered.format.record import decode_record, encode_record
 from tiered.log.timers import HOUR_MS, TimerSource
 from tiered.model import QueueBounds, QueueOffset
 from timer.enqueue import Counts, Enqueue, Given, ImportProgress
-from timer.records import DUE_MS_MAX, MARK, number_of, read_rows, value_of
+from timer.records import DUE_MS_MAX, MARK, number_of, read_rows
 
 if TYPE_CHECKING:
     from tiered.local.interface import RecordBatch
@@ -60,9 +61,9 @@ def test_columns_are_as_the_records_one_by_one(raws: list[bytes], holes: set[int
     rows = read_rows(batch)
     for at, raw in enumerate(raws):
         said = b"" if at in holes else raw
-        due = number_of(value_of(said, b"TIMER_OUT_MS\x01"), -1)
+        due = number_of(value_of(said, b"TIMER_OUT_MS"), -1)
         assert rows.dues[at] == (due if due <= DUE_MS_MAX else -1)
-        assert rows.rolls[at] == number_of(value_of(said, b"TIMER_ROLL_TIMES\x01"), 0)
+        assert rows.rolls[at] == number_of(value_of(said, b"TIMER_ROLL_TIMES"), 0)
         assert rows.marks[at] == bool(value_of(said, MARK))
 
 

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from tiered.compaction.newest import EMPTY, KEYED, ROW
 from tiered.errors import DataError, InvalidError
-from tiered.format.block import bytes_at, parse_records
+from tiered.format.block import parse_records
+from tiered.format.properties import KEYS
+from tiered.format.property_columns import PropertyColumns
 from tiered.format.sysflag import INNER_BATCH
 
 if TYPE_CHECKING:
@@ -28,11 +30,6 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
 
 _PIECE_RECORDS: Final = 8192
-_STEP: Final = 16
-_NAME: Final = b"\x02KEYS\x01"
-_WORD: Final = 8
-_HEAD: Final = int.from_bytes(_NAME, "little")
-_HEAD_MASK: Final = np.uint64(2 ** (8 * len(_NAME)) - 1)
 DIGEST_BYTES: Final = 16
 
 Indices = npt.NDArray[np.int64]
@@ -81,44 +78,9 @@ def keyed_block(block: RecordBlock, offsets: Indices, queue: MessageQueue) -> Ro
     found["offset"], found["size"] = offsets, block.sizes
     found["time_ms"] = block.store_timestamps_ms
     found["flags"] = EMPTY * (block.body_sizes == 0)
-    widths = (block.properties_sizes.astype(np.int64) // _STEP + 1) * _STEP
-    for width in np.flatnonzero(np.bincount(widths)).tolist():
-        members = np.flatnonzero(widths == width)
-        text = _rows(block, members, width)
-        of, starts, sizes = _keys(text, width)
-        keyed = members[of]
-        digests = digest_many(text.data, starts, sizes)
-        found["high"][keyed], found["low"][keyed] = digests[:, 0], digests[:, 1]
-        found["flags"][keyed] |= KEYED
+    columns = PropertyColumns.of(block)
+    owners, starts, sizes = columns.texts(KEYS.encode())
+    digests = digest_many(columns.text.data, starts, sizes)
+    found["high"][owners], found["low"][owners] = digests[:, 0], digests[:, 1]
+    found["flags"][owners] |= KEYED
     return found
-
-
-def _rows(block: RecordBlock, members: Indices, width: int) -> npt.NDArray[np.uint8]:
-    """The last ``width`` bytes of each record, one after another, 0x02 for all that comes before its properties.
-
-    A row is a byte wider than the properties, at least; and never as wide as the record, which has 91 bytes besides.
-    """
-    starts = block.positions[members] + block.sizes[members] - width
-    text = np.full(width * len(members) + _WORD, 2, np.uint8)
-    rows = text[: width * len(members)].reshape(len(members), width)
-    rows.view(f"V{width}")[:, 0] = bytes_at(block.buffer, f"V{width}")[starts]
-    sizes = block.properties_sizes[members]
-    if (sizes == sizes[0]).all():
-        rows[:, : width - int(sizes[0])] = 2
-    else:
-        rows[np.arange(width) < (width - sizes)[:, None]] = 2
-    return text
-
-
-def _keys(text: npt.NDArray[np.uint8], width: int) -> tuple[Indices, Indices, Indices]:
-    """Number of the row, start and size of each key, one a row at most. A row's properties end where the row ends."""
-    ends = np.flatnonzero(text == 2)  # noqa: PLR2004 (the separator of pairs)
-    heads = bytes_at(text.data, "<u8")[ends[: np.searchsorted(ends, len(text) - _WORD, "right")]]
-    found = np.flatnonzero((heads & _HEAD_MASK) == np.uint64(_HEAD))
-    starts = ends[found] + len(_NAME)
-    sizes = ends[found + 1] - starts
-    kept = sizes > 0
-    starts, sizes = starts[kept], sizes[kept]
-    of = (starts - 1) // width
-    last = np.append(of[1:] != of[:-1], True) if len(of) else kept[:0]
-    return of[last], starts[last], sizes[last]

@@ -74,6 +74,33 @@ def parse_properties(raw: bytes) -> dict[str, str]:
     return found
 
 
+def value_span(raw: bytes, name: bytes, start: int = 0, end: int | None = None) -> tuple[int, int]:
+    """Where a property's value begins and ends, without parsing them all, as ``parse_properties`` finds it; (0, 0): nowhere.
+
+    Args:
+        name: As stored.
+        start: Where the properties begin in ``raw``.
+        end: Where they end; None: where it does.
+    """
+    low = high = len(raw) if end is None else end
+    sought = name + b"\x01"
+    while (at := raw.rfind(sought, start, low)) >= 0:
+        begin = at + len(sought)
+        if at == start or raw[at - 1 : at] == b"\x02":
+            stop = raw.find(b"\x02", begin, high)
+            stop = high if stop < 0 else stop
+            if stop > begin:
+                return begin, stop
+        low = begin - 1
+    return 0, 0
+
+
+def value_of(raw: bytes, name: bytes) -> bytes:
+    """A property's value as stored; empty without one. Of several the last that is not empty counts."""
+    start, end = value_span(raw, name)
+    return raw[start:end]
+
+
 def join_properties(properties: Mapping[str, str]) -> bytes:
     """The stored form, in the mapping's order, ended by 0x02.
 

@@ -1,13 +1,7 @@
 """From records to index items: every key of every message, with NumPy over a whole batch.
 
-A message has the keys of its ``KEYS`` property (separated by blanks) and its ``UNIQ_KEY``. The search may find more than
-``parse_properties`` would (of a name that comes twice both values, say), never less: what is found too much costs an item,
-since a lookup checks the key on the message itself.
-
-How: the properties of all records are gathered into rows of a few widths (no Python per record), each row as wide as its
-own properties or up to 15 bytes more to the left, where the end of the topic stands. Where all rows have the same names and
-separators in the same places, as one producer's have, the first one tells where the keys are; else one pass finds the
-separators, and names are compared before each 0x01, as words.
+A message has the keys of its ``KEYS`` property (separated by blanks) and its ``UNIQ_KEY``
+(``tiered.format.property_columns``).
 
 Records that hold inner batches are taken one by one: keys are those of their inner messages.
 """
@@ -25,6 +19,7 @@ import numpy.typing as npt
 from tiered.errors import DataError
 from tiered.format.block import RecordBlock, bytes_at, parse_records
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
+from tiered.format.property_columns import PropertyColumns
 from tiered.format.record import RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
 
@@ -151,20 +146,8 @@ PIECE_RECORDS: Final = 8192
 """Records taken at once, so that what is worked on stays in the processor's cache."""
 _COPIED_BYTES: Final = 16 * 1024
 """Of batches that are taken together: larger ones, on average, are not copied whole, but record by record."""
-_UNIQUE: Final = int.from_bytes(b"UNIQ_KEY", "big")
-_KEYS: Final = int.from_bytes(b"\x02KEYS", "big")
-_FIVE: Final = 2**40 - 1
-_STEP: Final = 16
-_CLASSES_MAX: Final = 8
-"""Sizes of properties that are taken each by itself; of more sizes several are taken together."""
-_CLASS_MIN: Final = 16
-"""Fewer records of one width are taken with those of others, one behind another."""
 _LONG_BYTES: Final = 512
 _LONG_TOGETHER: Final = 32
-_LEAD: Final = 16
-"""Bytes before the first row, so that the word before any place can be read."""
-
-Spans = tuple[Indices, Indices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +209,7 @@ def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
     """
     if batch.properties_sizes is not None:
         for begin in range(0, batch.count, PIECE_RECORDS):
-            yield from (keys for keys, _ in _plain(_known(batch, begin, seed)))
+            yield _plain(_known(batch, begin, seed))[0]
         return
     real = np.flatnonzero(batch.sizes > 0)
     for begin in range(0, len(real), PIECE_RECORDS):
@@ -237,7 +220,7 @@ def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
         offsets = where + batch.base_offset
         is_inner = (block.sys_flags & INNER_BATCH) != 0
         plain = np.flatnonzero(~is_inner)
-        yield from (keys for keys, _ in _plain(_parsed(block, plain, offsets, seed)))
+        yield _plain(_parsed(block, plain, offsets, seed))[0]
         if len(plain) < len(where):
             yield from _inner(block, np.flatnonzero(is_inner), offsets, seed)
 
@@ -280,7 +263,7 @@ def _take_together(
         [batch.properties_sizes for batch in some if batch.properties_sizes is not None]
     )
     records = _Records(
-        *_together(some, counts, positions + sizes, int(_width(properties).max())),
+        *_together(some, counts, positions + sizes, max(1, int(properties.max()))),
         positions,
         sizes,
         properties,
@@ -288,17 +271,11 @@ def _take_together(
         np.arange(int(ends[-1])) + np.repeat(first_offsets, counts),
         np.repeat(np.array(seeds, np.uint64), counts),
     )
-    pieces = list(_plain(records))
-    if not pieces:
-        return
-    of = np.searchsorted(ends, np.concatenate([rows for _, rows in pieces]), side="right")
+    keys, rows = _plain(records)
+    of = np.searchsorted(ends, rows, side="right")
     order = np.argsort(of, kind="stable")
     of = of[order]
-    columns = [
-        np.concatenate([getattr(keys, name) for keys, _ in pieces])[order]
-        for name in Keys.__slots__
-    ]
-    every = Keys(*columns)
+    every = Keys(*(getattr(keys, name)[order] for name in Keys.__slots__))
     borders = np.searchsorted(of, np.arange(len(some) + 1)).tolist()
     for number, (low, high) in zip(numbers, pairwise(borders), strict=True):
         if low < high:
@@ -356,174 +333,24 @@ def _parsed(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) ->
     )
 
 
-def _plain(records: _Records) -> Iterator[tuple[Keys, Indices]]:
-    """The keys, some at a time, and of which record each is."""
+def _plain(records: _Records) -> tuple[Keys, Indices]:
+    """The keys, and of which record each is."""
     sizes = records.properties_sizes
-    distinct = np.flatnonzero(np.bincount(sizes))
-    is_exact = len(distinct) <= _CLASSES_MAX
-    classes = sizes if is_exact else _width(sizes)
-    counts = np.bincount(classes)
-    for number in np.flatnonzero(counts >= (1 if is_exact else _CLASS_MIN)).tolist():
-        members = np.flatnonzero(classes == number)
-        width = int(_width(sizes[members[:1]])[0])
-        yield _found(records, members, *_row_keys(records, members, width))
-    if not is_exact:
-        few = np.flatnonzero((counts < _CLASS_MIN)[classes] & (sizes > 0))
-        if len(few):
-            yield _found(records, few, *_ragged_keys(records, few))
-
-
-def _found(
-    records: _Records, members: Indices, rows: Indices, hashes: Hashes
-) -> tuple[Keys, Indices]:
-    """The keys that were found in some records: of which of ``members`` each is, and its hash."""
-    at = members[rows]
-    return (
-        Keys(
-            hashes,
-            records.offsets[at],
-            records.positions[at],
-            records.sizes[at],
-            records.store_ms[at],
-        ),
-        at,
+    columns = PropertyColumns(records.buffer, records.ends - sizes, sizes)
+    found, hashes = [], []
+    for owners, starts, lengths in columns.lookup_keys():  # unique ids have one size, as a rule
+        seeds = records.seeds if isinstance(records.seeds, int) else records.seeds[owners]
+        hashes.append(hash_many(columns.text.data, starts, lengths, seeds))
+        found.append(owners)
+    at = np.concatenate(found)
+    keys = Keys(
+        np.concatenate(hashes),
+        records.offsets[at],
+        records.positions[at],
+        records.sizes[at],
+        records.store_ms[at],
     )
-
-
-def _width(sizes: npt.NDArray[np.int32]) -> Indices:
-    """Of the row for each size: one more, rounded up. It never exceeds the record, which has 91 bytes besides."""
-    wide = sizes.astype(np.int64) + 1
-    return -(-wide // _STEP) * _STEP
-
-
-def _row_keys(records: _Records, members: Indices, width: int) -> tuple[Indices, Hashes]:
-    """For each key found in the members' properties the member's number, and the hash."""
-    text = _rows(records, members, width)
-    rows = text[_LEAD : len(text) - _LEAD].reshape(len(members), width)
-    unique, keys = _places(text, rows) if _alike(text, rows) else _search(text)
-    found, hashes = [], []
-    for starts, sizes in (unique, _tokens(text, *keys)):  # unique ids have one size, as a rule
-        numbers = (starts - _LEAD) // width
-        seeds = records.seeds if isinstance(records.seeds, int) else records.seeds[members[numbers]]
-        hashes.append(hash_many(text.data, starts, sizes, seeds))
-        found.append(numbers)
-    return np.concatenate(found), np.concatenate(hashes)
-
-
-def _ragged_keys(records: _Records, members: Indices) -> tuple[Indices, Hashes]:
-    """As ``_row_keys``, of records whose properties are of many sizes: one behind another, so that none is padded."""
-    sizes = records.properties_sizes[members].astype(np.int64)
-    ends = records.ends[members]
-    view = memoryview(records.buffer).cast("B")
-    pieces = map(view.__getitem__, map(slice, (ends - sizes).tolist(), ends.tolist()))
-    edge = bytes([2]) * _LEAD
-    text = np.frombuffer(edge + b"\x02".join(pieces) + edge, np.uint8)
-    firsts = _LEAD + (sizes + 1).cumsum() - (sizes + 1)
-    unique, keys = _search(text)
-    found, hashes = [], []
-    for starts, lengths in (unique, _tokens(text, *keys)):
-        numbers = np.searchsorted(firsts, starts, side="right") - 1
-        seeds = records.seeds if isinstance(records.seeds, int) else records.seeds[members[numbers]]
-        hashes.append(hash_many(text.data, starts, lengths, seeds))
-        found.append(numbers)
-    return np.concatenate(found), np.concatenate(hashes)
-
-
-def _alike(text: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> bool:
-    """Whether all rows have separators where the first one has them, and the same names before them.
-
-    A producer's messages are alike as a rule, and then nothing has to be searched for.
-    """
-    kinds = np.minimum(rows, 3).view(np.uint64)
-    if np.bitwise_or.reduce(kinds ^ kinds[0], axis=None):
-        return False
-    words, (count, width) = bytes_at(text.data, "<u8"), rows.shape
-    ends = np.flatnonzero(rows[0] < 3).tolist()  # noqa: PLR2004 (as in _search)
-    for start, end in pairwise(ends):
-        if (
-            rows[0, end] == 1
-        ):  # the last bytes of the name, and the separator before it if there is room
-            names = words[_LEAD + end - 8 :: width][:count] ^ words[_LEAD + end - 8]
-            if (names >> np.uint64(8 * max(0, 8 - (end - start)))).any():
-                return False
-    return True
-
-
-def _search(text: npt.NDArray[np.uint8]) -> tuple[Spans, Spans]:
-    """Starts and sizes of all values of ``UNIQ_KEY``, and of ``KEYS``."""
-    ends = np.flatnonzero(text < 3)  # noqa: PLR2004 (separators are 1 and 2; a 0 is none, and rare)
-    kinds = text[ends]
-    firsts = np.flatnonzero(kinds == 1)
-    before = bytes_at(text.data, ">u8")[ends[firsts] - 8]
-    is_unique = before == np.uint64(_UNIQUE)
-    is_keys = (before & np.uint64(_FIVE)) == np.uint64(_KEYS)
-    return _values(ends, kinds, firsts, is_unique), _values(ends, kinds, firsts, is_keys)
-
-
-def _places(text: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> tuple[Spans, Spans]:
-    """As ``_search``, where all rows are alike: what is found in the first is where it is in all."""
-    count, width = rows.shape
-    first = np.concatenate((text[:_LEAD], rows[0], text[:_LEAD]))
-    steps = np.arange(count) * width
-    found: list[Spans] = []
-    for starts, sizes in _search(first):
-        kept = starts < _LEAD + width
-        at = (steps[:, None] + starts[kept]).ravel()
-        found.append((at, np.tile(sizes[kept], count)))
-    return found[0], found[1]
-
-
-def _rows(records: _Records, members: Indices, width: int) -> npt.NDArray[np.uint8]:
-    """The last ``width`` bytes of each record, one after another; 0x02 stands before and behind its properties."""
-    starts = records.ends[members] - width
-    text = np.empty(_LEAD + width * len(members) + _LEAD, np.uint8)
-    text[:_LEAD] = text[len(text) - _LEAD :] = 2
-    rows = text[_LEAD : len(text) - _LEAD].reshape(len(members), width)
-    rows.view(f"V{width}")[:, 0] = bytes_at(records.buffer, f"V{width}")[starts]
-    sizes = records.properties_sizes[members]
-    if (sizes == sizes[0]).all():
-        rows[:, : width - int(sizes[0])] = 2
-    else:
-        text[_LEAD + np.arange(len(members)) * width + (width - sizes) - 1] = 2
-        rows[:, 0] = 2  # ends the last value of the row before
-    return text
-
-
-def _values(
-    ends: Indices, kinds: npt.NDArray[np.uint8], firsts: Indices, chosen: npt.NDArray[np.bool_]
-) -> tuple[Indices, Indices]:
-    """Starts and sizes of the values behind the chosen separators; empty ones are left out."""
-    mine = firsts[chosen]
-    starts = ends[mine] + 1
-    following = mine + 1
-    odd = np.flatnonzero(kinds[following] != 2)  # noqa: PLR2004 (a value that holds 0x01)
-    if len(odd):
-        seconds = np.flatnonzero(kinds == 2)  # noqa: PLR2004
-        following[odd] = seconds[np.searchsorted(seconds, mine[odd])]
-    sizes = ends[following] - starts
-    kept = sizes > 0
-    return (starts, sizes) if kept.all() else (starts[kept], sizes[kept])
-
-
-def _tokens(
-    text: npt.NDArray[np.uint8], starts: Indices, sizes: Indices
-) -> tuple[Indices, Indices]:
-    """What the values are made of, divided at blanks."""
-    blanks = np.flatnonzero(text == ord(" "))
-    low = np.searchsorted(blanks, starts)
-    counts = np.searchsorted(blanks, starts + sizes) - low
-    if not counts.any():
-        return starts, sizes
-    pieces = counts + 1
-    of = np.repeat(np.arange(len(starts)), pieces)
-    number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    padded = np.append(blanks, 0)
-    begins = np.where(number == 0, starts[of], padded[low[of] + number - 1] + 1)
-    last = number == counts[of]
-    stops = np.where(last, (starts + sizes)[of], padded[np.minimum(low[of] + number, len(blanks))])
-    lengths = stops - begins
-    kept = lengths > 0
-    return begins[kept], lengths[kept]
+    return keys, at
 
 
 def _inner(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> Iterator[Keys]:

@@ -32,11 +32,11 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.block import (
     check_records,
     parse_records,
-    tag_hashes,
     topics_equal,
     walk_records,
 )
 from tiered.format.items import BATCH_ITEM, BATCH_ITEM_BYTES, is_batch
+from tiered.format.property_columns import tag_hashes
 from tiered.format.record import MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault
 from tiered.local.interface import HoleReason, Quarantined, RecordBatch
 from tiered.local.mapped_file_queue import (

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import RecordBlock, tag_hashes, topics_equal
+from tiered.format.block import RecordBlock, topics_equal
+from tiered.format.property_columns import tag_hashes
 from tiered.format.record import RecordFault
 from tiered.format.sysflag import is_listable
 from tiered.local.classification import Around, Case, Chain, classify_orphans, place

@@ -19,11 +19,10 @@ from tiered.format.block import (
     distinct,
     inner_counts,
     parse_records,
-    tag_guesses,
-    tag_hashes,
     topic_bytes,
     topics_equal,
 )
+from tiered.format.property_columns import tag_hashes
 from tiered.format.record import HEADER, RECORD_BYTES_MIN, RecordError, RecordFault, decode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.catalog import SCHEDULE_TOPIC
@@ -343,37 +342,33 @@ class TagRule:
     has_ext: bool  # codes may be addresses, see ``are_wrong_tags``
     is_live: bool  # the last entry may be half written
 
-    def apply_all(
-        self, block: RecordBlock, found: Sequence[tuple[MessageQueue, Match]], guesses: Longs
-    ) -> None:
+    def apply_all(self, found: Sequence[tuple[MessageQueue, Match]], tags: Longs) -> None:
         """Set the tag codes of entries whose records are all listed; one comparison for all queues."""
         if not found:
             return
         own = [match.owns() for _, match in found]
         codes = np.concatenate([match.all_entries.tag_codes for _, match in found])
-        unlike = np.flatnonzero(codes != guesses[np.concatenate(own)])
+        unlike = np.flatnonzero(codes != tags[np.concatenate(own)])
         ends = np.cumsum([len(some) for some in own])
         for number in distinct(np.searchsorted(ends, unlike, side="right")).tolist():
             queue, match = found[number]
-            self.apply(queue, match.all_entries, block, own[number], guesses)
+            self.apply(queue, match.all_entries, own[number], tags)
 
-    def apply(
-        self, queue: MessageQueue, entries: Entries, block: RecordBlock, owns: Longs, guesses: Longs
-    ) -> None:
+    def apply(self, queue: MessageQueue, entries: Entries, owns: Longs, tags: Longs) -> None:
         """Set the tag codes of entries to those of their records.
 
         Args:
             entries: ``tag_codes`` is changed.
-            owns: Index in ``block`` of each entry's own sound record; -1: it has none, and stays as it is.
-            guesses: ``tag_guesses`` of the block.
+            owns: Number in the block of each entry's own sound record; -1: it has none, and stays as it is.
+            tags: ``tag_hashes`` of the block.
         """
-        if not len(guesses) or queue.topic == SCHEDULE_TOPIC:
+        if not len(tags) or queue.topic == SCHEDULE_TOPIC:
             return  # (there the tag code is the time of delivery)
-        unlike = np.flatnonzero((entries.tag_codes != guesses[owns]) & (owns >= 0))
+        unlike = np.flatnonzero((entries.tag_codes != tags[owns]) & (owns >= 0))
         if not len(unlike):
             return
         codes = entries.tag_codes[unlike]
-        hashes = tag_hashes(only(block, owns[unlike]))
+        hashes = tags[owns[unlike]]
         is_last = self.is_live and unlike[-1] == len(entries) - 1
         wrong = are_wrong_tags(codes, hashes, has_ext=self.has_ext, is_live=is_last)
         for at in unlike[wrong].tolist():
@@ -583,7 +578,7 @@ def _compose(queue: MessageQueue, entries: Entries, found: Fetched, rule: TagRul
     starts[good] = positions[np.searchsorted(used, numbers)]
     times[good] = found.block.store_timestamps_ms[numbers]
     owns = np.where(good, found.record_of, -1)
-    rule.apply(queue, entries, found.block, owns, tag_guesses(found.block))
+    rule.apply(queue, entries, owns, tag_hashes(found.block))
     return RecordBatch(
         queue=queue,
         base_offset=QueueOffset(entries.start),

@@ -28,8 +28,9 @@ import numpy as np
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError
 from tiered.format import properties
-from tiered.format.block import queue_groups, tag_guesses
+from tiered.format.block import queue_groups
 from tiered.format.broker_checkpoint import decode_checkpoint
+from tiered.format.property_columns import tag_hashes
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.local.catalog import Catalog, QueueState
 from tiered.local.classification import WRONG_TAG_CODES, AnomalyCounters, hole_counter
@@ -596,7 +597,7 @@ class RocketMQFollower:
         self._must_sweep = True
         self._view = store.current_view()
         self._tags = store.tag_rule(self._view)
-        self._guessed: tuple[RecordBlock, Longs] | None = None
+        self._tag_codes_of: tuple[RecordBlock, Longs] | None = None
         self._note_places()
         self._walked_from = self._position = self._first_position()
         self._pieces = LogPieces(self._view.log)
@@ -832,7 +833,7 @@ class RocketMQFollower:
         found = [(state.queue, match_) for state, match_ in taken]
         if not found:
             return []
-        self._tags.apply_all(block, found, self._guesses(block))
+        self._tags.apply_all(found, self._tag_codes(block))
         batches = sound_batches(block, found)
         indices = np.concatenate([match_.indices for _, match_ in found])  # one look for all lasts
         ends = np.cumsum([len(match_.indices) for _, match_ in found]) - 1
@@ -842,11 +843,11 @@ class RocketMQFollower:
             self._last[batch.queue] = last
         return batches
 
-    def _guesses(self, block: RecordBlock) -> Longs:
+    def _tag_codes(self, block: RecordBlock) -> Longs:
         """Made once for all queues of a piece."""
-        if self._guessed is None or self._guessed[0] is not block:
-            self._guessed = block, tag_guesses(block)
-        return self._guessed[1]
+        if self._tag_codes_of is None or self._tag_codes_of[0] is not block:
+            self._tag_codes_of = block, tag_hashes(block)
+        return self._tag_codes_of[1]
 
     # -- what the log's order does not give ------------------------------------------------------
 

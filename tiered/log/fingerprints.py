@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from zlib_ng import zlib_ng
 
+from tiered.format.properties import UNIQ_KEY, value_of
 from tiered.format.record import (
     BODY_AT,
     BODY_SIZE_AT,
     HEADER,
+    MAGIC_V2,
     RECORD_BYTES_MIN,
     STORE_TIME_AT,
     extra_of,
@@ -32,7 +34,6 @@ HOLE = -1
 
 _LONG = struct.Struct(">q")
 _INT = struct.Struct(">i")
-_KEY = b"UNIQ_KEY\x01"
 _IDENTITY = struct.Struct(">qqIi")
 
 
@@ -41,14 +42,17 @@ def fingerprint_of(record: Buffer) -> int:
     view = memoryview(record).cast("B")
     if view.nbytes < RECORD_BYTES_MIN:
         return 0
-    _, _, crc, _, _, queue_offset, _, sys_flag, _ = HEADER.unpack_from(view)
+    _, magic, crc, _, _, queue_offset, _, sys_flag, _ = HEADER.unpack_from(view)
     store_at = STORE_TIME_AT + extra_of(sys_flag, BORN_HOST_V6)
     extra = v6_extra_bytes(sys_flag)
     body_size = _INT.unpack_from(view, BODY_SIZE_AT + extra)[0]
     store_ms = _LONG.unpack_from(view, store_at)[0]
-    rest = bytes(view[BODY_AT + extra + body_size :])  # topic and properties
-    start = rest.find(_KEY)
-    unique = rest[start + len(_KEY) :].partition(b"\x02")[0] if start >= 0 else b""
+    rest = bytes(
+        view[BODY_AT + extra + body_size :]
+    )  # topic and properties, each behind its length
+    length_bytes = 2 if magic == MAGIC_V2 else 1
+    topic_bytes = int.from_bytes(rest[:length_bytes], "big")
+    unique = value_of(rest[length_bytes + topic_bytes + 2 :], UNIQ_KEY.encode())
     identity = _IDENTITY.pack(queue_offset, store_ms, crc, body_size)
     return zlib_ng.crc32(identity + unique) or 1
 

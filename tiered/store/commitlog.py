@@ -116,10 +116,8 @@ class CommitLog:
             plan = _AppendPlan(messages, begin, self._file_bytes, self._queue_ends)
             heads = messages.heads(plan.queue_offsets, plan.positions, now_ms, store_host)
             self._write(plan.pieces(messages, heads), 4 * len(messages), plan.end)
-            self._queue_ends.update(plan.moved)
-            places = RecordPlaces(plan.queue_offsets, plan.positions, plan.end, now_ms)
             # First, then the hand-over: what isn't handed over is read from the log, as far as this end.
-            self.end, self.store_ms = plan.end, now_ms
+            places = self._count(plan.places(now_ms), plan.moved)
             if plan.end > begin:
                 self.handover.give(begin, messages, places)
             return places
@@ -137,9 +135,7 @@ class CommitLog:
             records.put_places(plan.queue_offsets, plan.positions, now_ms, store_host)
             pieces = plan.ready_pieces(records)
             self._write(pieces, len(pieces), plan.end)
-            self._queue_ends.update(plan.moved)
-            self.end, self.store_ms = plan.end, now_ms
-            return RecordPlaces(plan.queue_offsets, plan.positions, plan.end, now_ms)
+            return self._count(plan.places(now_ms), plan.moved)
 
     def append_made(
         self, queue: QueueKey, takes: int, make: Callable[[int, int, int], bytes]
@@ -161,14 +157,19 @@ class CommitLog:
             pieces = [make(offset, position, now_ms)]
             room = self._file_bytes - position % self._file_bytes - BLANK_BYTES_MIN
             if len(pieces[0]) > room:
-                position += room + BLANK_BYTES_MIN
-                blank = SIZE_AND_MAGIC.pack(room + BLANK_BYTES_MIN, MAGIC_BLANK) + bytes(room)
-                pieces = [blank, make(offset, position, now_ms)]
+                rest = room + BLANK_BYTES_MIN
+                position += rest
+                pieces = [_blank(rest), make(offset, position, now_ms)]
             end = position + len(pieces[-1])
             self._write(pieces, len(pieces), end)
-            self._queue_ends[queue] = offset + takes
-            self.end, self.store_ms = end, now_ms
-            return RecordPlaces((offset,), (position,), end, now_ms)
+            places = RecordPlaces((offset,), (position,), end, now_ms)
+            return self._count(places, {queue: offset + takes})
+
+    def _count(self, places: RecordPlaces, moved: Mapping[QueueKey, int]) -> RecordPlaces:
+        """Under the lock, once the bytes are in their files: let places count."""
+        self._queue_ends.update(moved)
+        self.end, self.store_ms = places.end, places.store_ms
+        return places
 
     def sync(self) -> int:
         """Bring to the disk what was appended before this call.
@@ -250,6 +251,10 @@ class _AppendPlan:
         self.positions, self.end = self._positions(messages.sizes, position, file_bytes)
         self.moved, self.queue_offsets = messages.queue_offsets(ends)
 
+    def places(self, store_ms: int) -> RecordPlaces:
+        """Where the messages are put."""
+        return RecordPlaces(self.queue_offsets, self.positions, self.end, store_ms)
+
     def _positions(
         self, sizes: Sequence[int], position: int, file_bytes: int
     ) -> tuple[list[int], int]:
@@ -275,10 +280,7 @@ class _AppendPlan:
             return found
         pieces = list(found)
         for number, rest in reversed(self.blanks):
-            pieces[4 * number : 4 * number] = (
-                SIZE_AND_MAGIC.pack(rest, MAGIC_BLANK),
-                bytes(rest - BLANK_BYTES_MIN),
-            )
+            pieces.insert(4 * number, _blank(rest))
         return pieces
 
     def ready_pieces(self, records: ReadyRecords) -> list[bytes | bytearray]:
@@ -287,10 +289,14 @@ class _AppendPlan:
         first = done = 0
         for number, rest in self.blanks:
             end = done + sum(records.sizes[first:number])
-            blank = SIZE_AND_MAGIC.pack(rest, MAGIC_BLANK)
-            pieces += [records.data[done:end], blank + bytes(rest - BLANK_BYTES_MIN)]
+            pieces += [records.data[done:end], _blank(rest)]
             first, done = number, end
         return [one for one in (*pieces, records.data[done:] if done else records.data) if one]
+
+
+def _blank(size: int) -> bytes:
+    """What fills the rest of a file."""
+    return SIZE_AND_MAGIC.pack(size, MAGIC_BLANK) + bytes(size - BLANK_BYTES_MIN)
 
 
 # -- when an append is answered --------------------------------------------------------------------

@@ -35,7 +35,7 @@ from tiered.format.record import (
 )
 from tiered.local.catalog import TOPIC_BYTES_MAX, check_topic
 from tiered.model import PhysicalOffset, QueueOffset
-from tiered.store.new_message import Appended, counter_digits
+from tiered.store.new_message import Appended, all_properties, counter_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,8 +75,18 @@ def checked_properties(
     topic_bytes = check_topic(message.topic)
     _check_numbers(message)
     born_host = message.born_host or options.store_host
-    found = _properties(message, cluster, unique_key)
-    raw = _join(found)
+    found = all_properties(message)
+    if not found.get(names.UNIQ_KEY):
+        found[names.UNIQ_KEY] = unique_key
+    found[names.CLUSTER] = cluster
+    try:
+        raw = join_properties(found)
+    except ValueError as error:  # a separator, an empty value, or what is not Unicode text
+        raise InvalidError(str(error)) from error
+    if len(raw) > PROPERTIES_BYTES_MAX:
+        raise InvalidError(
+            f"properties of {len(raw)} bytes, and at most {PROPERTIES_BYTES_MAX} may be"
+        )
     size = record_bytes(
         body=len(message.body),
         topic=topic_bytes,
@@ -84,7 +94,14 @@ def checked_properties(
         sys_flag=_host_bits(message.sys_flag, born_host, options.store_host),
         version=1 if topic_bytes <= TOPIC_BYTES_MAX else 2,
     )
-    _check_sizes(message, size, options)
+    if len(message.body) > options.message_bytes_max:
+        raise InvalidError(
+            f"a body of {len(message.body)} bytes, and at most {options.message_bytes_max} may be"
+        )
+    if size > options.record_bytes_max:
+        raise InvalidError(
+            f"a record of {size} bytes, and at most {options.record_bytes_max} may be"
+        )
     return raw, found[names.UNIQ_KEY]
 
 
@@ -114,42 +131,6 @@ def _check_numbers(message: NewMessage) -> None:
     for bits, what in _REFUSED_FLAGS:
         if message.sys_flag & bits:
             raise InvalidError(f"sys_flag {message.sys_flag:#x}: {what} cannot be stored here")
-
-
-def _check_sizes(message: NewMessage, size: int, options: StoreOptions) -> None:
-    if len(message.body) > options.message_bytes_max:
-        raise InvalidError(
-            f"a body of {len(message.body)} bytes, and at most {options.message_bytes_max} may be"
-        )
-    if size > options.record_bytes_max:
-        raise InvalidError(
-            f"a record of {size} bytes, and at most {options.record_bytes_max} may be"
-        )
-
-
-def _properties(message: NewMessage, cluster: str, unique_key: str) -> dict[str, str]:
-    found = dict(message.properties)
-    for name, value in ((names.TAGS, message.tags), (names.KEYS, message.keys)):
-        if value is None:
-            continue
-        if found.setdefault(name, value) != value:
-            raise InvalidError(f"property {name} says {found[name]!r}, and the message {value!r}")
-    if not found.get(names.UNIQ_KEY):
-        found[names.UNIQ_KEY] = unique_key
-    found[names.CLUSTER] = cluster
-    return found
-
-
-def _join(found: dict[str, str]) -> bytes:
-    try:
-        raw = join_properties(found)
-    except ValueError as error:  # a separator, an empty value, or what is not Unicode text
-        raise InvalidError(str(error)) from error
-    if len(raw) > PROPERTIES_BYTES_MAX:
-        raise InvalidError(
-            f"properties of {len(raw)} bytes, and at most {PROPERTIES_BYTES_MAX} may be"
-        )
-    return raw
 
 
 def _host_bits(flag: int, born_host: str, store_host: str) -> int:
@@ -666,7 +647,12 @@ class Encoder:
         else:
             msg_ids, texts = fresh, self._plain_texts(messages, fields, fresh)
         properties = self._encode(messages, texts, fresh)
-        leads, sizes = _measure(fields.bodies, properties, kinds)
+        lengths = list(map(len, properties))
+        leads = [kind.leads[length] for kind, length in zip(kinds, lengths, strict=True)]
+        sizes = [
+            kind.rest_bytes + len(body) + length
+            for kind, body, length in zip(kinds, fields.bodies, lengths, strict=True)
+        ]
         distinct = set(zip(fields.topics, fields.queue_ids, strict=True))
         if (
             (largest := max(sizes)) > self._size_max
@@ -812,20 +798,6 @@ def _are_plain(keys: Sequence[str | None]) -> bool:
         return missing == len(keys)
     joined = "".join(cast("Sequence[str]", keys))
     return joined.isascii() and "\x01" not in joined and "\x02" not in joined
-
-
-def _measure(
-    bodies: Sequence[bytes], properties: Sequence[bytes], kinds: Sequence[RecordKind]
-) -> tuple[list[bytes], list[int]]:
-    """What stands between bodies and properties, and the sizes of the records."""
-    lengths = list(map(len, properties))
-    return (
-        [kind.leads[length] for kind, length in zip(kinds, lengths, strict=True)],
-        [
-            kind.rest_bytes + len(body) + length
-            for kind, body, length in zip(kinds, bodies, lengths, strict=True)
-        ],
-    )
 
 
 def _fit(fields: MessageFields) -> bool:

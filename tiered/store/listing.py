@@ -309,11 +309,12 @@ class Reput:
 
     def is_cut(self, limit: int) -> bool:
         """Whether ``limit`` lies within the record at ``position``: a replica acknowledges bytes, not records."""
-        if self._log.base_of(self.position) is None:
+        position = self.position  # who closes the store asks while the reput thread goes on
+        if self._log.base_of(position) is None:
             self._log.rescan()
-        size = int.from_bytes(self._log.read(self.position, 4), "big")
-        room = self._log.file_bytes - self.position % self._log.file_bytes
-        return 0 < limit - self.position < size <= room
+        size = int.from_bytes(self._log.read(position, 4), "big")
+        room = self._log.file_bytes - position % self._log.file_bytes
+        return 0 < limit - position < size <= room
 
     def _read(self, limit: int, dispatchers: Sequence[Dispatch]) -> bool:
         """Take a piece from the log itself; False when no whole record lies below ``limit``."""

@@ -43,6 +43,19 @@ class NewMessage:
     reconsume_times: int = 0  # how often it was sent back
 
 
+def all_properties(message: NewMessage) -> dict[str, str]:
+    """A message's properties with its tags and keys among them.
+
+    Raises:
+        InvalidError: It says one of these twice, and not alike.
+    """
+    found = dict(message.properties)
+    for name, value in ((names.TAGS, message.tags), (names.KEYS, message.keys)):
+        if value is not None and found.setdefault(name, value) != value:
+            raise InvalidError(f"property {name} says {found[name]!r}, and the message {value!r}")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Appended:
     """Where a message was put."""

@@ -30,7 +30,7 @@ from tiered.format.record import Record, body_crc, encode_record, is_v6, offset_
 from tiered.local.catalog import TOPIC_BYTES_MAX, check_topic
 from tiered.model import PhysicalOffset, QueueOffset
 from tiered.store.encoding import QUEUE_ID_MAX, check_host
-from tiered.store.new_message import Appended, NewMessage, broker_order
+from tiered.store.new_message import Appended, NewMessage, all_properties, broker_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,10 +84,7 @@ def complete(message: NewMessage, *, cluster: str, unique_key: str) -> NewMessag
     Raises:
         InvalidError: It says a property twice, and not alike.
     """
-    found = dict(message.properties)
-    for name, value in ((names.TAGS, message.tags), (names.KEYS, message.keys)):
-        if value is not None and found.setdefault(name, value) != value:
-            raise InvalidError(f"property {name} says {found[name]!r}, and the message {value!r}")
+    found = all_properties(message)
     found.setdefault(names.UNIQ_KEY, unique_key)
     found[names.CLUSTER] = cluster
     return replace(message, tags=None, keys=None, properties=broker_order(found))
