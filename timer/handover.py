@@ -47,15 +47,16 @@ import numpy as np
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES
+from tiered.log.actions import action_of
 from tiered.log.ranges import Ranges, clipped, count_of, is_in, joined, ranges_at, without
 from tiered.log.timers import (
     ALL_LEFT,
     HOUR_MS,
     FactsCopy,
     HandedRow,
-    handed_action,
+    TimerHanded,
+    TimerRunBegins,
     hour_queue,
-    run_action,
 )
 from timer.dequeue import first_left
 
@@ -211,7 +212,7 @@ class HandOver:
         self.journal.catch_up()
         while True:
             self.run = self.journal.state.timers.run.number + 1
-            self.journal.append([run_action(self.run, holder)])
+            self.journal.append([action_of(TimerRunBegins(self.run, holder))])
             if self.journal.state.timers.run.number == self.run:
                 self._look()
                 return
@@ -440,7 +441,7 @@ class HandOver:
 
     def _say(self, row: HandedRow, since: Mapping[str, Any]) -> None:
         """Append an entry. Only then ``since`` holds: until then what is unsure lies behind the mark before."""
-        self.journal.append([handed_action(self.run, [row], since)], check=self._check)
+        self.journal.append([action_of(TimerHanded(self.run, (row,), since))], check=self._check)
         self._since = since
         self.counters.entries += 1
         self.journal.write_checkpoint()

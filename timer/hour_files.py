@@ -23,10 +23,11 @@ from tiered.format.block import bytes_at
 from tiered.format.record import QUEUE_ID_AT, QUEUE_OFFSET_AT
 from tiered.local.interface import RecordBatch
 from tiered.local.queue_reader import cut_records
+from tiered.log.actions import action_of
 from tiered.log.bundles import bundle_row
 from tiered.log.composite import AppendResult, CommitPolicy, CompositeFlatFile
 from tiered.log.parts import QueueLife
-from tiered.log.timers import HOUR_MS, TIMER_TOPIC, TimersTaken, hour_queue, take_action
+from tiered.log.timers import HOUR_MS, TIMER_TOPIC, HourTaken, TimersTaken, TimerTake, hour_queue
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -249,11 +250,11 @@ class TimerWriter:
             return
         stored = self._upload(files)
         reached("timers-stored")
-        hours = {one.hour: (one.due_min_ms, one.due_max_ms, one.marks) for one in files}
+        hours = {one.hour: HourTaken(one.due_min_ms, one.due_max_ms, one.marks) for one in files}
         rows = [bundle_row(one.bundle, one.packed) for one in stored]
         parts = [{"do": "part", "bundles": rows}] if rows else []
         refused = self._journal.state.refused_parts
-        self._journal.append([*parts, take_action(taken, hours)])
+        self._journal.append([*parts, action_of(TimerTake(tuple(taken), hours))])
         if self._journal.state.refused_parts != refused:
             what = f"replay refuses a part of our own journal entry {self._journal.number}"
             raise InternalError(what, do="stop, and report this defect")

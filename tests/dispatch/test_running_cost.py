@@ -82,7 +82,7 @@ class Load:
     def collect(self) -> None:
         at = Workplace(self.gc_meter, self.gc_meter, Place("c", "b"), self.clock, random.Random(3))  # type: ignore[arg-type]
         plan = plan_gc(at.store, at.place, at.clock, grace_ms=60_000, max_deletions=1_000_000)
-        assert not plan["refusals"]
+        assert not plan.refusals
         apply_gc(at, plan)
 
     def run(self, seconds: float) -> None:

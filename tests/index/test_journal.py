@@ -13,12 +13,14 @@ from support.tiers import TIME_MS
 
 from backends.memory import MemoryStore
 from tiered.journal.entry import Entry, json_text
+from tiered.journal.typed import as_row, row_of
 from tiered.keys import ObjectId, index_key, maker_of, parse_index_key
 from tiered.log.history import keys_of, named_objects
 from tiered.log.indexed import index_action, indexed_to, uncovered
 from tiered.log.parts import Cover, IndexObject, ObjectRange
-from tiered.log.ranges import clipped, joined, ranges_of, without
+from tiered.log.ranges import clipped, joined, without
 from tiered.log.state import TierMachine
+from tiered.log.timers import TimerHour
 from tiered.log.verify import verify_tier
 from tiered.log.verify_objects import check_indexes
 from tiered.model import MessageQueue
@@ -112,8 +114,8 @@ def test_what_was_read_before_an_end_was_truncated_covers_nothing_that_came_sinc
             [*range(13, 5, -1)] if key == "new" else [6 + int(key[3])]
         )
     assert [hit.queue_offset for hit in tier.ask("a", "k").hits] == [5, 4, 3, 2, 1, 0]
-    row = tier.journal.state.indexes[-1].covers[0].row()
-    assert Cover.of(row).row() == row
+    row = row_of(tier.journal.state.indexes[-1].covers[0])
+    assert row_of(as_row(Cover).decode(row)) == row
     assert len(row) == 6
 
 
@@ -147,10 +149,11 @@ def test_ranges():
     assert joined(((3, 5), (0, 2), (2, 3))) == ((0, 5),)
     assert without(((0, 5), (7, 9)), 3, 8) == ((0, 3), (8, 9))
     assert clipped(((0, 5), (7, 9)), 3, 8) == ((3, 5), (7, 8))
-    assert ranges_of([[0, 2], [4, 5]]) == ((0, 2), (4, 5))
+    ranges_of = as_row(TimerHour).decode
+    assert ranges_of([1, 2, 0, 0, 9, 0, [], [], [[0, 2], [4, 5]]]).held == ((0, 2), (4, 5))
     for wrong in ([[0, 2], [2, 3]], [[4, 5], [0, 2]], [[2, 2]], [[0, "2"]]):
         with pytest.raises((ValueError, TypeError)):
-            ranges_of(wrong)
+            ranges_of([1, 2, 0, 0, 9, 0, [], [], wrong])
 
 
 def test_keys_of_index_objects():
@@ -231,6 +234,6 @@ def test_a_state_that_claims_more_than_its_objects_cover_is_told(tier: KeyedTier
         "no index object covers [10, 11)",
         "more is indexed than committed",
     ]
-    place = replace(state.indexes[0].place, key="queue/x")
+    place = state.indexes[0].place._replace(key="queue/x")
     strange = replace(state, indexes=(replace(state.indexes[0], place=place),))
     assert [p.where for p in check_indexes(strange)] == ["queue/x"]

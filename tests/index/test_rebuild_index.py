@@ -24,7 +24,7 @@ from tiered.keys import JOURNAL
 from tiered.log.parts import queue_action
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
-from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
+from tiered.upkeep.rebuild import DroppedIndex, apply_rebuild_index, plan_rebuild_index
 from tiered.upkeep.workplace import Workplace, in_new_epoch, journal_writer
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ def test_what_expires_beside_it_is_not_dropped_over_and_over():
 
     racing = Racing(store)
     plan = plan_rebuild_index(at)
-    plan["drop"] = [{"key": key, "reason": "made so"} for key in (first, second)]
+    dropped = tuple(DroppedIndex(key, "made so") for key in (first, second))
+    plan = replace(plan, steps=dropped)
     done = apply_rebuild_index(replace(at, bare=racing, rng=random.Random(8)), plan, items_max=10)
     assert done["unindexed_messages"] == 0
     named = {one.place.key for one in journal_writer(at).state.indexes}

@@ -116,7 +116,7 @@ def test_a_whole_document_of_another_form_is_another_version_s(missing: str):
     with pytest.raises(OtherVersionError, match=missing):
         decode_entry(seal_text(document), where="k")
     for wrong in ([before], {}, None, 1.5):
-        with pytest.raises(OtherVersionError, match="another type"):
+        with pytest.raises(OtherVersionError, match="another form"):
             decode_entry(seal_text({**document, missing: wrong}), where="k")
 
 

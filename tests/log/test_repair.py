@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.dispatching import PREFIX, filled, run_once
 from support.merging import gather, text
+from support.opened import PLACE
 from support.tiers import QUEUE, TierBuilder, batch_of
 
 from backends.memory import MemoryStore
@@ -22,6 +23,7 @@ from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.model import QueueBounds, QueueOffset
 from tiered.upkeep.repair import Repairer, RepairReport
+from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,10 +62,8 @@ def deep(store: ObjectStore, local: SyntheticStore | None = None) -> VerifyRepor
 
 
 def repair(store: ObjectStore, local: SyntheticStore | None, seed: int = 3) -> RepairReport:
-    repairer = Repairer(
-        store, store, PREFIX, local,
-        clock=ManualClock(), rng=random.Random(seed), stop=threading.Event(),
-    )  # fmt: skip
+    at = Workplace(store, store, PLACE, ManualClock(), random.Random(seed))
+    repairer = Repairer(at, local, stop=threading.Event())
     return repairer.run(deep(store).damaged)
 
 
@@ -261,10 +261,8 @@ def test_a_writer_goes_on_after_a_repair(tier: ObjectStore):
 
 def test_another_store_is_refused(tier: ObjectStore, local: SyntheticStore):
     store = copy_of(tier)
-    repairer = Repairer(
-        store, store, PREFIX, local,
-        clock=ManualClock(), rng=random.Random(1), stop=threading.Event(),
-    )  # fmt: skip
+    at = Workplace(store, store, PLACE, ManualClock(), random.Random(1))
+    repairer = Repairer(at, local, stop=threading.Event())
     repairer._journal.take_epoch({})
     repairer._journal.append([{"do": "meta", "store": {"store_id": "another"}}])
     with pytest.raises(InvalidError, match="belongs to another store"):

@@ -380,8 +380,10 @@ def test_the_form_of_a_checkpoint_is_fixed():
         "refused_parts": 0,
         "updated_ms": 1003,
         "queues": [
-            ["topic-ä", 3, [[0, 0, 50, 1000, [[0, 0, 1002, False, 1]], [[10, 50, "why"]], 0, ""]]],
+            ["topic-ä", 3, [[0, 0, 50, 1000, [[0, 0, 1002, False, 1]], [[10, 50, "why"]]]]],
         ],
+        "indexes": [],
+        "timers": [],
     }  # fmt: skip
-    assert (columns["bundles"], columns["count"]) == ([["b0", 1308, 0]], 1)
+    assert (columns["bundles"], columns["count"]) == ([["b0", 1308]], 1)
     assert list(decode_columns(columns)) == [part(0, 0)]

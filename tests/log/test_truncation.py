@@ -12,9 +12,10 @@ from support.bundles import merge_action
 from support.queue_entries import EPOCH, MACHINE, add, gap, head, life, part, replay, then, truncate
 from support.tiers import QUEUE
 
+from tiered.log.actions import Head
 from tiered.log.divergence import first_difference
 from tiered.log.parts import Parts
-from tiered.log.truncation import Head, head_of, is_tail, rest_of
+from tiered.log.truncation import head_of, is_tail, rest_of
 from tiered.log.verify_report import check_state
 from tiered.model import QueueOffset
 

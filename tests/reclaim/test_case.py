@@ -39,8 +39,8 @@ def test_i11_gc_deletes_nothing_when_a_named_object_can_be_read_and_is_not_liste
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
     assert keys_of(plan) == set()
-    assert "differ only in case" in plan["refusals"][0]
-    assert "symbolic link" in plan["refusals"][0]
+    assert "differ only in case" in plan.refusals[0]
+    assert "symbolic link" in plan.refusals[0]
     with pytest.raises(DataError, match="nothing is deleted"):
         tier.apply(plan)
     assert before <= {info.key for info in tier.store.list("")}

@@ -32,7 +32,7 @@ def test_no_writer_alive_so_gc_takes_a_epoch_for_what_the_last_one_left():
     litter = tier.litter(1)
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
-    assert plan["takes_epoch"]
+    assert plan.takes_epoch
     assert keys_of(plan) == set(litter)
     done = tier.apply(plan)
     assert (done["deleted"], done["epoch"]) == (2, 2)
@@ -50,8 +50,8 @@ def test_the_present_epoch_s_litter_stays_while_its_writer_lives():
     free = tier.plan()
     leased(tier)
     held = tier.plan()
-    assert (held["deletions"], held["left"]["present_epoch"]) == ([], 2)
-    assert held["is_writer_alive"]
+    assert (held.steps, held.left["present_epoch"]) == ((), 2)
+    assert held.is_writer_alive
     with pytest.raises(InvalidError, match="a writer has begun"):  # between plan and apply
         tier.apply(free)
     assert len(tier.data() - tier.named()) == 2
@@ -72,7 +72,7 @@ def test_merged_parts_go_beside_the_writer_that_merged_them():
     tier.clock.advance(GRACE_S)
     plan = tier.plan()
     assert keys_of(plan) == small
-    assert not plan["takes_epoch"]
+    assert not plan.takes_epoch
     assert tier.apply(plan)["deleted"] == 4
     tier.builder.add([b"c"])
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
@@ -96,8 +96,8 @@ def test_what_was_merged_twice_goes_beside_the_writer_that_merged_it():
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
     assert keys_of(plan) == doomed
-    assert not plan["takes_epoch"]
-    assert (tier.apply(plan)["deleted"], plan["left"]["present_epoch"]) == (4, 1)
+    assert not plan.takes_epoch
+    assert (tier.apply(plan)["deleted"], plan.left["present_epoch"]) == (4, 1)
 
 
 def test_a_topic_s_removal_needs_that_nobody_writes():
@@ -141,7 +141,7 @@ def test_a_clock_that_is_ahead_does_not_fence_a_living_writer():
     ours.lease = leased(tier, seconds=10, host="elsewhere")
     at = tier.workplace(tier.store, ours)
     plan = plan_gc(at.store, at.place, ours, grace_ms=1000, max_deletions=9)
-    assert plan["takes_epoch"]  # by our clock nobody is alive
+    assert plan.takes_epoch  # by our clock nobody is alive
     with pytest.raises(FencedError, match="renews its lease"):
         apply_gc(at, plan)
     tier.builder.add([b"b"])
@@ -171,7 +171,7 @@ def test_i11_what_a_writer_names_in_the_last_moment_stays_whatever_batch_it_is_i
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
     late = stored.bundle.key
-    assert plan["takes_epoch"]
+    assert plan.takes_epoch
     assert late in keys_of(plan)
 
     def named_before(at: Workplace) -> Any:

@@ -34,14 +34,14 @@ from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 if TYPE_CHECKING:
     from backends.base import ByteRange, ObjectStore, Version
     from tiered.log.reader import QueueReader
-    from tiered.upkeep.workplace import Plan
+    from tiered.upkeep.gc import GcPlan
 
 PEOPLE = MessageQueue("people", 0)
 SECRET = b"SECRET-PERSON"
 Content = dict[MessageQueue, list[bytes]]
 
 
-def planned(tier: Tier, grace_s: float = GRACE_S, *, erases: bool = True) -> Plan:
+def planned(tier: Tier, grace_s: float = GRACE_S, *, erases: bool = True) -> GcPlan:
     return plan_gc(
         tier.store,
         tier.at.place,
@@ -52,7 +52,9 @@ def planned(tier: Tier, grace_s: float = GRACE_S, *, erases: bool = True) -> Pla
     )
 
 
-def erase(tier: Tier, plan: Plan | None = None, store: ObjectStore | None = None) -> dict[str, Any]:
+def erase(
+    tier: Tier, plan: GcPlan | None = None, store: ObjectStore | None = None
+) -> dict[str, Any]:
     return apply_erasure(tier.workplace(store or tier.store), plan or planned(tier))
 
 
@@ -122,20 +124,20 @@ def test_what_gc_deletes_is_not_all_and_gc_says_so():
     collect(tier)
     assert len(holds_secret(tier)) == 3
     plan = planned(tier, erases=False)
-    assert (plan["given_up_bundles"], plan["erases"], plan["erasures"]) == (3, False, [])
-    assert plan["given_up_bytes"] > 3 * len(SECRET)
+    assert (plan.given_up_bundles, plan.erases, plan.erasures) == (3, False, ())
+    assert plan.given_up_bytes > 3 * len(SECRET)
 
 
 def test_i11_a_deleted_topic_leaves_the_store_and_the_others_stay():
     tier = shared()
     before = content(tier)
     plan = planned(tier)
-    assert {row["key"].removeprefix(PREFIX) for row in plan["erasures"]} == tier.named()
+    assert {row.key.removeprefix(PREFIX) for row in plan.erasures} == tier.named()
     assert len(holds_secret(tier)) == 3  # a plan changes nothing
     done = erase(tier, plan)
     assert (done["bundles"], done["made"], done["already_done"], done["stays"]) == (3, 1, 0, [])
-    assert done["given_up_bytes"] == plan["given_up_bytes"]
-    assert done["gone_after_ms"] >= tier.clock.now_ms() + plan["grace_ms"]
+    assert done["given_up_bytes"] == plan.given_up_bytes
+    assert done["gone_after_ms"] >= tier.clock.now_ms() + plan.grace_ms
     assert content(tier) == before
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
     tier.clock.advance(GRACE_S / 2)
@@ -147,7 +149,7 @@ def test_i11_a_deleted_topic_leaves_the_store_and_the_others_stay():
     assert content(tier) == before
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
     again = planned(tier)
-    assert (again["given_up_bundles"], again["erasures"]) == (0, [])
+    assert (again.given_up_bundles, again.erasures) == (0, ())
 
 
 def test_a_lost_journal_does_not_bring_it_back():
@@ -260,7 +262,7 @@ def test_it_needs_that_nobody_writes():
     tier = shared()
     plan = planned(tier)
     lease = leased(tier)
-    assert planned(tier)["is_writer_alive"]
+    assert planned(tier).is_writer_alive
     with pytest.raises(FencedError, match="a writer is at work"):
         erase(tier, plan)
     assert len(holds_secret(tier)) == 3
@@ -329,7 +331,7 @@ def test_a_damaged_bundle_stays_and_is_named_and_the_others_are_done():
     done = erase(tier)
     assert (done["bundles"], [row["key"] for row in done["stays"]]) == (2, [PREFIX + doomed])
     assert "fail their checksum" in done["stays"][0]["reason"]
-    assert [row["key"] for row in planned(tier)["erasures"]] == [PREFIX + doomed]
+    assert [row.key for row in planned(tier).erasures] == [PREFIX + doomed]
 
 
 class Expiring(WrappingStore):
@@ -370,7 +372,7 @@ def test_a_plan_of_another_store_is_refused_and_one_that_is_old_does_what_is_lef
     tier = shared()
     plan = planned(tier)
     with pytest.raises(InvalidError, match="another store"):
-        erase(tier, {**plan, "store": {"cluster": "x"}})
+        erase(tier, replace(plan, store={"cluster": "x"}))
     tier.restart()
     merge_all(tier)
     done = erase(tier, plan)
@@ -391,8 +393,8 @@ def test_nothing_is_rewritten_when_a_named_object_is_gone():
     tier = shared()
     tier.store.delete(PREFIX + min(tier.named()))
     plan = planned(tier)
-    assert plan["refusals"]
-    assert plan["erasures"] == []
+    assert plan.refusals
+    assert plan.erasures == ()
 
 
 @settings(max_examples=40, deadline=None)
@@ -432,7 +434,7 @@ def test_whatever_was_before_afterwards_only_what_is_named_is_there(steps: list[
             delete_people(tier)
     before = content(tier)
     plan = planned(tier)
-    if plan["erasures"]:
+    if plan.erasures:
         erase(tier, plan)
     collect(tier)
     assert content(tier) == before

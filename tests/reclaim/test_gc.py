@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import open_text
 from tiered.keys import JOURNAL, LEDGER, entry_key
-from tiered.log.orphans import LEDGER_KEPT_MS
+from tiered.log.orphans import LEDGER_KEPT_MS, Deletion
 from tiered.log.verify import verify_tier
 from tiered.upkeep import gc
 from tiered.upkeep.expire import apply_steps, plan_expire
@@ -33,13 +34,13 @@ def test_i11_a_plan_changes_nothing_and_applying_does_exactly_the_plan():
     plan = tier.plan()
     assert {i.key for i in tier.store.list("")} == before
     assert keys_of(plan) == set(litter)
-    assert not plan["takes_epoch"]
+    assert not plan.takes_epoch
     tier.litter(1, 0)
     done = tier.apply(plan)
     assert (done["deleted"], done["already_gone"]) == (6, 0)
     assert tier.data() == tier.named()
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
-    assert tier.plan()["deletions"] == []
+    assert tier.plan().steps == ()
 
 
 def test_the_ledger_says_what_was_to_be_done_and_what_was():
@@ -52,10 +53,10 @@ def test_the_ledger_says_what_was_to_be_done_and_what_was():
     assert [record["step"] for record in records] == ["begin", "end"]
     said = records[0]["plan"]
     assert (said["deletion_count"], said["counts"]["deletions"], said["what"]) == (6, 6, "gc")
-    text = json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
+    text = json.dumps(plan.document(), sort_keys=True, separators=(",", ":")).encode()
     assert said["sha256"] == hashlib.sha256(text).hexdigest()
     assert records[1]["deleted"] == 6
-    assert tier.plan(0)["left"]["others"] == 2  # and the ledger stays
+    assert tier.plan(0).left["others"] == 2  # and the ledger stays
 
 
 def test_i11_nothing_young_goes_by_the_store_s_clock_whatever_ours_says():
@@ -65,7 +66,7 @@ def test_i11_nothing_young_goes_by_the_store_s_clock_whatever_ours_says():
     ours = ManualClock(tier.clock.now_ms() + 10**9)  # we are eleven days ahead
     at = tier.workplace(tier.store, ours)
     plan = plan_gc(at.store, at.place, ours, grace_ms=GRACE_S * 1000, max_deletions=99)
-    assert len(plan["deletions"]) == 2
+    assert len(plan.steps) == 2
     done = apply_gc(at, plan)
     assert (done["deleted"], done["left_young"]) == (0, 2)
     assert len(tier.data()) == 2
@@ -83,7 +84,7 @@ def test_i11_an_old_entry_waits_for_a_checkpoint_that_is_young_by_the_store_s_cl
     ours = ManualClock(tier.clock.now_ms() + 1500)  # S3 cuts to seconds, and may be behind
     at = tier.workplace(tier.store, ours)
     plan = plan_gc(at.store, at.place, ours, grace_ms=GRACE_S * 1000, max_deletions=99)
-    assert plan["kinds"] == {"entry": 4}
+    assert plan.kinds == {"entry": 4}
     done = apply_gc(at, plan)
     assert (done["deleted"], done["left_young"]) == (0, 4)
     tier.clock.advance(2)
@@ -137,11 +138,11 @@ def test_a_plan_is_refused_when_the_tier_has_moved_on():
     tier.store.put_if_absent(key, b"another")
     with pytest.raises(InvalidError, match="is another object"):
         tier.apply(plan)
-    wrong = {**plan, "journal_checksum": 1, "deletions": plan["deletions"][2:]}
+    wrong = replace(plan, journal_checksum=1, steps=plan.steps[2:])
     with pytest.raises(InvalidError, match="journal entry"):
         tier.apply(wrong)
     with pytest.raises(InvalidError, match="another store"):
-        tier.apply({**plan, "store": {"cluster": "x"}})
+        tier.apply(replace(plan, store={"cluster": "x"}))
     assert len(tier.data() - tier.named()) == 6
 
 
@@ -149,14 +150,9 @@ def test_a_plan_that_was_made_by_hand_deletes_nothing_that_is_named():
     tier, _ = old_litter()
     plan = tier.plan()
     info = next(i for i in tier.store.list(PREFIX) if i.key.removeprefix(PREFIX) in tier.named())
-    one = {
-        "key": info.key,
-        "kind": "bundle",
-        "size_bytes": info.size_bytes,
-        "modified_ms": info.modified_ms,
-    }
+    one = Deletion(info.key, "bundle", info.size_bytes, info.modified_ms)
     with pytest.raises(InvalidError, match="is named"):
-        tier.apply({**plan, "deletions": [one, *plan["deletions"]]})
+        tier.apply(replace(plan, steps=(one, *plan.steps)))
     assert tier.named() <= tier.data()
 
 
@@ -165,8 +161,8 @@ def test_i11_nothing_is_deleted_when_a_named_object_is_gone():
     plan = tier.plan()
     tier.store.delete(PREFIX + min(tier.named()))
     refused = tier.plan()
-    assert refused["deletions"] == []
-    assert "is named by the journal and is gone" in refused["refusals"][0]
+    assert refused.steps == ()
+    assert "is named by the journal and is gone" in refused.refusals[0]
     with pytest.raises(DataError, match="nothing is deleted"):
         tier.apply(plan)
     assert len(tier.data() - tier.named()) == 6
@@ -181,8 +177,8 @@ def test_the_journal_is_trimmed_behind_two_checkpoints_and_the_grace():
         tier.builder.journal.write_checkpoint(force=True)
     # checkpoints after entries 4, 7, 10, 13; entry 10 is as old as the grace
     plan = tier.plan(limit=10_000)
-    assert plan["kinds"] == {"entry": 9, "checkpoint": 2}
-    assert tier.plan(GRACE_S + 1)["kinds"] == {"entry": 6, "checkpoint": 1}
+    assert plan.kinds == {"entry": 9, "checkpoint": 2}
+    assert tier.plan(GRACE_S + 1).kinds == {"entry": 6, "checkpoint": 1}
     tier.apply(plan)
     left = [i.key[-31:] for i in tier.store.list(PREFIX + JOURNAL)]
     assert len(left) == 4 + 2
@@ -190,7 +186,7 @@ def test_the_journal_is_trimmed_behind_two_checkpoints_and_the_grace():
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
     tier.clock.advance(10 * GRACE_S)
     tier.apply(tier.plan())
-    assert tier.plan()["is_history_covered"]
+    assert tier.plan().is_history_covered
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
@@ -200,7 +196,7 @@ def test_i11_expired_segments_go_in_two_phases():
         tier.builder.add([b"a", b"b"], roll=roll)
     tier.clock.advance(60)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
-    assert (plan["segments"], plan["objects"]) == (2, 2)
+    assert (plan.segments, plan.objects) == (2, 2)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
     done = apply_steps(tier.at, plan)
     assert (done["steps"], done["entries"]) == (1, 1)
@@ -211,7 +207,7 @@ def test_i11_expired_segments_go_in_two_phases():
     assert keys_of(tier.plan()) == set()
     tier.clock.advance(GRACE_S)
     gone = tier.plan()
-    assert len(gone["deletions"]) == 2
+    assert len(gone.steps) == 2
     tier.apply(gone)
     assert tier.data() == tier.named()
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
@@ -231,7 +227,7 @@ def test_expiry_is_refused_by_a_clock_that_is_wrong_and_after_the_tier_moved_on(
     assert tier.builder.journal.state.life(QUEUE).min_offset == 0
     tier.clock.advance(10)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
-    plan["steps"][0]["segments"] = 7
+    plan = replace(plan, steps=(replace(plan.steps[0], segments=7),))
     with pytest.raises(InvalidError, match="moved on"):
         apply_steps(tier.at, plan)
 
@@ -246,9 +242,7 @@ def test_a_tail_that_was_truncated_expires_and_what_it_shares_stays():
     assert [(life.min_offset, life.commit_offset) for life in lives] == [(2, 3), (0, 3)]
     tier.clock.advance(GRACE_S)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
-    assert [(step["life"], step["min_from"], step["min_to"]) for step in plan["steps"]] == [
-        (0, 2, 3)
-    ]
+    assert [(step.life, step.min_from, step.min_to) for step in plan.steps] == [(0, 2, 3)]
     assert apply_steps(tier.at, plan)["steps"] == 1
     tier.builder.journal.catch_up()
     tier.clock.advance(GRACE_S + 1)
@@ -296,15 +290,15 @@ def test_i11_whatever_happens_gc_deletes_nothing_that_anybody_may_need(
             builder.journal.write_checkpoint(force=True)
         else:
             plan = tier.plan(grace_s, limit)
-            assert plan["refusals"] == []
-            assert len(plan["deletions"]) <= limit
+            assert plan.refusals == ()
+            assert len(plan.steps) <= limit
             held.append((tier.clock.monotonic_s(), tier.named()))
             needed = set().union(
                 *(names for at, names in held if tier.clock.monotonic_s() - at < grace_s)
             )
             assert not keys_of(plan) & (needed | tier.named())
             deleted_any |= tier.apply(plan)["deleted"] > 0
-            if plan["takes_epoch"]:
+            if plan.takes_epoch:
                 tier.restart()
         held.append((tier.clock.monotonic_s(), tier.named()))
         assert tier.named() <= tier.data()
@@ -339,10 +333,10 @@ def test_records_of_the_ledger_expire_and_what_else_lies_there_stays():
     tier.apply(tier.plan())
     tier.store.put_if_absent(PREFIX + LEDGER + "a-person-s-note", b"")
     tier.clock.advance(LEDGER_KEPT_MS / 1000 - 10)
-    assert {one["kind"] for one in tier.plan()["deletions"]} & {"ledger"} == set()
+    assert {one.kind for one in tier.plan().steps} & {"ledger"} == set()
     tier.clock.advance(20)
     plan = tier.plan()
-    assert [one["kind"] for one in plan["deletions"]].count("ledger") == 2
+    assert [one.kind for one in plan.steps].count("ledger") == 2
     tier.apply(plan)
     left = [info.key.removeprefix(PREFIX + LEDGER) for info in tier.store.list(PREFIX + LEDGER)]
     assert len(left) == 3  # the note, and the two of this run
@@ -356,12 +350,12 @@ def test_a_plan_to_expire_of_which_the_broker_has_truncated_what_follows_is_not_
     tier.builder.add([b"c"] * 3, roll=True)
     tier.clock.advance(60)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=1)
-    assert [(step["min_from"], step["min_to"]) for step in plan["steps"]] == [(0, 3)]
+    assert [(step.min_from, step.min_to) for step in plan.steps] == [(0, 3)]
     tier.builder.truncate(7)
     with pytest.raises(InvalidError, match="moved on"):
         apply_steps(tier.at, plan)
     again = plan_expire(tier.at, lambda _: 0, objects_max=2)
-    again["steps"] = [step for step in again["steps"] if step["life"] == 1]
+    again = replace(again, steps=tuple(step for step in again.steps if step.life == 1))
     assert apply_steps(tier.at, again)["steps"] == 1
     tier.builder.journal.catch_up()
     tier.builder.truncate(5)
@@ -410,9 +404,9 @@ def test_a_damaged_checkpoint_at_which_a_trimmed_journal_begins_holds_gc_up_no_l
     for _ in range(3):
         goes_on()
     plan = tier.plan()
-    assert plan["refusals"] == []
+    assert plan.refusals == ()
     assert first in keys_of(plan)
-    assert plan["kinds"]["bundle"] == plan["kinds"]["queue"] == 1
+    assert plan.kinds["bundle"] == plan.kinds["queue"] == 1
     tier.apply(plan)
     assert tier.data() == tier.named()
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
@@ -430,8 +424,8 @@ def test_a_damaged_newest_checkpoint_counts_as_missing():
     last = checkpoints(tier)[-1]
     spoil(tier, last)
     plan = tier.plan()
-    assert plan["refusals"] == []
-    assert plan["kinds"] == {"bundle": 1, "queue": 1, "checkpoint": 1, "entry": 2}
+    assert plan.refusals == ()
+    assert plan.kinds == {"bundle": 1, "queue": 1, "checkpoint": 1, "entry": 2}
     tier.apply(plan)
     assert tier.data() == tier.named()
     assert last in checkpoints(tier)
@@ -468,7 +462,7 @@ def test_a_damaged_entry_that_a_checkpoint_covers_is_no_worse_than_a_missing_one
             tier.store.put_if_absent(key, data if harm == "swapped" else data[:50])
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
-    assert (plan["refusals"], plan["kinds"]["bundle"], plan["kinds"]["queue"]) == ([], 1, 1)
+    assert (plan.refusals, plan.kinds["bundle"], plan.kinds["queue"]) == ((), 1, 1)
     tier.apply(plan)
     assert tier.data() == tier.named()
     if number < 4:  # below what two checkpoints cover: trimmed, as every error text about it says

@@ -138,8 +138,8 @@ class World:
     def truncate(self, place: Place, topic: str) -> None:
         at, queue = self.at(place), MessageQueue(topic, self.rng.randrange(2))
         plan = plan_truncate(at, queue, self.rng.randrange(1, 6))
-        self.met["truncated"] += len(plan["steps"])
-        if plan["steps"]:
+        self.met["truncated"] += len(plan.steps)
+        if plan.steps:
             apply_truncate(at, plan)
 
     def collect(self, place: Place, _topic: str) -> None:
@@ -147,7 +147,7 @@ class World:
 
     def erase(self, place: Place, _topic: str) -> None:
         plan = self.to_collect(place, erases=True)
-        self.met["erased"] += len(plan["erasures"])
+        self.met["erased"] += len(plan.erasures)
         apply_erasure(self.at(place), plan)
         apply_gc(self.at(place), plan)
 

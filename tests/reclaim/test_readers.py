@@ -103,7 +103,7 @@ def test_i1_i11_every_read_gives_the_right_bytes_or_says_expired(data: st.DataOb
         else:
             plan = tier.plan(0)
             tier.apply(plan)
-            if plan["takes_epoch"]:
+            if plan.takes_epoch:
                 tier.restart()
     low = tier.builder.journal.state.life(QUEUE).min_offset  # type: ignore[union-attr]
     for start in data.draw(st.permutations(range(8))):

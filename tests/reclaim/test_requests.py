@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import ByteRange, ObjectStore
-    from tiered.upkeep.workplace import Plan
+    from tiered.upkeep.gc import GcPlan
 
 THREADS = 4
 
@@ -73,7 +73,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def planned(tier: Tier, store: ObjectStore, journal: JournalBytes | None) -> Plan:
+def planned(tier: Tier, store: ObjectStore, journal: JournalBytes | None) -> GcPlan:
     return plan_gc(
         store,
         tier.at.place,

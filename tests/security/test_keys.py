@@ -17,9 +17,9 @@ from tiered.api.broker_place import Place, find_places
 from tiered.clock import SystemClock
 from tiered.dispatch.group_commit import Uploader
 from tiered.journal.entry import seal_text
+from tiered.journal.typed import KEY_CHARS_MAX
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.parts import QueueLife
-from tiered.log.wellformed import KEY_CHARS_MAX
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:

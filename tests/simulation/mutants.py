@@ -29,6 +29,7 @@ from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key, entry_key
 from tiered.log import composite, divergence, merge, state
+from tiered.log.actions import Truncate
 from tiered.log.composite import CommitColumns, CompositeFlatFile, GroupCommit
 from tiered.log.parts import Parts
 from tiered.upkeep import compact, compact_work
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
     from tiered.compaction.newest import Rows
     from tiered.local.interface import RecordBatch
+    from tiered.log.actions import Head
     from tiered.log.bundles import SectionRow
     from tiered.log.merge import MergeRun
-    from tiered.log.truncation import Head
 
 Patches = list[Any]
 
@@ -486,12 +487,11 @@ def _tail_forgotten() -> Patches:
     """What was truncated is not kept."""
     truncate = state._truncate
 
-    def forgets(work: Any, action: Any) -> None:
-        truncate(work, action)
-        queue = state._queue(action)
-        work.queues[queue] = work.queues[queue][-1:]
+    def forgets(work: Any, said: Any) -> None:
+        truncate(work, said)
+        work.queues[said.queue] = work.queues[said.queue][-1:]
 
-    return [mock.patch.dict(state._HANDLERS, {"truncate": forgets})]
+    return [mock.patch.dict(state._HANDLERS, {Truncate: forgets})]
 
 
 def _tail_known_by_its_parts() -> Patches:

@@ -91,8 +91,8 @@ def _index_of_what_is_gone() -> Patches:
     """What was truncated counts as indexed, also when other messages stand there."""
     cut = truncation.cut
 
-    def keeps(life: Any, **more: Any) -> Any:
-        found = cut(life, **more)
+    def keeps(life: Any, *more: Any) -> Any:
+        found = cut(life, *more)
         return found and (found[0], replace(found[1], indexed=life.indexed))
 
     from tiered.log import state

@@ -13,7 +13,7 @@ from tiered.model import MessageQueue
 from tiered.upkeep.erase import apply_erasure
 from tiered.upkeep.expire import apply_steps, apply_truncate, plan_expire, plan_truncate
 from tiered.upkeep.gc import apply_gc, plan_gc
-from tiered.upkeep.rebuild import apply_rebuild_index, has_work, plan_rebuild_index
+from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
 from tiered.upkeep.workplace import break_lease
 
 DEEDS = ("truncate", "break", "erase", "index")
@@ -49,7 +49,7 @@ class Person(Reclaimer):
         end = self._rng.randrange(life.min, life.commit)
         plan = plan_truncate(self._at, MessageQueue(*queue), end)
         self._hesitate()
-        if plan["steps"]:
+        if plan.steps:
             history.asked.setdefault(queue, set()).add(end)
             done = apply_truncate(self._at, plan)
             self.world.count("truncated by a person", int(done["steps"]))
@@ -67,12 +67,10 @@ class Person(Reclaimer):
             grace_ms=round(GRACE_S * 1000), max_deletions=50, erases=True,
         )  # fmt: skip
         self._hesitate()
-        if plan["erasures"]:
+        if plan.erasures:
             self.world.kill_writers()  # or it is refused
             done = apply_erasure(at, plan)
-            wanted = {row["key"] for row in plan["erasures"]} - {
-                row["key"] for row in done["stays"]
-            }
+            wanted = {row.key for row in plan.erasures} - {row["key"] for row in done["stays"]}
             left = {key.removeprefix(at.prefix) for key in wanted} & named()
             require(not left, f"{left} is called erased, and named")
             self.world.count("erased", int(done["bundles"]))
@@ -81,6 +79,6 @@ class Person(Reclaimer):
     def _index(self) -> None:
         plan = plan_rebuild_index(self._at)
         self._hesitate()
-        if has_work(plan):
+        if plan.has_work:
             done = apply_rebuild_index(self._at, plan, items_max=20)
             self.world.count("indexed by a person", int(done["objects"]))

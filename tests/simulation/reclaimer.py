@@ -104,16 +104,16 @@ class Reclaimer(Owner):
             plans.append(plan)
             if rng.random() < 0.3:
                 self.world.scheduler.park(rng.random() * 10)
-        if plan["what"] == "gc":
-            done = apply_gc(at, plan)
-            self.world.count("deleted", int(done["deleted"]))
-        elif plan["what"] == "compact":
+        if isinstance(plan, dict):
             if plan["steps"]:
                 Compactor(at, self._settings).apply(plan)
+        elif plan.what == "gc":
+            done = apply_gc(at, plan)
+            self.world.count("deleted", int(done["deleted"]))
         else:
             done = apply_steps(at, plan)
             self.world.count("expired", int(done["steps"]))
-            self.world.count("topic removed", plan["what"] == "delete-topic")
+            self.world.count("topic removed", plan.what == "delete-topic")
 
     def _plan(self) -> Any:
         at = self._at
@@ -146,7 +146,7 @@ def reclaim_all(world: World) -> None:
         plan = plan_gc(
             at.store, at.place, at.clock, grace_ms=round(GRACE_S * 1000), max_deletions=100_000
         )
-        require(not plan["refusals"], f"I11: the last gc refuses: {plan['refusals']}")
+        require(not plan.refusals, f"I11: the last gc refuses: {plan.refusals}")
         apply_gc(at, plan)
     if world.scheduler.failure is not None:
         raise world.scheduler.failure

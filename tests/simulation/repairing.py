@@ -61,10 +61,8 @@ def repair_one(world: World, rng: random.Random) -> None:
     world.memory.delete(prefix + LEASE)
     clock = ManualClock(round(START_MS + (world.scheduler.now_s + _AN_HOUR_S) * 1000))
     store = FaultyStore(world.ledger, rng)  # (without faults: the ledger wants whole bodies)
-    repairer = Repairer(
-        store, store, prefix, world.broker,
-        clock=clock, rng=rng, stop=threading.Event(),
-    )  # fmt: skip
+    at = Workplace(store, store, world.place, clock, rng)
+    repairer = Repairer(at, world.broker, stop=threading.Event())
     report = repairer.run(damaged)
     if world.scheduler.failure is not None:
         raise world.scheduler.failure

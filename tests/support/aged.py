@@ -22,7 +22,7 @@ from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
-    from tiered.upkeep.workplace import Plan
+    from tiered.upkeep.gc import GcPlan
 
 GRACE_S = 100
 
@@ -60,13 +60,13 @@ class Tier:
             self.store.put_if_absent(PREFIX + key, b"litter")
         return keys
 
-    def plan(self, grace_s: float = GRACE_S, limit: int = 10_000) -> Plan:
+    def plan(self, grace_s: float = GRACE_S, limit: int = 10_000) -> GcPlan:
         grace_ms = round(grace_s * 1000)
         return plan_gc(
             self.store, self.at.place, self.clock, grace_ms=grace_ms, max_deletions=limit
         )
 
-    def apply(self, plan: Plan, store: ObjectStore | None = None) -> dict[str, Any]:
+    def apply(self, plan: GcPlan, store: ObjectStore | None = None) -> dict[str, Any]:
         return apply_gc(self.workplace(store or self.store), plan)
 
     def data(self) -> set[str]:
@@ -80,8 +80,8 @@ class Tier:
         return named_bundles(self.builder)
 
 
-def keys_of(plan: Plan) -> set[str]:
-    return {one["key"].removeprefix(PREFIX) for one in plan["deletions"]}
+def keys_of(plan: GcPlan) -> set[str]:
+    return {one.key.removeprefix(PREFIX) for one in plan.steps}
 
 
 def old_litter() -> tuple[Tier, list[str]]:

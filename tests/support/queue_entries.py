@@ -8,9 +8,10 @@ from support.bundles import made_part, named_action
 from support.tiers import QUEUE
 
 from tiered.journal.entry import Entry
+from tiered.journal.typed import row_of
+from tiered.log.actions import Head
 from tiered.log.parts import Part, queue_action
 from tiered.log.state import TierMachine, TierState
-from tiered.log.truncation import Head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,7 @@ def gap(start: int, end: int) -> Action:
 
 
 def truncate(end: int, was: int, head: Head | None = None) -> Action:
-    row = head.row() if head else None
+    row = row_of(head) if head else None
     return queue_action("truncate", QUEUE, 0, end=end, was=was, head=row, reason="why")
 
 

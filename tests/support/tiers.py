@@ -19,12 +19,13 @@ from tiered.dispatch.group_commit import Uploader
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.append import JournalWriter
+from tiered.journal.typed import row_of
 from tiered.local.interface import HoleReason, Quarantined, RecordBatch
+from tiered.log.actions import Head
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.divergence import measure
 from tiered.log.parts import QueueLife, queue_action
 from tiered.log.state import TierMachine
-from tiered.log.truncation import Head
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class TierBuilder:
         for part in life.parts():
             if part.queue_offset < end < part.queue_end:
                 size, holes = measure(self.store, self.prefix, part, end - part.queue_offset)
-                head = Head(part.queue_offset, part.log_offset, size, holes, 0, part.holes).row()
+                head = row_of(Head(part.queue_offset, part.log_offset, size, holes, 0, part.holes))
         fields = {"end": end, "was": life.commit_offset, "head": head, "reason": reason}
         self.say(queue_action("truncate", queue, life.incarnation, **fields))
         self.forget(queue)

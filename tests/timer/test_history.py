@@ -158,10 +158,10 @@ class History:
     def give_up(self) -> None:
         at, grace = self.at(), self.rng.choice([0, HOUR_MS])
         plan = expire.plan_expire_timers(at, grace_ms=grace, objects_max=100)
-        if plan["steps"]:
+        if plan.steps:
             expire.apply_steps(at, plan)
         found = gc.plan_gc(at.store, at.place, at.clock, grace_ms=grace, max_deletions=1_000)
-        if found["deletions"] and self.rng.random() < 0.5:
+        if found.steps and self.rng.random() < 0.5:
             gc.apply_gc(at, found)
 
     def lose_journal(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,7 @@ from tiered.upkeep.workplace import Workplace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.upkeep.workplace import Plan
+    from tiered.upkeep.expire import ExpirePlan
     from timer.dequeue import DueMessage
 
 GRACE_MS = 2 * HOUR_MS
@@ -33,7 +34,7 @@ class Aged(Timers):
         super().__init__(MemoryStore(now_ms=clock.now_ms), clock)
         self.at = Workplace(self.store, self.store, PLACE, clock, random.Random(5), give_up_s=1.0)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExpirePlan:
         return plan_expire_timers(self.at, grace_ms=GRACE_MS, objects_max=100)
 
     def bundles(self) -> int:
@@ -52,10 +53,10 @@ def test_only_what_is_handed_over_and_old_enough_goes():
         for hours, count in ((0, 0), (1.9, 0), (0.1, 1), (100, 1)):
             timers.clock.advance(3600 * hours)
             plan = timers.plan()
-            assert [step["messages"] for step in plan["steps"]] == [10] * count
+            assert [step.messages for step in plan.steps] == [10] * count
         assert apply_steps(timers.at, plan)["steps"] == 1
         assert apply_steps(timers.at, plan)["was_applied"]
-        assert timers.plan()["steps"] == []
+        assert timers.plan().steps == ()
         timers.clock.advance(3600)
         gc = plan_gc(timers.store, timers.at.place, timers.clock, grace_ms=0, max_deletions=100)
         assert apply_gc(timers.at, gc)["deleted"]
@@ -86,14 +87,14 @@ def test_a_file_with_refused_messages_is_kept_until_they_are_given_up():
         assert (run.counters.refused, len(box.got)) == (2, 8)
         timers.clock.advance(4 * 3600)
         plan = timers.plan()
-        assert [step["messages"] for step in plan["steps"]] == [1]
-        assert plan["kept_for_refused"] == 1
+        assert [step.messages for step in plan.steps] == [1]
+        assert plan.kept_for_refused == 1
         run.reader.refresh()
         (hour, _) = sorted(run.reader.state.timers.hours)
         assert [one.offset for one in run.reader.refused(hour)] == [1, 4, 7]
         more = plan_expire_timers(timers.at, grace_ms=0, objects_max=100, with_refused=True)
         with pytest.raises(MovedOnError):
-            apply_steps(timers.at, {**more, "with_refused": False})
+            apply_steps(timers.at, replace(more, with_refused=False))
         assert apply_steps(timers.at, more)["steps"] == 2
         run.reader.refresh()
         assert list(run.reader.refused(hour)) == []
@@ -108,10 +109,10 @@ def test_what_comes_for_an_hour_that_is_gone_is_handed_over():
         plan = timers.plan()
         apply_steps(timers.at, plan)
         timers.put([due + n for n in range(3)])
-        assert timers.plan()["steps"] == []
+        assert timers.plan().steps == ()
         timers.hand(box)
         assert timers.messages(box) == [f"{n:032X}" for n in range(8)]
-        assert [step["messages"] for step in timers.plan()["steps"]] == [3]
+        assert [step.messages for step in timers.plan().steps] == [3]
 
 
 def test_a_plan_that_has_become_wrong_gives_nothing_up():

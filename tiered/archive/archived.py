@@ -36,7 +36,7 @@ from tiered.archive.model import (
 )
 from tiered.errors import DataError
 from tiered.journal.checkpoint import digest_of
-from tiered.log.wellformed import INT_MAX
+from tiered.journal.typed import INT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

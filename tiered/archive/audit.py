@@ -78,7 +78,8 @@ from tiered.log.cursor import life_at
 from tiered.log.parts import NO_PARTS, Gap
 from tiered.log.reader import QueueReader, TierReader
 from tiered.upkeep.engine import all_done
-from tiered.upkeep.workplace import FORMAT, Plan
+from tiered.upkeep.workplace import FORMAT
+from tiered.upkeep.workplace import PlanDocument as Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

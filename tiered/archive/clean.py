@@ -50,7 +50,8 @@ from tiered.archive.model import (
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, OtherVersionError
 from tiered.journal.checkpoint import trim_journal
-from tiered.upkeep.workplace import FORMAT, Plan, moved_on
+from tiered.upkeep.workplace import FORMAT, moved_on
+from tiered.upkeep.workplace import PlanDocument as Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
     from tiered.upkeep.compact import CompactSettings
     from tiered.upkeep.engine import Engine
-    from tiered.upkeep.workplace import Plan, Workplace
+    from tiered.upkeep.workplace import PlanDocument as Plan
+    from tiered.upkeep.workplace import Workplace
 
 _COLUMNS = [
     *("topic", "queue_id", "start", "dirty_from", "end"),

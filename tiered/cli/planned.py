@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from tiered.archive.task import Workshop
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
-    from tiered.upkeep.expire import ArchiveProof
-    from tiered.upkeep.workplace import Plan, Workplace
+    from tiered.upkeep.expire import ArchiveProof, ExpirePlan, TruncatePlan
+    from tiered.upkeep.gc import GcPlan
+    from tiered.upkeep.workplace import AnyPlan, PlanDocument, Workplace
 
 Document = dict[str, Any]
 HOUR_MS = 3_600_000
@@ -108,8 +109,8 @@ def open_workplace(
 
 
 def get_plan(
-    options: PlanOptions, what: str, at: Workplace | Workshop, make: Callable[[], Plan]
-) -> Plan:
+    options: PlanOptions, what: str, at: Workplace | Workshop, make: Callable[[], PlanDocument]
+) -> PlanDocument:
     """The plan of the file that is to be applied, or a new one; saved if that is asked for.
 
     Raises:
@@ -126,6 +127,18 @@ def get_plan(
     if save:
         save_plan(save, plan)
     return plan
+
+
+def typed_plan(
+    options: PlanOptions,
+    kind: type[AnyPlan],
+    what: str,
+    at: Workplace,
+    make: Callable[[], AnyPlan],
+) -> AnyPlan:
+    """As ``get_plan``, of a kind of plan."""
+    document = get_plan(options, what, at, lambda: make().document())
+    return kind.of(document, options.apply or "")
 
 
 def require_within(limit: int, count: int) -> None:
@@ -220,7 +233,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
     """Plan, and apply if told to: first what rewrites, which refuses beside a writer, and then what deletes."""
     from tiered.api.stores import backend_errors
     from tiered.journal.ahead import JournalBytes
-    from tiered.upkeep.gc import apply_gc, plan_gc
+    from tiered.upkeep.gc import GcPlan, apply_gc, plan_gc
 
     limit = options.max_deletions
     applied = erased = None
@@ -241,39 +254,40 @@ def run_gc(call: Call, options: GcOptions) -> int:
         stack.enter_context(call.progress("gc", lambda: done))
         executor = stack.enter_context(ThreadPoolExecutor(GC_THREADS, "tiered-gc"))
         journal = JournalBytes(executor)
-        grace_ms = options.grace_ms
-        plan = get_plan(
+        what = "gc --timers" if options.timers else "gc"
+        plan = typed_plan(
             options,
-            "gc --timers" if options.timers else "gc",
+            GcPlan,
+            what,
             at,
             lambda: plan_gc(
                 at.store,
                 at.place,
                 at.clock,
-                grace_ms=grace_ms,
+                grace_ms=options.grace_ms,
                 max_deletions=limit,
                 journal=journal,
-                what="gc --timers" if options.timers else "gc",
+                what=what,
                 erases=options.erase,
                 executor=executor,
             ),
         )
         _require_as_planned(options, plan, is_grace_given=call.is_given("gc.grace"))
-        erases_now = bool(plan["erases"] and options.apply and not plan["refusals"])
+        erases_now = bool(plan.erases and options.apply and not plan.refusals)
         # Before anything is rewritten: what may not be erased for good is not said to be.
-        old = versions_kept(call, at, options.url, looks=plan["erases"] and not plan["refusals"])
+        old = versions_kept(call, at, options.url, looks=plan.erases and not plan.refusals)
         if options.apply:
-            require_within(limit, len(plan["deletions"]))
-        if options.apply and plan["erasures"]:
+            require_within(limit, len(plan.steps))
+        if options.apply and plan.erasures:
             from tiered.upkeep.erase import apply_erasure
 
             erased = apply_erasure(at, plan, told=told_erased)
-        if options.apply and plan["deletions"]:
+        if options.apply and plan.steps:
             applied = apply_gc(at, plan, executor=executor, journal=journal, told=told)
         if erases_now:
             old = versions_kept(call, at, options.url, looks=True, deletes=True)
-    document = {**plan, "erased": erased, "applied": applied, "old_versions": old}
-    has_work = bool(plan["deletions"] or plan["erasures"] or old["versions"])
+    document = {**plan.document(), "erased": erased, "applied": applied, "old_versions": old}
+    has_work = bool(plan.steps or plan.erasures or old["versions"])
     show_result(
         call,
         document,
@@ -336,15 +350,15 @@ def version_lines(document: Document) -> Iterator[str]:
         )
 
 
-def _require_as_planned(options: GcOptions, plan: Plan, *, is_grace_given: bool) -> None:
+def _require_as_planned(options: GcOptions, plan: GcPlan, *, is_grace_given: bool) -> None:
     """Raise when an option is given with a plan file that was made without it."""
-    if options.erase and not plan["erases"]:
+    if options.erase and not plan.erases:
         raise InvalidError(
             "this plan was made without --erase", where=options.apply or "", do="plan again"
         )
-    if is_grace_given and plan["grace_ms"] != options.grace_ms:
+    if is_grace_given and plan.grace_ms != options.grace_ms:
         raise InvalidError(
-            f"this plan has a grace of {format_duration(plan['grace_ms'])}",
+            f"this plan has a grace of {format_duration(plan.grace_ms)}",
             where=options.apply or "",
             do="leave --grace out, or plan again",
         )
@@ -507,9 +521,14 @@ def run_expire(call: Call, options: ExpireOptions) -> int:
         raise InvalidError("--refused goes with --timers", where=call.path, do="give both")
     ttl_of = times_to_live(call, options)
     limit = options.max_deletions
-    archive = _archive_url(call, options)
+    if options.archived != (options.archive is not None):
+        raise InvalidError(
+            "--archived and --archive go together",
+            where=call.path,
+            do="give both: --archived --archive s3://bucket2/parquet",
+        )
 
-    def plan(at: Workplace, proof: ArchiveProof | None) -> Plan:
+    def plan(at: Workplace, proof: ArchiveProof | None) -> ExpirePlan:
         globs = [rule.glob for rule in options.topic_ttl]
         if options.topics or globs:
             topics = topics_of(at)
@@ -517,7 +536,7 @@ def run_expire(call: Call, options: ExpireOptions) -> int:
             call.require_topics("topic-ttl", globs, topics, options.url)
         return plan_expire(at, ttl_of, objects_max=limit, proof=proof)
 
-    return _give_up(call, options, "expire", plan, archive=archive)
+    return _give_up(call, options, "expire", plan, archive=options.archive)
 
 
 def _expire_timers(call: Call, options: ExpireOptions) -> int:
@@ -537,18 +556,6 @@ def _expire_timers(call: Call, options: ExpireOptions) -> int:
             at, grace_ms=grace_ms, objects_max=limit, with_refused=options.refused
         ),
         timers=True,
-    )
-
-
-def _archive_url(call: Call, options: ExpireOptions) -> str | None:
-    """The archive that has to hold what is given up; None when none has to."""
-    url = options.archive
-    if options.archived == (url is not None):
-        return url
-    raise InvalidError(
-        "--archived and --archive go together",
-        where=call.path,
-        do="give both: --archived --archive s3://bucket2/parquet",
     )
 
 
@@ -624,29 +631,29 @@ def _give_up(
     call: Call,
     options: GiveUpOptions,
     what: str,
-    make: Callable[[Workplace, ArchiveProof | None], Plan],
+    make: Callable[[Workplace, ArchiveProof | None], ExpirePlan],
     topic: str | None = None,
     *,
     archive: str | None = None,
     timers: bool = False,
 ) -> int:
     from tiered.api.stores import backend_errors
-    from tiered.upkeep.expire import apply_steps
+    from tiered.upkeep.expire import ExpirePlan, apply_steps
 
     applied = None
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s, timers=timers)
         proof = _proof(call, at, archive, stack) if archive else None
-        plan = get_plan(options, what, at, lambda: make(at, proof))
-        if plan["topic"] != topic:
-            raise InvalidError(f"this plan is of the topic {plan['topic']}", do="plan again")
-        if options.apply and plan["steps"]:
-            require_within(options.max_deletions, plan["objects"])
+        plan = typed_plan(options, ExpirePlan, what, at, lambda: make(at, proof))
+        if plan.topic != topic:
+            raise InvalidError(f"this plan is of the topic {plan.topic}", do="plan again")
+        if options.apply and plan.steps:
+            require_within(options.max_deletions, plan.objects)
             applied = apply_steps(at, plan, proof)
         old = versions_kept(call, at, options.url)
-    document = {**plan, "applied": applied, "old_versions": old}
+    document = {**plan.document(), "applied": applied, "old_versions": old}
     show_result(call, document, rows="steps", columns=_GIVEN_UP_COLUMNS, lines=_given_up_lines)
-    return ending_code(options, document, has_work=bool(plan["steps"]))
+    return ending_code(options, document, has_work=bool(plan.steps))
 
 
 def _given_up_lines(document: Document) -> Iterator[str]:
@@ -729,23 +736,28 @@ class TruncateOptions(PlanOptions):
 def run_truncate(call: Call, options: TruncateOptions) -> int:
     """Plan, and apply if told to."""
     from tiered.api.stores import backend_errors
-    from tiered.upkeep.expire import apply_truncate, plan_truncate
+    from tiered.upkeep.expire import TruncatePlan, apply_truncate, plan_truncate
 
     asked, applied = _asked(call, options), None
 
-    def make() -> Plan:
+    def make() -> TruncatePlan:
         assert asked is not None
         return plan_truncate(at, *asked)
 
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
-        plan = get_plan(options, "truncate", at, make)
-        _require_same(options, plan)
-        if options.apply and plan["steps"]:
+        plan = typed_plan(options, TruncatePlan, "truncate", at, make)
+        said = {"topic": options.topic, "queue_id": options.queue, "to": options.to}
+        for name, value in said.items():
+            planned = getattr(plan, name)
+            if value not in {None, planned}:
+                what = f"this plan has {planned} as {name}, not {value}"
+                raise InvalidError(what, do="plan again")
+        if options.apply and plan.steps:
             applied = apply_truncate(at, plan)
-    document = {**plan, "applied": applied}
+    document = {**plan.document(), "applied": applied}
     show_result(call, document, rows="steps", columns=_TAKEN_COLUMNS, lines=_truncate_lines)
-    return ending_code(options, document, has_work=bool(plan["steps"]))
+    return ending_code(options, document, has_work=bool(plan.steps))
 
 
 def _asked(call: Call, options: TruncateOptions) -> tuple[MessageQueue, int] | None:
@@ -765,16 +777,6 @@ def _asked(call: Call, options: TruncateOptions) -> tuple[MessageQueue, int] | N
             do="give --queue and --to, as --queue 0 --to 1500",
         )
     return None
-
-
-def _require_same(options: TruncateOptions, plan: Plan) -> None:
-    """Raise when a plan that was loaded is of something else than what the command line says."""
-    said = {"topic": options.topic, "queue_id": options.queue, "to": options.to}
-    for name, value in said.items():
-        if value is not None and plan[name] != value:
-            raise InvalidError(
-                f"this plan has {plan[name]} as {name}, not {value}", do="plan again"
-            )
 
 
 def _truncate_lines(document: Document) -> Iterator[str]:

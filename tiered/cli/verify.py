@@ -18,9 +18,9 @@ from tiered.cli.planned import (
     Document,
     PlanOptions,
     ending_code,
-    get_plan,
     open_workplace,
     show_result,
+    typed_plan,
 )
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_count, format_size
@@ -155,18 +155,13 @@ def _repairer(
 ) -> Repairer:
     from tiered.upkeep.repair import Repairer
     from tiered.upkeep.timer_originals import TimerOriginals
+    from tiered.upkeep.workplace import Workplace
 
     originals = None
     if timers and local is not None:
         originals = TimerOriginals(store, place.prefix, local).part
-    rng, stop = random.SystemRandom(), threading.Event()
-    return Repairer(
-        *(raw, store, place.prefix, local),
-        clock=call.clock,
-        rng=rng,
-        stop=stop,
-        originals=originals,
-    )
+    at = Workplace(store, raw, place, call.clock, random.SystemRandom())
+    return Repairer(at, local, stop=threading.Event(), originals=originals)
 
 
 def unlooked(*, is_deep: bool, has_store: bool) -> list[str]:
@@ -419,8 +414,8 @@ def run_index(call: Call, options: RebuildOptions) -> int:
     from tiered.api.stores import backend_errors
     from tiered.upkeep.rebuild import (
         INDEX_WHAT,
+        IndexPlan,
         apply_rebuild_index,
-        has_work,
         plan_rebuild_index,
     )
 
@@ -440,12 +435,12 @@ def run_index(call: Call, options: RebuildOptions) -> int:
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
         stack.enter_context(call.progress("rebuilding", lambda: done))
-        plan = get_plan(options, INDEX_WHAT, at, lambda: plan_rebuild_index(at, told))
-        if options.apply and has_work(plan):
+        plan = typed_plan(options, IndexPlan, INDEX_WHAT, at, lambda: plan_rebuild_index(at, told))
+        if options.apply and plan.has_work:
             applied = apply_rebuild_index(at, plan, items_max=1 << 20, told=told)
-    document = {**plan, "applied": applied}
+    document = {**plan.document(), "applied": applied}
     show_result(call, document, rows="drop", columns=["key", "reason"], lines=_index_lines)
-    code = ending_code(options, document, has_work=has_work(plan))
+    code = ending_code(options, document, has_work=plan.has_work)
     return NEEDS_A_PERSON if applied and applied["damaged"] else code
 
 

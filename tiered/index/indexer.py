@@ -42,10 +42,10 @@ from tiered.format.index_object import (
 )
 from tiered.format.object import build_object
 from tiered.index.extract import Keys, extract_all, extract_keys, shifted, topic_seed
+from tiered.journal.typed import INT_MAX, row_of
 from tiered.log.indexed import last_cut, uncovered
 from tiered.log.parts import NO_PARTS, Cover, IndexObject, ObjectRange
 from tiered.log.state import Gap
-from tiered.log.wellformed import INT_MAX
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class IndexBuilder:
             "bucket_bits": bucket_bits(len(items)),
             "store_min_ms": low,
             "store_max_ms": high,
-            "covers": [cover.row() for cover in covers],
+            "covers": [row_of(cover) for cover in covers],
         }
         data: list[Buffer] = [made_of.filter]
         if len(items):

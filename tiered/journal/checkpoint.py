@@ -1,4 +1,4 @@
-"""A checkpoint: the state after one entry, compressed; in format 1 as it is, where compressing would break a bound (below).
+"""A checkpoint: the state after one entry, compressed.
 
 With it: shards, objects of their own for what of a state stays; and trimming, which deletes what a checkpoint replaces.
 
@@ -10,14 +10,14 @@ field    content
 format   2
 number   of the entry
 last     checksum of that entry
-shards   names of the objects that hold the rest of the state (below); none when there is no other
+shards   names of the objects that hold the rest of the state (below)
 bytes    size of the state's JSON text, ASCII
-state    that text compressed with zlib, in base64. In format 1: the state itself; no ``bytes``
+state    that text compressed with zlib, in base64
 ======== ======================================================================================
 
-Bounds (I8): no more than ``STATE_BYTES_MAX`` is ever unpacked, no more than ``bytes`` says, and no more than ``RATIO_MAX``
-bytes for each that is stored, so that a small object can not become a large state. A state that is larger, or that can be
-packed better than that, is written as format 1, which needs no unpacking.
+Bounds (I8): no more is unpacked than ``bytes`` says, and no more than ``STATE_BYTES_MAX`` and ``RATIO_MAX`` bytes for each
+that is stored, so that a small object can not become a large state. A state that is larger, or that can be packed better
+than that, is stored without being compressed, by zlib's level 0: it is no larger than what holds it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ import binascii
 import hashlib
 import json
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError, OtherVersionError
 from tiered.journal.entry import json_text, open_text, require_sparse, seal_text
+from tiered.journal.typed import as_row, row_of
 from tiered.keys import (
     JOURNAL,
     SHARD,
@@ -46,7 +47,7 @@ from tiered.keys import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from backends.base import ObjectStore
 
@@ -68,30 +69,18 @@ if TYPE_CHECKING:
 _DIGEST_DIGITS = 16
 
 
+def _is_digest(digest: str) -> None:
+    if len(digest) != _DIGEST_DIGITS or not digest.isalnum():
+        raise ValueError(f"{digest!r:.80} names no shard")
+
+
 @dataclass(frozen=True, slots=True)
 class ShardName:
     """How a checkpoint names a shard."""
 
     number: int  # of the entry at which it was stored
-    digest: str  # the first 16 hex digits of the SHA-256 of its bytes
+    digest: Annotated[str, _is_digest]  # the first 16 hex digits of the SHA-256 of its bytes
     size_bytes: int  # of the object
-
-    def row(self) -> list[Any]:
-        """As JSON: the fields in order."""
-        return [self.number, self.digest, self.size_bytes]
-
-    @classmethod
-    def of(cls, row: list[Any]) -> ShardName:
-        """Undo ``row``.
-
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        number, digest, size_bytes = row
-        is_hex = type(digest) is str and len(digest) == _DIGEST_DIGITS and digest.isalnum()
-        if type(number) is not int or type(size_bytes) is not int or not is_hex:
-            raise ValueError("this names no shard")
-        return cls(number, digest, size_bytes)
 
     def key(self, prefix: str) -> str:
         """Of the object."""
@@ -137,10 +126,6 @@ class Sharded(Protocol):
 class Streamed(Protocol):
     """A machine that makes a state of its text piece by piece, so that the values of the text are never all held."""
 
-    def load(self, document: Any) -> Any:  # noqa: ANN401 (JSON values, and the machine's)
-        """Undo ``dump``."""
-        ...
-
     def load_text(self, text: str) -> Any:  # noqa: ANN401 (the machine's)
         """Undo ``dump_pieces``.
 
@@ -168,7 +153,6 @@ def read_shard(store: ObjectStore, prefix: str, name: ShardName) -> bytes:
 
 
 FORMAT = 2
-_FORMATS = (1, FORMAT)
 STATE_BYTES_MAX = 1024 * 1024 * 1024
 """About three million parts."""
 RATIO_MAX = 64
@@ -188,48 +172,41 @@ class CheckpointText:
     shards: tuple[ShardName, ...] = ()  # what holds the rest of the state
 
 
-def encode_checkpoint(checkpoint: CheckpointText, *, bytes_max: int = STATE_BYTES_MAX) -> bytes:
+def encode_checkpoint(
+    checkpoint: CheckpointText,
+    pieces: Callable[[], Iterable[bytes]] | None = None,
+    *,
+    bytes_max: int = STATE_BYTES_MAX,
+) -> bytes:
     """The object's bytes.
 
     Args:
+        pieces: Gives the state's JSON text (``json_text``) a piece at a time, so that it is never held whole; None: it is
+            that of ``checkpoint.state``.
         bytes_max: A state whose text is longer is not compressed.
     """
-    pieces = [json_text(checkpoint.state)]
-    found = encode_pieces(replace(checkpoint, state=None), pieces, bytes_max=bytes_max)
-    return found or seal_text({**_known(checkpoint), "format": 1, "state": checkpoint.state})
+    text = pieces or (lambda: [json_text(checkpoint.state)])
+    packed, size_bytes = _packed(text(), _LEVEL)
+    if size_bytes > _unpacked_max(len(packed), bytes_max):
+        packed, size_bytes = _packed(text(), 0)  # stored as it is, which needs no belief
+    return seal_text(
+        {
+            "format": FORMAT,
+            "number": checkpoint.number,
+            "last": checkpoint.last,
+            "shards": [*map(row_of, checkpoint.shards)],
+            "bytes": size_bytes,
+            "state": base64.b64encode(packed).decode("ascii"),
+        }
+    )
 
 
-def encode_pieces(
-    checkpoint: CheckpointText, pieces: Iterable[bytes], *, bytes_max: int = STATE_BYTES_MAX
-) -> bytes | None:
-    """As ``encode_checkpoint``, of a state that comes as pieces of its JSON text and is never held whole.
-
-    Args:
-        pieces: Of the state's text; see ``json_text``.
-
-    Returns:
-        None when the text is longer.
-    """
-    packer = zlib_ng.compressobj(_LEVEL)
-    packed = bytearray()
-    size_bytes = 0
+def _packed(pieces: Iterable[bytes], level: int) -> tuple[bytearray, int]:
+    packer, packed, size_bytes = zlib_ng.compressobj(level), bytearray(), 0
     for piece in pieces:
         size_bytes += len(piece)
-        if size_bytes > bytes_max:
-            return None
         packed += packer.compress(piece)
-    packed += packer.flush()
-    if size_bytes > _unpacked_max(len(packed)):
-        return None
-    state = base64.b64encode(packed).decode("ascii")
-    known = _known(checkpoint)
-    return seal_text({**known, "format": FORMAT, "bytes": size_bytes, "state": state})
-
-
-def _known(checkpoint: CheckpointText) -> dict[str, Any]:
-    shards = [name.row() for name in checkpoint.shards]
-    known: dict[str, Any] = {"number": checkpoint.number, "last": checkpoint.last}
-    return {**known, "shards": shards} if shards else known
+    return packed + packer.flush(), size_bytes
 
 
 def decode_checkpoint(
@@ -239,7 +216,7 @@ def decode_checkpoint(
     bytes_max: int = STATE_BYTES_MAX,
     machine: Streamed | None = None,
 ) -> CheckpointText:
-    """Parse a checkpoint of any format.
+    """Parse a checkpoint.
 
     Args:
         machine: Makes the state; None: it stays JSON values.
@@ -247,16 +224,13 @@ def decode_checkpoint(
     Raises:
         OtherVersionError: It is whole, and of another form; or its state is larger than ``bytes_max``.
     """
-    document = open_text(data, where=where, versions=_FORMATS)
+    document = open_text(data, where=where, versions=(FORMAT,))
     del data  # it is large, as is what it says: neither is held longer than needed
     try:
-        state = document.pop("state")
-        if document["format"] == FORMAT:
-            state = require_sparse(_unpack(state, document["bytes"], bytes_max)).decode("ascii")
-            state = machine.load_text(state) if machine else json.loads(state)
-        elif machine:
-            state = machine.load(state)
-        shards = tuple(map(ShardName.of, document.get("shards", ())))
+        packed = document.pop("state")
+        text = require_sparse(_unpack(packed, document["bytes"], bytes_max)).decode("ascii")
+        state = machine.load_text(text) if machine else json.loads(text)
+        shards = tuple(map(as_row(ShardName).decode, document["shards"]))
         return CheckpointText(index(document["number"]), index(document["last"]), state, shards)
     except (
         AttributeError,
@@ -277,13 +251,13 @@ def no_checkpoint(error: Exception, where: str) -> OtherVersionError:
     )
 
 
-def _unpacked_max(packed_bytes: int) -> int:
-    return RATIO_MAX * packed_bytes + _SMALL_BYTES
+def _unpacked_max(packed_bytes: int, bytes_max: int) -> int:
+    return max(min(bytes_max, RATIO_MAX * packed_bytes + _SMALL_BYTES), packed_bytes)
 
 
 def _unpack(packed: str, size_bytes: int, bytes_max: int) -> bytes:
     """Exactly ``size_bytes``; a ``ValueError`` when it is more or less. Never unpacks more than one byte beyond."""
-    bytes_max = min(bytes_max, _unpacked_max(len(packed) * 3 // 4))
+    bytes_max = _unpacked_max(len(packed) * 3 // 4, bytes_max)
     if not 0 <= size_bytes <= bytes_max:
         raise ValueError(f"{size_bytes} bytes of state are not within {bytes_max}")
     unpacker = zlib.decompressobj()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError, OtherVersionError
+from tiered.journal.typed import AnyInt, as_object
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -39,12 +40,12 @@ Action = Mapping[str, Any]
 class Entry:
     """One step of a tier's history."""
 
-    number: int  # place in the journal, from 1
-    epoch: int  # of its writer; 0 for writers without one
+    number: AnyInt  # place in the journal, from 1
+    epoch: AnyInt  # of its writer; 0 for writers without one
     writer: str  # 8-hex-digit id of the process that wrote it
-    time_ms: int  # when, by the writer's wall clock; for people, nothing depends on it
+    time_ms: AnyInt  # when, by the writer's wall clock; for people, nothing depends on it
     actions: Sequence[Action]  # what changed, in order
-    previous: int = 0  # checksum of the entry before; 0 for entry 1
+    previous: AnyInt = 0  # checksum of the entry before; 0 for entry 1
 
 
 def checksum(data: bytes) -> int:
@@ -115,7 +116,8 @@ def open_text(
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % zlib_ng.crc32(line):
-        raise _damaged("the checksum is wrong", where)
+        do = "run `tiered verify` to see what is damaged"
+        raise DataError("the checksum is wrong", where=where, do=do)
     try:
         document = json.loads(require_sparse(line))
     except (ValueError, RecursionError):
@@ -148,17 +150,7 @@ def require_sparse(text: bytes) -> bytes:
 
 def encode_entry(entry: Entry) -> bytes:
     """The object's bytes."""
-    return seal_text(
-        {
-            "format": FORMAT_VERSION,
-            "number": entry.number,
-            "epoch": entry.epoch,
-            "writer": entry.writer,
-            "time_ms": entry.time_ms,
-            "actions": list(entry.actions),
-            "previous": entry.previous,
-        }
-    )
+    return seal_text({"format": FORMAT_VERSION, **as_object(Entry).encode(entry)})
 
 
 def decode_entry(data: bytes, *, where: str) -> Entry:
@@ -168,23 +160,10 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
         OtherVersionError: It is whole, and of another form.
     """
     document = open_text(data, where=where)
+    del document["format"]
     try:
-        entry = Entry(
-            document["number"],
-            document["epoch"],
-            document["writer"],
-            document["time_ms"],
-            document["actions"],
-            document["previous"],
-        )
-    except KeyError as error:
-        raise OtherVersionError(f"a journal entry without {error}", where=where) from None
-    numbers = (entry.number, entry.epoch, entry.time_ms, entry.previous)
-    is_list = isinstance(entry.actions, list) and all(isinstance(a, dict) for a in entry.actions)
-    if {*map(type, numbers)} != {int} or type(entry.writer) is not str or not is_list:
-        raise OtherVersionError("a field of this journal entry has another type", where=where)
-    return entry
-
-
-def _damaged(what: str, where: str) -> DataError:
-    return DataError(what, where=where, do="run `tiered verify` to see what is damaged")
+        return as_object(Entry).decode(document)
+    except ValueError as error:
+        raise OtherVersionError(
+            f"a journal entry has another form: {error}", where=where
+        ) from error

@@ -27,7 +27,7 @@ import contextlib
 import math
 import os
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,6 +41,7 @@ from backends.wrapping import set_own
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError, OtherVersionError
 from tiered.journal.entry import open_text, seal_text
+from tiered.journal.typed import AnyInt, as_document, document_of
 from tiered.keys import LEASE, NUMBER_DIGITS, OFFSET_DIGITS
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ _EPOCH_END: int = 10**NUMBER_DIGITS - 1
 class JournalEnd(NamedTuple):
     """How far a journal reaches, or did when somebody looked."""
 
-    epoch: int = 0  # the newest epoch; 0: none
-    number: int = 0  # of the last entry; 0: none
+    epoch: AnyInt = 0  # the newest epoch; 0: none
+    number: AnyInt = 0  # of the last entry; 0: none
     history: str = ""  # which history it is, for ``rebuild``; empty: it is not told
 
     def or_later(self, other: JournalEnd) -> JournalEnd:
@@ -84,8 +85,8 @@ class Holder:
     host: str  # host name
     boot: str  # id of the host's boot; a process id means nothing after another boot
     space: str  # id of the process-id namespace; a process id means nothing in another container
-    pid: int  # process id
-    started: int
+    pid: AnyInt  # process id
+    started: AnyInt
     """Start time of the process in clock ticks since boot; tells it from a later one with the same id."""
 
     @classmethod
@@ -112,7 +113,7 @@ class LeaseState:
 
     holder: Holder
     writer: str
-    expires_ms: int
+    expires_ms: AnyInt
     released: bool
     end: JournalEnd = NOTHING_KNOWN
 
@@ -305,9 +306,7 @@ class Lease:
 
 def encode_lease(said: LeaseState) -> bytes:
     """The object's bytes."""
-    document = {"format": 1, **asdict(said), **said.end._asdict()}
-    del document["end"]
-    return seal_text(document)
+    return seal_text({"format": 1, **document_of(said)})
 
 
 def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version | None]:
@@ -324,28 +323,12 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
         document = open_text(data, where=key)
     except DataError:
         return None, version
+    del document["format"]
     try:
-        found = LeaseState(
-            Holder(**document["holder"]),
-            document["writer"],
-            document["expires_ms"],
-            document["released"],
-            JournalEnd(document["epoch"], document["number"], document["history"]),
-        )
-        _require_types(found)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise OtherVersionError(f"a lease has another form: {error!r:.200}", where=key) from error
+        found = as_document(LeaseState).decode(document)
+    except ValueError as error:
+        raise OtherVersionError(f"a lease has another form: {error}", where=key) from error
     return (found if _is_possible(found) else None), version
-
-
-def _require_types(found: LeaseState) -> None:
-    holder = found.holder
-    epoch, number, history = found.end
-    texts = (found.writer, holder.host, holder.boot, holder.space, history)
-    numbers = (found.expires_ms, holder.pid, holder.started, epoch, number)
-    is_typed = {*map(type, texts)} == {str} and {*map(type, numbers)} == {int}
-    if not is_typed or type(found.released) is not bool:
-        raise TypeError("a member is of a wrong type")
 
 
 def _is_possible(found: LeaseState) -> bool:

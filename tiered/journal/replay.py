@@ -17,7 +17,7 @@ Threads: one reader belongs to one thread; the states that it gives are immutabl
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from backends.errors import ObjectNotFoundError
@@ -30,7 +30,6 @@ from tiered.journal.checkpoint import (
     Streamed,
     decode_checkpoint,
     encode_checkpoint,
-    encode_pieces,
     no_checkpoint,
     read_shard,
 )
@@ -81,16 +80,12 @@ class Machine(Protocol[S]):
         """The present epoch; 0 before the first."""
         ...
 
-    def dump(self, state: S) -> Any:  # noqa: ANN401 (JSON values)
-        """The state as JSON values, for a checkpoint."""
-        ...
-
     def dump_pieces(self, state: S) -> Iterator[bytes]:
-        """The same as text (``tiered.journal.entry.json_text``), a piece at a time, so that it is never held whole."""
+        """The state as JSON text (``tiered.journal.entry.json_text``), for a checkpoint, a piece at a time."""
         ...
 
     def load(self, document: Any) -> S:  # noqa: ANN401 (JSON values)
-        """Undo ``dump``."""
+        """The state that JSON values of such a text say."""
         ...
 
 
@@ -397,8 +392,7 @@ class JournalReader(Generic[S]):
     def checkpoint_bytes(self) -> bytes:
         """A checkpoint of the present state; its shards are stored."""
         text = CheckpointText(self.number, self.last, None, tuple(self._shards.values()))
-        made = encode_pieces(text, self._machine.dump_pieces(self.state))
-        return made or encode_checkpoint(replace(text, state=self._machine.dump(self.state)))
+        return encode_checkpoint(text, partial(self._machine.dump_pieces, self.state))
 
     def _jump(self, number: int) -> bool:
         try:

@@ -18,8 +18,8 @@ import numpy as np
 
 from tiered.errors import TieredStoreError
 from tiered.format.bundle import SECTION_ROW, SectionTable, pack_table, unpack_table
-from tiered.log.parts import PART, Parts, bundle_of, check_rows
-from tiered.log.wellformed import check_ints
+from tiered.journal.typed import INT_MAX, as_row
+from tiered.log.parts import PART, Bundle, Parts, check_rows
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tiered.format.bundle import SectionPlace
-    from tiered.log.parts import Bundle
     from tiered.model import LogOffset, QueueOffset
 
 PLAIN: Final = (
@@ -155,8 +154,8 @@ def named_sections(row: Sequence[Any]) -> NamedSections:
     Raises:
         ValueError: It has another form; ``TypeError`` means the same.
     """
-    bundle = bundle_of(row[:3])
-    (text,) = row[3:]
+    *known, text = row
+    bundle = as_row(Bundle).decode(known)
     try:
         table = unpack_table(base64.b64decode(text, validate=True), where=bundle.key)
     except (TieredStoreError, binascii.Error) as error:
@@ -170,24 +169,25 @@ def sections_of(bundle: Bundle, table: SectionTable) -> NamedSections:
     Raises:
         ValueError: They contradict themselves.
     """
-    rows = np.zeros(len(table), PART)
+    found = np.zeros(len(table), PART)
     for mine, theirs in PLAIN:
         values = table.rows[theirs]
-        if values.dtype.itemsize > 4 and len(values) and int(values.max()) >= 2**62:  # noqa: PLR2004
+        if values.dtype.itemsize > 4 and len(values) and int(values.max()) >= INT_MAX:  # noqa: PLR2004
             raise ValueError(f"{theirs} of a section is out of range")
-        rows[mine] = values
-    check_rows(rows)
+        found[mine] = values
+    check_rows(found)
     names = [table.topics[number] for number in table.rows["topic"].tolist()]
     queues = list(map(MessageQueue, names, table.rows["queue_id"].tolist()))
     segments: list[int] = table.rows["segment"].tolist()
-    check_ints(segments, "a segment")
+    if max(segments, default=0) >= INT_MAX:
+        raise ValueError("segment of a section is out of range")
     return NamedSections(
         bundle,
         queues,
         table.rows["incarnation"].tolist(),
         segments,
         (table.rows["truncated"] != 0).tolist(),
-        Parts(rows, (bundle,) * len(rows)),
+        Parts(found, (bundle,) * len(found)),
     )
 
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
+from tiered.journal.typed import row_of
+from tiered.log.actions import Head
 from tiered.log.fingerprints import HOLE, fingerprint_of_item
 from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.parts import Gap, queue_action
 from tiered.log.sections import read_range
-from tiered.log.truncation import Head
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ def _end_at(
         life.incarnation,
         end=end,
         was=life.commit_offset,
-        head=head.row() if head else None,
+        head=row_of(head) if head else None,
         reason=reason.format(end),
     )
     return Change(action, life.commit_offset, end)

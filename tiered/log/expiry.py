@@ -15,7 +15,8 @@ from functools import partial
 from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING
 
-from tiered.log.parts import Parts, Segment, queue_action
+from tiered.log.actions import Expire, action_of
+from tiered.log.parts import Parts, Segment
 from tiered.log.timers import hour_queue
 from tiered.model import MessageQueue, QueueOffset
 
@@ -38,28 +39,31 @@ class ExpiryStep:
     life: int
     """Its place among the queue's lives, since those that were truncated have the same number."""
     min_from: int  # its minimum as the plan met it
-    min_to: int  # the minimum from then on
+    min_to: QueueOffset  # the minimum from then on
     segments: int  # how many
     objects: int  # how many bundles they lie in
     messages: int  # without holes
     size_bytes: int  # what they take in these
     newest_ms: int  # newest store time among them; -1 when there is none
 
+    @property
+    def said(self) -> Expire:
+        """What the journal is to say."""
+        return Expire(self.queue, self.incarnation, self.life, self.min_from, self.min_to)
+
     def action(self) -> Action:
         """For the journal."""
-        place = {"life": self.life, "min_from": self.min_from, "min_to": self.min_to}
-        return queue_action("expire", self.queue, self.incarnation, **place)
+        return action_of(self.said)
 
 
-def expired(life: QueueLife, action: Action, *, with_open: bool) -> QueueLife | None:
+def expired(life: QueueLife, said: Expire, *, with_open: bool) -> QueueLife | None:
     """The life after an ``expire`` action; None when the action presumes what does not hold.
 
     Args:
-        action: With ``min_from``, the minimum that it met, and ``min_to``, where a segment begins or the queue ends.
         with_open: It may take a segment that is not sealed: only from the present writer, who would go on in it.
     """
-    low = QueueOffset(action["min_to"])
-    if life.min_offset != action["min_from"] or not life.min_offset < low <= life.commit_offset:
+    low = said.min_to
+    if life.min_offset != said.min_from or not life.min_offset < low <= life.commit_offset:
         return None
     gone = [segment for segment in life.segments if segment_end(segment) <= low]
     kept = life.segments[len(gone) :]

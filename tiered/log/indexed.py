@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tiered.log.parts import IndexObject
+from tiered.log.actions import Indexed, action_of
 from tiered.log.ranges import joined, without
 from tiered.model import QueueOffset
 
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tiered.journal.entry import Action
-    from tiered.log.parts import QueueLife
+    from tiered.log.parts import IndexObject, QueueLife
     from tiered.model import MessageQueue
 
     Lives = Mapping[MessageQueue, tuple[QueueLife, ...]]
     Changed = dict[MessageQueue, tuple[QueueLife, ...]]
-
-INDEX = "index"
-"""The action."""
 
 
 def index_action(made: Iterable[IndexObject], drop: Sequence[str] = ()) -> Action:
@@ -41,8 +38,7 @@ def index_action(made: Iterable[IndexObject], drop: Sequence[str] = ()) -> Actio
         made: What is new, in the order in which it covers.
         drop: Keys of index objects that are given up, before that.
     """
-    action: Action = {"do": INDEX, "objects": [one.row() for one in made]}
-    return {**action, "drop": list(drop)} if drop else action
+    return action_of(Indexed(tuple(made), tuple(drop)))
 
 
 def uncovered(life: QueueLife) -> list[tuple[int, int]]:
@@ -70,11 +66,10 @@ def last_cut(lives: Sequence[QueueLife], incarnation: int) -> int:
 
 
 def after_index(
-    indexes: Sequence[IndexObject], queues: Lives, action: Action
+    indexes: Sequence[IndexObject], queues: Lives, said: Indexed
 ) -> tuple[tuple[IndexObject, ...], Lives] | None:
     """What an ``index`` action makes of index objects and queues (the changed ones); None when it does not fit."""
-    made = [IndexObject.of(row) for row in action["objects"]]
-    drop = set(action.get("drop", ()))
+    drop = set(said.drop)
     kept = [one for one in indexes if one.place.key not in drop]
     if len(indexes) - len(kept) != len(drop):
         return None
@@ -82,9 +77,9 @@ def after_index(
     for one in indexes:
         if one.place.key in drop:
             _drop(queues, changed, one)
-    if not all(_name(queues, changed, one) for one in made):
+    if not all(_name(queues, changed, one) for one in said.objects):
         return None
-    return (*kept, *made), changed
+    return (*kept, *said.objects), changed
 
 
 def _name(queues: Lives, changed: Changed, made: IndexObject) -> bool:

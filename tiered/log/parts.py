@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,31 +21,29 @@ import zstandard
 
 from tiered.format.bundle import SectionPlace
 from tiered.format.items import ITEM_BYTES
-from tiered.log.ranges import Ranges, ranges_of
+from tiered.journal.typed import INT_MAX, JsonForm, Key, as_object, as_row
+from tiered.log.ranges import Ranges  # noqa: TC001 (read at run time: tiered.journal.typed)
 from tiered.log.timers import TimerFacts
-from tiered.log.wellformed import INT_MAX, check_ints, check_key, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from tiered.journal.entry import Action
 
 
 PARTS_MAX: Final = 16_000_000
 """That a checkpoint may name; bounds what reading a hostile one allocates."""
-_LIFE_VALUES_MAX: Final = 12
 _PACK_LEVEL: Final = 3
 _RATIO_MAX: Final = 1000
 """Queue offsets alone, which differ, keep what is honest below a tenth of it."""
 _SMALL: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRange:
+class ObjectRange(NamedTuple):
     """An object of the key index, as the journal names it: its payload, and what stands behind it."""
 
-    key: str  # relative to the broker's prefix
+    key: Key  # relative to the broker's prefix
     payload_bytes: int  # size of the payload
     trailer_bytes: int  # size of the trailer behind it
     crc: int  # CRC-32 of the payload
@@ -59,7 +58,7 @@ class ObjectRange:
 class Bundle:
     """An object with the sections of one or many queues (``tiered.format.bundle``)."""
 
-    key: str  # relative to the broker's prefix
+    key: Key  # relative to the broker's prefix
     size_bytes: int  # of the whole object
     level: int = 0  # 0 as committed; how often its bytes were gathered
 
@@ -519,6 +518,14 @@ class Pass:
     time_ms: int  # when
 
 
+def _are_in_order(passes: tuple[Pass, ...]) -> None:
+    if any(one.end > two.end or one.time_ms > two.time_ms for one, two in pairwise(passes)):
+        raise ValueError("passes of compaction are not in order")
+
+
+Passes = Annotated[tuple[Pass, ...], _are_in_order]
+
+
 @dataclass(frozen=True, slots=True)
 class QueueLife:
     """One incarnation of a queue, from its offset 0."""
@@ -538,7 +545,7 @@ class QueueLife:
     cut_by: int = 0
     """Likewise: number of the journal entry that cut it off, by which it is known again whatever is merged,
     compacted or given up of it; else 0, as where bundles alone tell of it (``tiered.log.rebuilt_state``)."""
-    passes: tuple[Pass, ...] = ()
+    passes: Passes = ()
     """Of compaction, as many as still matter; the last says how far it is compacted."""
 
     def tables(self) -> Iterator[Parts]:
@@ -583,23 +590,6 @@ class Cover:
     """Number of the last entry that had taken an end of this incarnation back when its messages were read; 0: none
     had. Where another has come since, other messages may stand there now."""
 
-    def row(self) -> list[Any]:
-        """As JSON: five values, and ``cut_by`` where that is not 0."""
-        where = [self.queue.topic, self.queue.queue_id, self.incarnation, self.start, self.end]
-        return [*where, self.cut_by] if self.cut_by else where
-
-    @classmethod
-    def of(cls, row: list[Any]) -> Cover:
-        """Undo ``row``.
-
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        topic, queue_id, incarnation, start, end, *cut_by = row
-        check_texts((topic,), "a topic")
-        check_ints((queue_id, incarnation, start, end, *cut_by), "what is covered")
-        return cls(MessageQueue(topic, queue_id), incarnation, start, end, *cut_by)
-
 
 @dataclass(frozen=True, slots=True)
 class IndexObject:
@@ -611,28 +601,6 @@ class IndexObject:
     store_min_ms: int  # smallest store time among its items; -1 without items
     store_max_ms: int  # greatest store time; -1 likewise
     covers: tuple[Cover, ...]  # what it covers; the items' queue numbers count these
-
-    def row(self) -> list[Any]:
-        """As JSON: the object (4), count, filter, times (2), covers."""
-        p = self.place
-        return [
-            *(p.key, p.payload_bytes, p.trailer_bytes, p.crc),
-            *(self.count, self.filter_at, self.store_min_ms, self.store_max_ms),
-            [cover.row() for cover in self.covers],
-        ]
-
-    @classmethod
-    def of(cls, row: list[Any]) -> IndexObject:
-        """Undo ``row``.
-
-        Raises:
-            ValueError: It has another form; ``TypeError`` and ``IndexError`` mean the same.
-        """
-        check_key(row[0])
-        check_ints(row[1:8], "an index object")
-        count, filter_at, low, high, covers = row[4:]
-        place = ObjectRange(*row[:4])
-        return cls(place, count, filter_at, low, high, tuple(Cover.of(cover) for cover in covers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -674,7 +642,16 @@ def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) 
     }
 
 
-def encode_columns(parts: Iterable[Parts]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class StoredColumns:
+    """Many parts, as they stand in a checkpoint."""
+
+    bundles: tuple[Bundle, ...]
+    count: int
+    columns: Mapping[str, Any]  # packed, in base64
+
+
+def encode_columns(parts: Iterable[Parts]) -> Any:  # noqa: ANN401 (JSON values)
     """Many rows of parts as JSON: their bundles once, and each column packed by itself.
 
     So a reader holds the rows and one column more, however many parts there are.
@@ -692,22 +669,18 @@ def encode_columns(parts: Iterable[Parts]) -> dict[str, Any]:
         for name in PART.names or ()
         if is_sparse or name not in _SPARSE
     }
-    return {
-        "bundles": [[one.key, one.size_bytes, one.level] for one in number],
-        "count": len(of),
-        "columns": {**columns, _OF: _packed(np.array(of, "<u4").tobytes())},
-    }
+    columns[_OF] = _packed(np.array(of, "<u4").tobytes())
+    return as_object(StoredColumns).encode(StoredColumns(tuple(number), len(of), columns))
 
 
-def decode_columns(document: Mapping[str, Any]) -> Parts:
+def decode_columns(document: Any) -> Parts:  # noqa: ANN401 (JSON values)
     """Undo ``encode_columns``: all rows, one behind the other.
 
     Raises:
         ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
     """
-    count, columns = document["count"], document["columns"]
-    check_ints((count, *(v for row in document["bundles"] for v in row[1:])), "what parts lie in")
-    bundles = [bundle_of(row) for row in document["bundles"]]
+    said = as_object(StoredColumns).decode(document)
+    count, columns = said.count, said.columns
     if not 0 <= count <= PARTS_MAX:
         raise ValueError(f"a state names {count} parts")
     # All are looked at before anything is allocated by what one of them says.
@@ -719,19 +692,7 @@ def decode_columns(document: Mapping[str, Any]) -> Parts:
         rows[name] = _unpacked(packed.pop(name), kind, count)
     check_rows(rows)
     numbers = _unpacked(packed[_OF], _NUMBER, count).tolist()
-    return Parts(rows, map(bundles.__getitem__, numbers))
-
-
-def bundle_of(row: Sequence[Any]) -> Bundle:
-    """A bundle from its key, size and level.
-
-    Raises:
-        ValueError: It has another form.
-    """
-    key, size, level = row
-    check_key(key)
-    check_ints((size, level), "a bundle")
-    return Bundle(key, size, level)
+    return Parts(rows, map(said.bundles.__getitem__, numbers))
 
 
 def check_rows(rows: npt.NDArray[np.void]) -> None:
@@ -787,28 +748,13 @@ def _unpacked(packed: bytes, kind: np.dtype[Any], count: int) -> npt.NDArray[Any
     return np.frombuffer(data, kind, count)
 
 
-def life_json(life: QueueLife) -> list[Any]:
-    """A life as a JSON row: its fields in order; of each segment its fields and how many parts it has.
+def life_form(take: Callable[[int], Parts]) -> JsonForm[QueueLife]:
+    """Of a life as a row, with how many parts each of its segments has; the parts stand by themselves, in this order.
 
-    A row has 8 values; 9 if something is indexed, 11 if the broker truncated it, 12 if it was compacted. The parts stand
-    by themselves (``encode_columns``), in this order.
+    Args:
+        take: Gives the next parts.
     """
-    indexed = [list(pair) for pair in life.indexed]
-    passes = [[one.end, one.time_ms] for one in life.passes]
-    is_tail = life.cut_at >= 0 or bool(passes)
-    return [
-        life.incarnation,
-        life.min_offset,
-        life.commit_offset,
-        life.log_end,
-        _segment_rows(life.segments),
-        [[gap.start, gap.end, gap.reason] for gap in life.gaps],
-        life.quarantined,
-        life.ended,
-        *([indexed] if indexed or is_tail else []),
-        *([life.cut_at, life.cut_by] if is_tail else []),
-        *([passes] if passes else []),
-    ]
+    return as_row(QueueLife, segments=JsonForm(_segment_rows, partial(_segments_of, take)))
 
 
 def _segment_rows(segments: Sequence[Segment]) -> list[list[Any]]:
@@ -824,55 +770,17 @@ def _columns_of(rows: list[list[Any]]) -> list[list[Any]]:
     return [values[at::_SEGMENT_VALUES] for at in range(_SEGMENT_VALUES)]
 
 
-def _segments_of(rows: list[list[Any]], take: Callable[[int], Parts]) -> Sequence[Segment]:
+def _segments_of(take: Callable[[int], Parts], rows: list[list[Any]]) -> Sequence[Segment]:
     """Undo ``_segment_rows``."""
     if not rows:
         return ()
     if {*map(len, rows)} != {_SEGMENT_VALUES}:
         raise ValueError("a segment has other values")
     base, queue, created, sealed, counts = _columns_of(rows)
-    check_ints(chain(base, queue, created, counts), "a segment")
+    numbers = {*base, *queue, *created, *counts}
+    if {*map(type, numbers)} != {int} or not -1 <= min(numbers) <= max(numbers) < INT_MAX:
+        raise ValueError("a segment has other values")
     if min(counts) <= 0:
         raise ValueError("a segment has no parts")
     columns = base, queue, created, list(map(bool, sealed)), counts
     return Segments.joined(columns, take(sum(counts)))
-
-
-def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
-    """Undo ``life_json``.
-
-    Raises:
-        ValueError: It is no such row; ``IndexError`` and ``TypeError`` mean the same.
-    """
-    number, low, commit, log_end, segments, gaps, quarantined, ended, *more = row
-    if len(row) > _LIFE_VALUES_MAX:
-        raise ValueError(f"a life has {len(row)} values")
-    check_ints((number, low, commit, log_end, quarantined, *more[1:3]), "a life")
-    check_texts((ended, *(gap[2] for gap in gaps)), "a reason")
-    check_ints((value for gap in gaps for value in gap[:2]), "a gap")
-    life = QueueLife(
-        number,
-        low,
-        commit,
-        log_end,
-        _segments_of(segments, take),
-        tuple(Gap(*gap) for gap in gaps),
-        quarantined,
-        ended,
-        ranges_of(more[0]) if more else (),
-        *more[1:3],
-    )
-    return replace(life, passes=passes_of(more[3])) if more[3:] else life
-
-
-def passes_of(rows: list[list[Any]]) -> tuple[Pass, ...]:
-    """Passes of compaction, from rows of end and time.
-
-    Raises:
-        ValueError: They have another form; ``TypeError`` means the same.
-    """
-    check_ints((value for row in rows for value in row), "a pass of compaction")
-    found = tuple(Pass(*row) for row in rows)
-    if any(one.end > two.end or one.time_ms > two.time_ms for one, two in pairwise(found)):
-        raise ValueError("passes of compaction are not in order")
-    return found

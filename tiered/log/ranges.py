@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-
-from tiered.log.wellformed import check_ints
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-Ranges = tuple[tuple[int, int], ...]
+
+def _are_in_order(ranges: tuple[tuple[int, int], ...]) -> None:
+    if ranges != joined(ranges) or any(start >= end for start, end in ranges):
+        raise ValueError(f"ranges are not in order: {ranges!r:.200}")
+
+
+Ranges = Annotated[tuple[tuple[int, int], ...], _are_in_order]
 
 
 def clipped(ranges: Ranges, low: int, high: int) -> Ranges:
     """The part of ranges that lies in ``[low, high)``."""
     found = ((max(start, low), min(end, high)) for start, end in ranges)
     return tuple((start, end) for start, end in found if start < end)
-
-
-def ranges_of(rows: list[Any]) -> Ranges:
-    """What is covered of a life, from JSON.
-
-    Raises:
-        ValueError: It is no such thing; ``TypeError`` means the same.
-    """
-    found = tuple((start, end) for start, end in rows)
-    check_ints((value for pair in found for value in pair), "what is covered")
-    if found != joined(found) or any(start >= end for start, end in found):
-        raise ValueError(f"what is covered is not in order: {found!r:.200}")
-    return found
 
 
 def joined(ranges: Ranges) -> Ranges:

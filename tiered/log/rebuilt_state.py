@@ -44,13 +44,21 @@ from tiered.errors import DataError
 from tiered.format.items import ITEM_BYTES
 from tiered.journal.entry import EPOCH
 from tiered.keys import maker_of
+from tiered.log.actions import (
+    Compacted,
+    Expire,
+    Head,
+    PartsNamed,
+    SectionsMerged,
+    Truncate,
+    read_action,
+)
 from tiered.log.bundles import named_sections
 from tiered.log.fingerprints import fingerprint_of
 from tiered.log.flat_file import ITEM
 from tiered.log.history import named_bundles
 from tiered.log.parts import Gap, Part, Parts, QueueLife, SectionRange, Segment, TierState
-from tiered.log.truncation import Head, head_of, is_tail
-from tiered.log.wellformed import check_action
+from tiered.log.truncation import head_of, is_tail
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -61,7 +69,6 @@ if TYPE_CHECKING:
 
 REBUILT_STRIDE = 10**12
 """A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""
-_NAMING = frozenset(("part", "merge", "compacted"))
 UNKNOWN_END = "unknown: the journal was rebuilt"
 SKIPPED_MAX = 1000
 """So many lives of a queue may have left nothing; a number beyond is no life but garbage."""
@@ -611,13 +618,12 @@ def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, Told
 
 
 def _take_ends(entry: Entry, action: Mapping[str, Any], ends: dict[LifeKey, ToldEnd]) -> None:
-    if action["do"] == "truncate":
-        key = (MessageQueue(action["topic"], action["queue_id"]), action["incarnation"])
-        if key in ends:
-            ends[key] = ends[key]._replace(end=min(ends[key].end, action["end"]))
-    if action["do"] not in _NAMING:
+    said = read_action(action)
+    if isinstance(said, Truncate) and (key := (said.queue, said.incarnation)) in ends:
+        ends[key] = ends[key]._replace(end=min(ends[key].end, said.end))
+    if not isinstance(said, PartsNamed | SectionsMerged | Compacted):
         return
-    for named in map(named_sections, action["bundles"]):
+    for named in map(named_sections, said.bundles):
         rows = zip(named.queues, named.incarnations, named.places(), strict=True)
         for number, (queue, incarnation, place) in enumerate(rows):
             old = ends.get((queue, incarnation))
@@ -639,17 +645,16 @@ def not_found(
 
 
 def _take_expiry(known: TierState, action: Mapping[str, Any], lows: dict[LifeKey, int]) -> None:
-    if action["do"] != "expire":
+    said = read_action(action)
+    if not isinstance(said, Expire):
         return
-    check_action(action)
-    queue, at = MessageQueue(action["topic"], action["queue_id"]), action["life"]
-    lives = known.queues.get(queue, ())
-    if not 0 <= at < len(lives) or lives[at].incarnation != action["incarnation"]:
+    lives = known.queues.get(said.queue, ())
+    if not 0 <= said.life < len(lives) or lives[said.life].incarnation != said.incarnation:
         return
-    key = (queue, lives[at].incarnation)
-    low = lows.get(key, lives[at].min_offset)
-    if not is_tail(lives, at) and action["min_from"] == low < action["min_to"]:
-        lows[key] = action["min_to"]
+    key = (said.queue, said.incarnation)
+    low = lows.get(key, lives[said.life].min_offset)
+    if not is_tail(lives, said.life) and said.min_from == low < said.min_to:
+        lows[key] = said.min_to
 
 
 class _Border(NamedTuple):

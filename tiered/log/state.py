@@ -12,21 +12,38 @@ anew or some of it has expired. So it is with a truncate or expire that does not
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered.errors import OtherVersionError
-from tiered.journal.entry import EPOCH, Action, Entry, json_members, json_text
+from tiered.journal.entry import Entry, json_members, json_text
 from tiered.journal.replay import UnknownActionError
+from tiered.journal.typed import JsonForm, as_object
 from tiered.keys import DATA_ROOTS, maker_of
+from tiered.log.actions import (
+    BeginAnew,
+    Compacted,
+    Epoch,
+    Expire,
+    GapMet,
+    Indexed,
+    LifePasses,
+    Meta,
+    PartsNamed,
+    Quarantine,
+    Seal,
+    SectionsMerged,
+    Truncate,
+    read_action,
+)
 from tiered.log.bundles import decode_numbers, named_sections
 from tiered.log.expiry import expired
-from tiered.log.indexed import INDEX, after_index, is_of_use
+from tiered.log.indexed import after_index, is_of_use
 from tiered.log.merge import replace_run
 from tiered.log.parts import (
     Bundle,
     Gap,
-    IndexObject,
     Part,
     Parts,
     QueueLife,
@@ -34,20 +51,31 @@ from tiered.log.parts import (
     TierState,
     decode_columns,
     encode_columns,
-    life_json,
-    life_of,
-    passes_of,
+    life_form,
     queue_action,
 )
-from tiered.log.timers import TIMER, TimerFacts, after_timer, hour_queue
-from tiered.log.truncation import Head, cut, is_tail
-from tiered.log.wellformed import check_action, check_ints, check_texts
+from tiered.log.timers import (
+    TimerCancel,
+    TimerFacts,
+    TimerHanded,
+    TimerRunBegins,
+    TimerTake,
+    after_cancel,
+    after_handed,
+    after_run,
+    after_take,
+    hour_queue,
+)
+from tiered.log.truncation import cut, is_tail
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tiered.log.bundles import NamedSections, SectionStretch
+    from tiered.log.timers import Bounds
+
+T = TypeVar("T")
 
 __all__ = [
     "Bundle",
@@ -63,32 +91,7 @@ __all__ = [
 
 
 class TierMachine:
-    """What the tier's actions mean. Stateless; see ``tiered.journal.replay.Machine``.
-
-    ============= ============================================================================================
-    action        fields besides ``do``, and ``topic queue_id incarnation`` for those of a queue
-    ============= ============================================================================================
-    epoch         ``epoch``, ``holder`` (with ``store``)
-    part          ``bundles``: what became durable, see ``tiered.log.bundles``; a part with a new segment rolls the
-                  one before
-    merge         ``bundles``; ``lives`` and ``runs``: for each of their sections the number of its life and what it
-                  takes the place of (``tiered.log.merge.fingerprint``). From the present writer; of segments that
-                  are sealed from anybody
-    compacted     ``bundles``, ``lives``, ``runs`` as of a merge, of messages of which some are holes now; and ``passes``:
-                  rows of topic, queue id, number of the life, its passes from now on. All of it holds, or nothing is done
-    seal          ``segment``: base log offset of the last one, which takes no more parts
-    gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
-    expire        ``life``, ``min_from``, ``min_to``: whole segments are given up, see ``tiered.log.expiry``; from
-                  anybody, but an open segment only from the present writer
-    quarantine    ``count``: so many records went into quarantine
-    truncate     ``end``, ``was``, ``head``, ``reason``: see ``tiered.log.truncation``
-    incarnation   ``start``, ``reason``: the queue begins anew (number 0: for the first time, with nothing in it yet)
-    meta          ``store``: identity of the local store
-    index         ``objects``: index objects that are new; ``drop``: keys of such as are given up first; see
-                  ``tiered.log.indexed``; from anybody
-    timer         see ``tiered.log.timers``
-    ============= ============================================================================================
-    """
+    """What the tier's actions (``tiered.log.actions``) mean. Stateless; see ``tiered.journal.replay.Machine``."""
 
     def initial(self) -> TierState:
         """An empty tier."""
@@ -117,35 +120,25 @@ class TierMachine:
                 ``AttributeError`` mean the same.
         """
         work = _Work(state, dict(state.queues), entry)
-        for action in entry.actions:
-            _apply(work, action)
-        if any(action["do"] == "expire" for action in entry.actions):
+        said = [*map(read_action, entry.actions)]
+        for one in said:
+            _HANDLERS[type(one)](work, one)
+        if any(isinstance(one, Expire) for one in said):
             work.drop_useless_indexes()
         return replace(work.state, queues=work.queues, updated_ms=entry.time_ms)
 
     def dump(self, state: TierState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint."""
-        queues = [_queue_json(queue, lives) for queue, lives in state.queues.items()]
-        return {**self._dump_without_queues(state), "queues": queues}
+        return {**self._dump_without_queues(state), "queues": [*_queue_rows(state)]}
 
     def _dump_without_queues(self, state: TierState) -> dict[str, Any]:
         lives = [life for lives in state.queues.values() for life in lives]
-        return {
-            "epoch": state.epoch,
-            "history": state.history,
-            "writer": state.writer,
-            "holder": dict(state.holder),
-            "store": dict(state.store),
-            "refused_parts": state.refused_parts,
-            "updated_ms": state.updated_ms,
-            "parts": encode_columns(parts for life in lives for parts in life.tables()),
-            **({"indexes": [one.row() for one in state.indexes]} if state.indexes else {}),
-            **({"timers": state.timers.row()} if state.timers != TimerFacts() else {}),
-        }
+        parts = encode_columns(parts for life in lives for parts in life.tables())
+        return {**_form().encode(state), "parts": parts}
 
     def dump_pieces(self, state: TierState) -> Iterator[bytes]:
         """For a checkpoint: a few queues at a time."""
-        rows = {"queues": (_queue_json(*item) for item in state.queues.items())}
+        rows = {"queues": _queue_rows(state)}
         document = {**self._dump_without_queues(state), **rows}
         for number, (name, value) in enumerate(sorted(document.items())):
             yield (b"," if number else b"{") + json_text(name) + b":"
@@ -164,44 +157,35 @@ class TierMachine:
         return _state_of(json_members(text, "queues"))
 
 
+def _form() -> JsonForm[TierState]:
+    """Of a state, but for its parts, and for its queues, which may come and go one at a time."""
+    return as_object(TierState, queues=JsonForm(lambda queues: queues, lambda queues: queues))
+
+
 def _state_of(members: Iterable[tuple[str, Any]]) -> TierState:
     """A state of what it says, by name; queues may come one at a time: all at once, a million segments take 160 MiB."""
     found: dict[str, Any] = {}
+    parts = _Taker(Parts.of(()))
     for name, value in members:
-        found[name] = value
         if name == "parts":
-            found[name] = _Taker(decode_columns(value))
+            parts = _Taker(decode_columns(value))
         elif name == "queues":
-            found[name] = _queues_of(value, found["parts"].take)
-    check_ints((found["epoch"], found["refused_parts"], found["updated_ms"]), "a state")
-    check_texts((found["history"], found["writer"]), "a state")
-    if type(found["holder"]) is not dict or type(found["store"]) is not dict:
-        raise ValueError("holder and store of a state are no objects")
-    found["parts"].finish()
-    return TierState(
-        epoch=found["epoch"],
-        history=found["history"],
-        writer=found["writer"],
-        holder=found["holder"],
-        store=found["store"],
-        refused_parts=found["refused_parts"],
-        updated_ms=found["updated_ms"],
-        queues=found["queues"],
-        indexes=tuple(IndexObject.of(row) for row in found.get("indexes", ())),
-        timers=TimerFacts.of(found["timers"]) if "timers" in found else TimerFacts(),
-    )
+            found[name] = _queues_of(value, parts.take)
+        else:
+            found[name] = value
+    parts.finish()
+    return _form().decode(found)
 
 
 def _queues_of(
     rows: Iterable[Any], take: Callable[[int], Parts]
 ) -> dict[MessageQueue, tuple[QueueLife, ...]]:
     found: dict[MessageQueue, tuple[QueueLife, ...]] = {}
+    form = life_form(take)
     for topic, queue_id, lives in rows:
-        check_texts((topic,), "a topic")
-        check_ints((queue_id,), "a queue")
-        if not lives:
-            raise ValueError("a queue has no life")
-        found[MessageQueue(topic, queue_id)] = tuple(life_of(life, take) for life in lives)
+        if type(topic) is not str or type(queue_id) is not int or not lives:
+            raise ValueError(f"the queue {topic!r:.80}/{queue_id!r:.80} has no life or no name")
+        found[MessageQueue(topic, queue_id)] = tuple(map(form.decode, lives))
     return found
 
 
@@ -223,18 +207,6 @@ class _Taker:
             raise ValueError("there are more parts than segments have")
 
 
-def _apply(work: _Work, action: Action) -> None:
-    check_action(action)
-    _handler_of(action)(work, action)
-
-
-def _handler_of(action: Action) -> Callable[[_Work, Action], None]:
-    handler = _HANDLERS.get(action["do"])
-    if handler is None:
-        raise UnknownActionError(f"{action['do']!r:.80}")
-    return handler
-
-
 def require_known(entry: Entry, where: str) -> None:
     """Refuse an entry that says what this version does not understand, when it cannot be replayed.
 
@@ -242,11 +214,8 @@ def require_known(entry: Entry, where: str) -> None:
         OtherVersionError: It is another version's.
     """
     try:
-        for action in entry.actions:
-            check_action(action)
-            _handler_of(action)
-            if action["do"] in _OF_BUNDLES:
-                list(map(named_sections, action["bundles"]))
+        for one in map(read_action, entry.actions):
+            list(map(named_sections, getattr(one, "bundles", ())))
     except (UnknownActionError, LookupError, TypeError, ValueError) as error:
         raise OtherVersionError(
             f"journal entry {entry.number} has another form: {error}", where=where
@@ -278,10 +247,6 @@ class _Work:
         kept = tuple(one for one in self.state.indexes if is_of_use(one, self.queues))
         self.state = replace(self.state, indexes=kept)
 
-    def life(self, action: Action) -> QueueLife | None:
-        """The life that an action speaks of, if it is the present one."""
-        return self.present(_queue(action), action["incarnation"])
-
     def present(self, queue: MessageQueue, incarnation: int) -> QueueLife | None:
         """The present life of a queue, if it is this one."""
         lives = self.queues.get(queue)
@@ -293,24 +258,24 @@ class _Work:
         self.queues[queue] = (*lives[:-1], life)
 
 
-def _epoch(work: _Work, action: Action) -> None:
-    if action["epoch"] > work.state.epoch:
+def _epoch(work: _Work, said: Epoch) -> None:
+    if said.epoch > work.state.epoch:
         work.state = replace(
             work.state,
-            epoch=action["epoch"],
+            epoch=said.epoch,
             history=work.state.history or f"{work.entry.writer}-{work.entry.time_ms}",
             writer=work.entry.writer,
-            holder=action["holder"],
+            holder=said.holder,
         )
 
 
-def _meta(work: _Work, action: Action) -> None:
+def _meta(work: _Work, said: Meta) -> None:
     if work.is_present:
-        work.state = replace(work.state, store=action["store"])
+        work.state = replace(work.state, store=said.store)
 
 
-def _parts(work: _Work, action: Action) -> None:
-    for row in action["bundles"]:
+def _parts(work: _Work, said: PartsNamed) -> None:
+    for row in said.bundles:
         named = named_sections(row)
         for number, place in enumerate(named.places()):
             _part(work, named, number, place)
@@ -362,34 +327,30 @@ def _first_life(
     return QueueLife(0, start, start)
 
 
-def _compacted(work: _Work, action: Action) -> None:
+def _compacted(work: _Work, said: Compacted) -> None:
     before = dict(work.queues)
-    if not _replace_all(work, action, compacts=True) or not _note_passes(work, action["passes"]):
+    if not _replace_all(work, said) or not _note_passes(work, said.passes):
         work.queues = before
 
 
-def _note_passes(work: _Work, rows: list[Any]) -> bool:
-    for topic, queue_id, at, passes in rows:
-        queue = MessageQueue(topic, queue_id)
-        lives = work.queues.get(queue, ())
+def _note_passes(work: _Work, passes: Iterable[LifePasses]) -> bool:
+    for one in passes:
+        at, lives = one.life, work.queues.get(one.queue, ())
         if not 0 <= at < len(lives):
             return False
-        found = passes_of(passes)
-        if found and found[-1].end > lives[at].commit_offset:
+        if one.passes and one.passes[-1].end > lives[at].commit_offset:
             return False
-        work.queues[queue] = (*lives[:at], replace(lives[at], passes=found), *lives[at + 1 :])
+        life = replace(lives[at], passes=one.passes)
+        work.queues[one.queue] = (*lives[:at], life, *lives[at + 1 :])
     return True
 
 
-def _merge(work: _Work, action: Action) -> None:
-    _replace_all(work, action, compacts=False)
-
-
-def _replace_all(work: _Work, action: Action, *, compacts: bool) -> bool:
+def _replace_all(work: _Work, said: SectionsMerged | Compacted) -> bool:
     """Put each part in the place of its run; whether all of them fit."""
-    bundles = [named_sections(row) for row in action["bundles"]]
+    compacts = isinstance(said, Compacted)
+    bundles = list(map(named_sections, said.bundles))
     count = sum(len(named.parts) for named in bundles)
-    lives, runs = (decode_numbers(action[name], count).tolist() for name in ("lives", "runs"))
+    lives, runs = (decode_numbers(text, count).tolist() for text in (said.lives, said.runs))
     at, all_fit = 0, True
     for named in bundles:
         for number, part in enumerate(named.parts):
@@ -422,25 +383,26 @@ def _merge_one(
     return made is not None
 
 
-def _seal(work: _Work, action: Action) -> None:
-    life = work.life(action)
+def _seal(work: _Work, said: Seal) -> None:
+    life = work.present(said.queue, said.incarnation)
     last = life.segments[-1] if life and life.segments else None
-    if life and last and last.base_offset == action["segment"] and work.is_present:
+    if life and last and last.base_offset == said.segment and work.is_present:
         segments = (*life.segments[:-1], replace(last, sealed=True))
-        work.put(_queue(action), replace(life, segments=segments))
+        work.put(said.queue, replace(life, segments=segments))
 
 
-def _gap(work: _Work, action: Action) -> None:
-    gap = Gap(action["start"], action["end"], action["reason"])
-    queue, incarnation = _queue(action), action["incarnation"]
-    life = work.life(action) or _first_life(work, queue, incarnation, gap.start)
+def _gap(work: _Work, said: GapMet) -> None:
+    gap = Gap(said.start, said.end, said.reason)
+    life = work.present(said.queue, said.incarnation) or _first_life(
+        work, said.queue, said.incarnation, gap.start
+    )
     fits = life is not None and gap.start == life.commit_offset and gap.end > gap.start
     if life is None or not fits or not work.is_present:
         work.refuse()
         return
     fresh = not life.segments  # nothing to read before the gap, so the queue begins behind it
     work.put(
-        queue,
+        said.queue,
         replace(
             life,
             gaps=(*life.gaps, gap),
@@ -450,96 +412,86 @@ def _gap(work: _Work, action: Action) -> None:
     )
 
 
-def _truncate(work: _Work, action: Action) -> None:
-    life = work.life(action)
+def _truncate(work: _Work, said: Truncate) -> None:
+    life = work.present(said.queue, said.incarnation)
     if life is None or not work.is_present:
         work.refuse()
-        return
-    divided = cut(
-        life,
-        end=QueueOffset(action["end"]),
-        was=QueueOffset(action["was"]),
-        head=Head.of(action["head"]) if action["head"] else None,
-        reason=action["reason"],
-        entry=work.entry.number,
-    )
-    if divided:
-        queue = _queue(action)
-        work.queues[queue] = (*work.queues[queue][:-1], *divided)
+    elif divided := cut(life, said, work.entry.number):
+        work.queues[said.queue] = (*work.queues[said.queue][:-1], *divided)
 
 
-def _expire(work: _Work, action: Action) -> None:
-    lives = work.queues.get(_queue(action), ())
-    at = action["life"]
-    if not 0 <= at < len(lives) or lives[at].incarnation != action["incarnation"]:
+def _expire(work: _Work, said: Expire) -> None:
+    lives, at = work.queues.get(said.queue, ()), said.life
+    if not 0 <= at < len(lives) or lives[at].incarnation != said.incarnation:
         return
-    left = expired(lives[at], action, with_open=work.is_present)
+    left = expired(lives[at], said, with_open=work.is_present)
     if left and work.may_mend:
-        work.queues[_queue(action)] = (*lives[:at], left, *lives[at + 1 :])
+        work.queues[said.queue] = (*lives[:at], left, *lives[at + 1 :])
 
 
-def _index(work: _Work, action: Action) -> None:
-    if work.may_mend:
-        changed = after_index(work.state.indexes, work.queues, action)
-        if changed:
-            work.state = replace(work.state, indexes=changed[0])
-            work.queues.update(changed[1])
+def _index(work: _Work, said: Indexed) -> None:
+    if work.may_mend and (changed := after_index(work.state.indexes, work.queues, said)):
+        work.state = replace(work.state, indexes=changed[0])
+        work.queues.update(changed[1])
 
 
-def _timer(work: _Work, action: Action) -> None:
+def _timer(
+    after: Callable[[TimerFacts, T, Bounds], TimerFacts | None], work: _Work, said: T
+) -> None:
     def bounds(hour: int) -> tuple[int, int]:
         lives = work.queues.get(hour_queue(hour))
         return (lives[-1].min_offset, lives[-1].commit_offset) if lives else (0, 0)
 
-    changed = after_timer(work.state.timers, action, bounds, is_present=work.is_present)
+    is_take = isinstance(said, TimerTake)
+    changed = after(work.state.timers, said, bounds) if work.is_present or not is_take else None
     if changed is not None:
         work.state = replace(work.state, timers=changed)
-    elif "take" in action:
+    elif is_take:
         work.refuse()
 
 
-def _quarantine(work: _Work, action: Action) -> None:
-    life = work.life(action)
+def _quarantine(work: _Work, said: Quarantine) -> None:
+    life = work.present(said.queue, said.incarnation)
     if life and work.is_present:
-        work.put(_queue(action), replace(life, quarantined=life.quarantined + action["count"]))
+        work.put(said.queue, replace(life, quarantined=life.quarantined + said.count))
 
 
-def _incarnation(work: _Work, action: Action) -> None:
-    queue = _queue(action)
-    lives = work.queues.get(queue, ())
+def _begin_anew(work: _Work, said: BeginAnew) -> None:
+    lives = work.queues.get(said.queue, ())
     number = lives[-1].incarnation + 1 if lives else 0
-    if lives and action["incarnation"] == 0:
+    if lives and said.incarnation == 0:
         return  # it was to say where the queue begins, and a part was faster
-    if action["incarnation"] != number or not work.is_present:
+    if said.incarnation != number or not work.is_present:
         work.refuse()
         return
-    ended = (*lives[:-1], replace(lives[-1], ended=action["reason"])) if lives else ()
-    start = QueueOffset(action["start"])
-    work.queues[queue] = (*ended, QueueLife(number, start, start))
+    ended = (*lives[:-1], replace(lives[-1], ended=said.reason)) if lives else ()
+    work.queues[said.queue] = (*ended, QueueLife(number, said.start, said.start))
 
 
-_HANDLERS = {
-    EPOCH: _epoch,
-    "meta": _meta,
-    "part": _parts,
-    "merge": _merge,
-    "compacted": _compacted,
-    "seal": _seal,
-    "gap": _gap,
-    "truncate": _truncate,
-    "expire": _expire,
-    "quarantine": _quarantine,
-    INDEX: _index,
-    TIMER: _timer,
-    "incarnation": _incarnation,
+_HANDLERS: dict[type[Any], Callable[[_Work, Any], object]] = {
+    Epoch: _epoch,
+    Meta: _meta,
+    PartsNamed: _parts,
+    SectionsMerged: _replace_all,
+    Compacted: _compacted,
+    Seal: _seal,
+    GapMet: _gap,
+    Truncate: _truncate,
+    Expire: _expire,
+    Quarantine: _quarantine,
+    BeginAnew: _begin_anew,
+    Indexed: _index,
+    TimerTake: partial(_timer, after_take),
+    TimerRunBegins: partial(_timer, after_run),
+    TimerHanded: partial(_timer, after_handed),
+    TimerCancel: partial(_timer, after_cancel),
 }
 
 
-_OF_BUNDLES = frozenset(("part", "merge", "compacted"))
-
-
-def _queue_json(queue: MessageQueue, lives: Iterable[QueueLife]) -> list[Any]:
-    return [queue.topic, queue.queue_id, [life_json(life) for life in lives]]
+def _queue_rows(state: TierState) -> Iterator[list[Any]]:
+    form = life_form(lambda _count: Parts.of(()))
+    for queue, lives in state.queues.items():
+        yield [*queue, [*map(form.encode, lives)]]
 
 
 _VALUES_A_PIECE = 16
@@ -553,7 +505,3 @@ def _list_pieces(values: Iterable[Any]) -> Iterator[bytes]:
     for number, some in enumerate(iter(lambda: list(islice(left, _VALUES_A_PIECE)), [])):
         yield (b"," if number else b"") + json_text(some)[1:-1]
     yield b"]"
-
-
-def _queue(action: Action) -> MessageQueue:
-    return MessageQueue(action["topic"], action["queue_id"])

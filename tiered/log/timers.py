@@ -1,22 +1,10 @@
 """What a journal says of timers besides their hourly files: what was taken, what was handed over. Pure.
 
 Timers have a journal of their own (``timer/`` below the broker's prefix), of the same machine as a tier's; its queues are
-hours: topic ``TIMER_TOPIC``, queue id = the hour of due time since 1970, tag code of an item = due time, ms. One action,
-``timer``, says the rest; it stands in the entry that names the parts, so that both hold or neither:
+hours: topic ``TIMER_TOPIC``, queue id = the hour of due time since 1970, tag code of an item = due time, ms. Four actions
+say the rest (below): what was taken, that a hand-over begins, how far it is, and what is cancelled.
 
-======== =====================================================================================================
-field    meaning
-======== =====================================================================================================
-take     rows ``topic queue_id start first_end from to due_from``: of this source everything in ``[from, to)`` that is due
-         at or after ``due_from`` is in the files now; ``hours``: rows ``hour due_min due_max marks`` of what came with it.
-         From the present writer
-run      a hand-over begins: its number (one more than the last) and ``holder``; earlier ones are over. From anybody
-handed   rows ``hour done end rank refused held`` by ``run``, with ``target``: see ``TimerHour``; ``refused`` lists queue
-         offsets that came with this step, ``held`` all that are held back. From anybody who has the run
-cancel   rows ``hour offset``: these are not to be handed over. From anybody
-======== =====================================================================================================
-
-What does not fit changes nothing; a ``take`` that does not is counted as refused.
+What does not fit changes nothing; a ``TimerTake`` that does not is counted as refused.
 
 A copy of all this lies beside the journal (``FactsCopy``), written before a sweep gives anything, and when something was
 taken or cancelled. So where the journal is lost, who rebuilds it knows what was handed over, and what not to take again.
@@ -29,8 +17,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, count, pairwise
-from operator import is_not, itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from operator import index, is_not, itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -38,18 +26,13 @@ from backends.errors import ObjectNotFoundError, PreconditionFailedError
 from backends.wrapping import set_own
 from tiered.errors import DataError, OtherVersionError
 from tiered.journal.entry import checksum, json_text, open_text
-from tiered.log.ranges import Ranges, clipped, count_of, is_in, joined, ranges_of
-from tiered.log.wellformed import check_ints, check_texts
+from tiered.journal.typed import as_object, row_of
+from tiered.log.ranges import Ranges, clipped, count_of, is_in, joined
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from backends.base import ObjectStore, Version
-    from tiered.journal.entry import Action
 
-TIMER: Final = "timer"
-"""The action."""
 TIMER_TOPIC: Final = "rmq_sys_timer_hours"
 """Of the hourly files. As long as the names of a broker's two topics of timers, so that a record keeps its size."""
 HOUR_MS: Final = 3_600_000
@@ -98,10 +81,6 @@ class TimerSource:
             ranges.append((end, due))
         return replace(self, ranges=tuple(ranges))
 
-    def row(self) -> list[Any]:
-        """As JSON."""
-        return [self.start, self.first_end, [list(pair) for pair in self.ranges]]
-
 
 @dataclass(frozen=True, slots=True)
 class TimerHour:
@@ -121,13 +100,6 @@ class TimerHour:
     cancels: tuple[int, ...] = ()  # queue offsets that are not to be handed over
     refused: tuple[int, ...] = ()  # queue offsets that the target refused for good, in order
     held: Ranges = ()  # queue offsets below ``end`` that could not be read, and are not handed over
-
-    def row(self) -> list[Any]:
-        """As JSON."""
-        return [
-            *(self.due_min_ms, self.due_max_ms, self.marks, self.done, self.end, self.rank),
-            *(list(self.cancels), list(self.refused), [list(pair) for pair in self.held]),
-        ]
 
     @property
     def sweep_items(self) -> int:
@@ -203,46 +175,6 @@ class TimerFacts:
     hours: Mapping[int, TimerHour] = field(default_factory=dict)
     run: TimerRun = field(default_factory=TimerRun)
 
-    def row(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "sources": [[q.topic, q.queue_id, *one.row()] for q, one in self.sources.items()],
-            "hours": [[hour, *one.row()] for hour, one in self.hours.items()],
-            "run": [self.run.number, dict(self.run.holder), dict(self.run.target)],
-        }
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> TimerFacts:
-        """Undo ``row``.
-
-        Raises:
-            ValueError: It has another form; ``LookupError`` and ``TypeError`` mean the same.
-        """
-        number, holder, target = document["run"]
-        check_ints((number,), "a run")
-        if type(holder) is not dict or type(target) is not dict:
-            raise ValueError("holder and target of a run are no objects")
-        return cls(
-            dict(_source_of(row) for row in document["sources"]),
-            dict(_hour_of(row) for row in document["hours"]),
-            TimerRun(number, holder, target),
-        )
-
-
-def _source_of(row: Sequence[Any]) -> tuple[MessageQueue, TimerSource]:
-    topic, queue_id, start, first_end, ranges = row
-    check_texts((topic,), "a topic")
-    pairs = tuple((end, due) for end, due in ranges)
-    check_ints((queue_id, start, first_end, *(n for pair in pairs for n in pair)), "a source")
-    return MessageQueue(topic, queue_id), TimerSource(start, first_end, pairs)
-
-
-def _hour_of(row: Sequence[Any]) -> tuple[int, TimerHour]:
-    hour, low, high, marks, done, end, rank, cancels, refused, held = row
-    check_ints((hour, low, high, marks, done, end, rank, *cancels, *refused), "an hour")
-    offsets = tuple(cancels), tuple(refused), ranges_of(held)
-    return hour, TimerHour(low, high, marks, done, end, rank, *offsets)
-
 
 def hour_queue(hour: int) -> MessageQueue:
     """The queue that is the file of an hour (since 1970)."""
@@ -263,86 +195,84 @@ class TimersTaken:
     high: int
     due_from: int
 
-    def row(self) -> list[Any]:
-        """As JSON."""
-        place = self.source.topic, self.source.queue_id
-        return [*place, self.start, self.first_end, self.low, self.high, self.due_from]
+
+class HourTaken(NamedTuple):
+    """What came into the file of an hour."""
+
+    due_min_ms: int  # smallest due time
+    due_max_ms: int  # greatest
+    marks: int  # delete marks
 
 
-def take_action(taken: Iterable[TimersTaken], hours: Mapping[int, tuple[int, int, int]]) -> Action:
-    """What was taken, and of each hour touched the smallest and greatest due time and the delete marks that came."""
-    rows = [[hour, *facts] for hour, facts in sorted(hours.items())]
-    return {"do": TIMER, "take": [one.row() for one in taken], "hours": rows}
+@dataclass(frozen=True, slots=True)
+class TimerTake:
+    """Of these sources everything in ``[low, high)`` that is due at or after ``due_from`` is in the files now.
+
+    From the present writer. It stands in the entry that names the parts, so that both hold or neither.
+    """
+
+    take: tuple[TimersTaken, ...]
+    hours: Mapping[int, HourTaken]  # what came with it
 
 
-def run_action(number: int, holder: Mapping[str, Any]) -> Action:
-    """A hand-over begins."""
-    return {"do": TIMER, "run": number, "holder": dict(holder)}
+@dataclass(frozen=True, slots=True)
+class TimerRunBegins:
+    """A hand-over begins, and earlier ones are over. From anybody."""
+
+    run: int  # its number, one more than the last
+    holder: Mapping[str, Any]  # who, for people
 
 
-def handed_action(run: int, rows: Iterable[HandedRow], target: Mapping[str, Any]) -> Action:
-    """How far the hand-over is."""
-    found = [
-        [
-            row.hour,
-            row.done,
-            row.end,
-            row.rank,
-            list(row.refused),
-            [list(pair) for pair in row.held],
-        ]
-        for row in rows
-    ]
-    return {"do": TIMER, "run": run, "handed": found, "target": dict(target)}
+@dataclass(frozen=True, slots=True)
+class TimerHanded:
+    """How far the hand-over is. From anybody who has the run."""
+
+    run: int
+    handed: tuple[HandedRow, ...]
+    target: Mapping[str, Any]
 
 
-def cancel_action(rows: Iterable[tuple[int, int]]) -> Action:
-    """Items (hour and queue offset) that are not to be handed over."""
-    return {"do": TIMER, "cancel": [list(row) for row in rows]}
+class HourOffset(NamedTuple):
+    """An item of an hour's file."""
+
+    hour: int
+    offset: int  # queue offset
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCancel:
+    """Items that are not to be handed over. From anybody."""
+
+    cancel: tuple[HourOffset, ...]
 
 
 # -- replay ---------------------------------------------------------------------------------------
 
 
-def after_timer(
-    facts: TimerFacts, action: Action, bounds: Bounds, *, is_present: bool
-) -> TimerFacts | None:
-    """What an action makes of the facts; None when it does not fit.
+def after_take(facts: TimerFacts, said: TimerTake, bounds: Bounds) -> TimerFacts | None:
+    """The facts once this was taken; None when it does not fit.
 
     Args:
-        action: ``timer``.
         bounds: Queue offsets ``(min, commit)`` of an hour's file, with what the same entry says; (0, 0): there is none.
-        is_present: The entry is of the present writer.
     """
-    if "take" in action:
-        return _after_take(facts, action, bounds) if is_present else None
-    if "handed" in action:
-        return _after_handed(facts, action, bounds)
-    if "cancel" in action:
-        return _after_cancel(facts, action, bounds)
-    check_ints((action["run"],), "a run")
-    if action["run"] != facts.run.number + 1:
-        return None
-    return replace(facts, run=TimerRun(action["run"], action["holder"], facts.run.target))
-
-
-def _after_take(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFacts | None:
     sources, hours = dict(facts.sources), dict(facts.hours)
-    for row in action["take"]:
-        check_ints(row[1:], "what was taken")
-        topic, queue_id, start, first_end, low, high, due_from = row
-        queue = MessageQueue(topic, queue_id)
-        known = sources.get(queue, TimerSource(start, first_end))
-        if not known.start <= low <= high:
+    for one in said.take:
+        known = sources.get(one.source, TimerSource(one.start, one.first_end))
+        if not known.start <= one.low <= one.high:
             return None
-        sources[queue] = known.with_taken(low, high, due_from)
-    for row in action["hours"]:
-        check_ints(row, "an hour")
-        hour, due_min, due_max, marks = row
+        sources[one.source] = known.with_taken(one.low, one.high, one.due_from)
+    for hour, (due_min, due_max, marks) in said.hours.items():
         old = hours.get(hour) or _fresh(bounds(hour)[0], due_min, due_max)
         low, high = min(old.due_min_ms, due_min), max(old.due_max_ms, due_max)
         hours[hour] = replace(old, due_min_ms=low, due_max_ms=high, marks=old.marks + marks)
     return replace(facts, sources=sources, hours=hours)
+
+
+def after_run(facts: TimerFacts, said: TimerRunBegins, _bounds: Bounds) -> TimerFacts | None:
+    """As ``after_take``."""
+    if said.run != facts.run.number + 1:
+        return None
+    return replace(facts, run=TimerRun(said.run, said.holder, facts.run.target))
 
 
 def _fresh(low: int, due_min: int, due_max: int) -> TimerHour:
@@ -350,27 +280,24 @@ def _fresh(low: int, due_min: int, due_max: int) -> TimerHour:
     return TimerHour(due_min, due_max, done=low, end=low)
 
 
-def _after_handed(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFacts | None:
-    if action["run"] != facts.run.number or type(action["target"]) is not dict:
+def after_handed(facts: TimerFacts, said: TimerHanded, bounds: Bounds) -> TimerFacts | None:
+    """As ``after_take``."""
+    if said.run != facts.run.number:
         return None
     hours = dict(facts.hours)
-    for row in action["handed"]:
-        hour, done, end, rank, refused, held = row
-        check_ints((hour, done, end, rank, *refused), "what was handed over")
-        step = HandedRow(hour, done, end, rank, tuple(refused), ranges_of(held))
+    for step in said.handed:
         old = hours.get(step.hour)
         new = old.after(step, bounds(step.hour)[1]) if old else None
         if new is None:
             return None
         hours[step.hour] = new
-    return replace(facts, hours=hours, run=replace(facts.run, target=action["target"]))
+    return replace(facts, hours=hours, run=replace(facts.run, target=said.target))
 
 
-def _after_cancel(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFacts | None:
+def after_cancel(facts: TimerFacts, said: TimerCancel, bounds: Bounds) -> TimerFacts | None:
+    """As ``after_take``."""
     hours = dict(facts.hours)
-    for row in action["cancel"]:
-        check_ints(row, "a cancel")
-        hour, offset = row
+    for hour, offset in said.cancel:
         old, high = hours.get(hour), bounds(hour)[1]
         if old is None or not old.end <= offset < high:
             return None  # handed over, or about to be
@@ -417,15 +344,15 @@ class FactsCopy:
                 return
 
     def _text(self, facts: TimerFacts, number: int) -> bytes:
-        """As ``seal_text`` makes it of ``facts.row()``."""
+        """As ``seal_text`` makes it of ``_Kept``."""
         hours, known = list(facts.hours.values()), self._known
         changed = compress(count(), map(is_not, hours, known))
         self._texts += [b""] * (len(hours) - len(known))
         names = list(facts.hours)
         for at in chain(changed, range(len(known), len(hours))):
-            self._texts[at] = json_text([names[at], *hours[at].row()])
+            self._texts[at] = json_text([names[at], row_of(hours[at])])
         self._known = hours
-        rest = replace(facts, hours={}).row()
+        rest = as_object(TimerFacts).encode(replace(facts, hours={}))
         line = b'{"format":1,"hours":[%s],"number":%d,"run":%s,"sources":%s}' % (
             b",".join(self._texts[: len(hours)]),
             *(number, json_text(rest["run"]), json_text(rest["sources"])),
@@ -452,8 +379,9 @@ def _kept(store: ObjectStore, key: str) -> tuple[tuple[TimerFacts, int] | None, 
     except DataError:
         return None, version
     try:
-        check_ints((document["number"],), "a number")
-        return (TimerFacts.of(document), document["number"]), version
+        del document["format"]
+        number = index(document.pop("number"))
+        return (as_object(TimerFacts).decode(document), number), version
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise OtherVersionError(
             f"timers' facts have another form: {error!r:.200}", where=key

@@ -11,68 +11,30 @@ since a merge may have gathered the part that it names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tiered.log.parts import Parts
 from tiered.log.ranges import clipped
-from tiered.log.wellformed import check_ints
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tiered.log.actions import Head, Truncate
     from tiered.log.parts import Gap, Part, QueueLife, Segment
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What stays of a part that the end of a cut lies in: its first items."""
-
-    queue_offset: int  # of the part, by which it is known
-    log_offset: int  # of the part, likewise
-    log_bytes: int  # bytes of records that stay
-    holes: int  # items without a message that stay
-    last: int  # fingerprint of the last item that stays (``tiered.log.fingerprints``), or 0
-    of_holes: int
-    """Of the whole part: of one that was compacted since, other bytes are its beginning."""
-
-    def row(self) -> list[int]:
-        """As JSON."""
-        place = self.queue_offset, self.log_offset, self.log_bytes
-        return [*place, self.holes, self.last, self.of_holes]
-
-    @classmethod
-    def of(cls, row: list[Any]) -> Head:
-        """Undo ``row``.
-
-        Raises:
-            ValueError: It has another form; ``TypeError`` means the same.
-        """
-        check_ints(row, "the head of a part")
-        return cls(*row)
-
-
-def cut(
-    life: QueueLife,
-    *,
-    end: QueueOffset,
-    was: QueueOffset,
-    head: Head | None,
-    reason: str,
-    entry: int,
-) -> tuple[QueueLife, QueueLife] | None:
+def cut(life: QueueLife, said: Truncate, entry: int) -> tuple[QueueLife, QueueLife] | None:
     """Divide a life.
 
     Args:
-        end: Where it is to end, above its minimum and below its commit offset.
-        was: Its commit offset, as the writer knew it.
-        head: What stays of the part that ``end`` lies in; None when it lies between two parts, or in a gap.
         entry: Number of the journal entry that says so.
 
     Returns:
         The tail ``[end, was)``, ended, and the life ``[min, end)``; None when it does not fit.
     """
+    end, was, head = said.end, said.was, said.head
     if was != life.commit_offset or not life.min_offset < end < was:
         return None
     kept: list[Segment] = []
@@ -102,7 +64,7 @@ def cut(
         segments=tuple(gone),
         gaps=gaps_gone,
         quarantined=0,
-        ended=reason,
+        ended=said.reason,
         indexed=clipped(life.indexed, end, was),
         cut_at=end,
         cut_by=entry,

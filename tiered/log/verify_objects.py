@@ -16,6 +16,7 @@ from tiered.format.bundle import SectionBlocks, read_table
 from tiered.format.index_object import check_payload
 from tiered.format.object import parse_trailer
 from tiered.format.record import RecordFault
+from tiered.journal.typed import INT_MAX, row_of
 from tiered.keys import parse_index_key
 from tiered.log.bundles import sections_of
 from tiered.log.fingerprints import fingerprint_of
@@ -25,7 +26,6 @@ from tiered.log.ranges import Ranges, clipped, joined, without
 from tiered.log.salvage import OpenSectionBytes, lost_items, open_damaged
 from tiered.log.sections import split_section
 from tiered.log.verify_report import OTHER_VERSION, Finding, Problem
-from tiered.log.wellformed import INT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -433,7 +433,7 @@ class IndexCheck:
             "count": index.count,
             "store_min_ms": index.store_min_ms,
             "store_max_ms": index.store_max_ms,
-            "covers": [cover.row() for cover in index.covers],
+            "covers": [row_of(cover) for cover in index.covers],
         }
 
     def _items(self, payload: memoryview, key: str, found: Finding) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tiered.errors import DataError, InvalidError
 from tiered.format.properties import UNIQ_KEY
 from tiered.format.record import decode_record
-from tiered.log.timers import HOUR_MS, FactsCopy, cancel_action
+from tiered.log.actions import action_of
+from tiered.log.timers import HOUR_MS, FactsCopy, HourOffset, TimerCancel
 from tiered.upkeep.workplace import journal_writer
 from timer.dequeue import TimerReader, read_hours
 
@@ -51,9 +52,9 @@ def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
         raise _absent(at, msg_id, damaged)
     for hour, error in damaged.items():
         _LOG.warning("hour %d was not looked through, its file is damaged: %s", hour, error)
-    rows = [(one.due_ms // HOUR_MS, one.offset) for one in found]
+    rows = tuple(HourOffset(one.due_ms // HOUR_MS, one.offset) for one in found)
     journal = journal_writer(at)
-    journal.append([cancel_action(rows)], check=lambda state: _require(state, rows))
+    journal.append([action_of(TimerCancel(rows))], check=lambda state: _require(state, rows))
     FactsCopy(at.store, at.prefix).keep(journal.state.timers, journal.number)
     return [
         {
@@ -91,7 +92,7 @@ def _id_of(message: DueMessage) -> str | None:
     return decode_record(message.record, 0).properties.get(UNIQ_KEY)
 
 
-def _require(state: TierState, rows: list[tuple[int, int]]) -> None:
+def _require(state: TierState, rows: tuple[HourOffset, ...]) -> None:
     for hour, offset in rows:
         if offset < state.timers.hours[hour].end:
             raise InvalidError(

@@ -71,13 +71,15 @@ from tiered.upkeep.engine import Workbench, all_done, own_engine
 from tiered.upkeep.workplace import (
     FORMAT,
     Ledger,
-    Plan,
     digest,
     journal_writer,
     moved_on,
     require_same_tier,
     tier_fields,
     was_applied,
+)
+from tiered.upkeep.workplace import (
+    PlanDocument as Plan,
 )
 
 if TYPE_CHECKING:

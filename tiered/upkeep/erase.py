@@ -19,7 +19,6 @@ Memory: one bundle (64 MiB), and what is read for it.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from tiered.dispatch.merging import Merger, Packer
@@ -27,8 +26,7 @@ from tiered.dispatch.settings import Compression
 from tiered.errors import DataError
 from tiered.log.history import named_bundles
 from tiered.log.merge import MergePolicy, plan_erasure
-from tiered.upkeep.uploading import UploadingEpoch
-from tiered.upkeep.workplace import Ledger, Plan, digest, require_same_tier, was_applied
+from tiered.upkeep.workplace import Ledger, UploadingEpoch, digest, require_same_tier, was_applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from tiered.dispatch.merging import MergedBundle
     from tiered.log.merge import MergeOutput, MergePlan
     from tiered.log.parts import TierState
+    from tiered.upkeep.gc import GcPlan
     from tiered.upkeep.workplace import Workplace
 
 POLICY: Final = MergePolicy(segment_bytes_max=0)
@@ -43,7 +42,7 @@ POLICY: Final = MergePolicy(segment_bytes_max=0)
 
 
 def apply_erasure(
-    at: Workplace, plan: Plan, *, told: Callable[[int, int], None] = lambda _done, _total: None
+    at: Workplace, plan: GcPlan, *, told: Callable[[int, int], None] = lambda _done, _total: None
 ) -> dict[str, Any]:
     """Rewrite the bundles that a plan of ``gc`` names (``erasures``).
 
@@ -62,7 +61,7 @@ def apply_erasure(
         FencedError: A writer is at work.
         BackendError: The store does not answer. Applying again goes on.
     """
-    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=f"{plan['what']} --erase")
+    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=f"{plan.what} --erase")
     store_now_ms, began_s = ledger.begin({"plan": digest(plan)}), at.clock.monotonic_s()
     run = _ErasureRun(at, plan, told)
     run.rewrite()
@@ -71,9 +70,9 @@ def apply_erasure(
     return {
         **run.done,
         "stays": [{"key": key, "reason": reason} for key, reason in sorted(run.stays.items())],
-        "gone_after_ms": store_now_ms + took_ms + plan["grace_ms"],
+        "gone_after_ms": store_now_ms + took_ms + plan.grace_ms,
         "was_applied": was_applied(
-            len(plan["erasures"]), run.done["bundles"] + len(run.stays), run.done["already_done"]
+            len(plan.erasures), run.done["bundles"] + len(run.stays), run.done["already_done"]
         ),
         "epoch": run.epoch,
         "run": ledger.run,
@@ -81,23 +80,12 @@ def apply_erasure(
 
 
 class _ErasureRun:
-    def __init__(self, at: Workplace, plan: Plan, told: Callable[[int, int], None]) -> None:
+    def __init__(self, at: Workplace, plan: GcPlan, told: Callable[[int, int], None]) -> None:
         self._at = at
         self._plan = plan
         self._told = told
-        self._epoch = UploadingEpoch(
-            at.bare,
-            at.store,
-            at.prefix,
-            clock=at.clock,
-            rng=at.rng,
-            stop=threading.Event(),
-            give_up_s=at.give_up_s,
-            does="erases",
-        )
-        self._bytes = {
-            row["key"].removeprefix(at.prefix): row["given_up_bytes"] for row in plan["erasures"]
-        }
+        self._epoch = UploadingEpoch(at, does="erases")
+        self._bytes = {one.key.removeprefix(at.prefix): one.given_up_bytes for one in plan.erasures}
         self._left: set[str] = set()
         self.stays: dict[str, str] = {}
         names = ("bundles", "given_up_bytes", "made", "made_bytes", "already_done")

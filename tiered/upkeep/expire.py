@@ -16,50 +16,88 @@ the queue's minimum, and a queue that was truncated by the life that ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from backends.errors import ObjectNotFoundError
-from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError
+from tiered.log.actions import BeginAnew, read_action
 from tiered.log.divergence import Change, fingerprint_in_tier, measure, plan_end
 from tiered.log.expiry import ExpiryStep, expired, newest_ms, plan_expiry, plan_handed, plan_removal
 from tiered.log.flat_file import ITEM, ITEM_BYTES
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.sections import read_range
 from tiered.log.timers import HOUR_MS, hour_queue
-from tiered.log.truncation import Head, cut
+from tiered.log.truncation import cut
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.workplace import (
-    FORMAT,
-    Ledger,
-    Plan,
-    digest,
-    in_new_epoch,
-    journal_writer,
+    TierPlan,
+    carry_out,
     moved_on,
-    require_same_tier,
-    tier_fields,
-    was_applied,
+    plan_head,
 )
 from timer.dequeue import refused_in
 
 if TYPE_CHECKING:
-    from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
     from tiered.log.parts import QueueLife, Segment, TierState
     from tiered.upkeep.workplace import Workplace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpirePlan(TierPlan[ExpiryStep]):
+    """What queues give up at their beginning: of ``expire``, of its timers, or of ``delete-topic``."""
+
+    steps: tuple[ExpiryStep, ...]
+    topic: str | None = None  # of ``delete-topic``
+    ttls: Mapping[str, Any] = field(default_factory=dict)  # by topic, ms
+    grace_ms: int | None = None  # of timers: since the end of their hour
+    with_refused: bool = False  # of timers: also what the target refused
+    kept_for_refused: int = 0  # hours that stay for that
+    archive: str | None = None  # that has to hold what is given up
+    unproved: tuple[Any, ...] = ()  # rows of what stays, since it does not
+    refusals: tuple[Any, ...] = ()  # what is wrong with the archive
+    is_cut: bool  # there is more than may go in one run
+    segments: int  # of all steps
+    objects: int
+    messages: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateStep:
+    """How a queue ends earlier."""
+
+    queue: MessageQueue
+    incarnation: int
+    life: int  # its place among the queue's lives
+    to: int  # where it ends from now on
+    was: int  # where it ended
+    messages: int  # that it gives up
+    holes: int
+    missing: int  # offsets of gaps
+    begins_anew: bool  # nothing of the life is left
+    action: Mapping[str, Any]  # for the journal
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatePlan(TierPlan[TruncateStep]):
+    """How a queue ends earlier; no step if it ends there already."""
+
+    steps: tuple[TruncateStep, ...]
+    topic: str
+    queue_id: int
+    to: int  # as it was asked for
+
 
 Ttl = Callable[[str], int | None]
 TIMERS = "expire --timers"
 """What a plan of ``plan_expire_timers`` calls itself."""
 _WITH_OPEN = ("delete-topic", TIMERS)
-STEPS_MAX = 500
-"""Steps in one journal entry."""
 CLOCKS_APART_MS = 300_000
 """When ours and the store's clock differ by more, one of them is wrong, and nothing expires."""
 
@@ -88,7 +126,7 @@ def topics_of(at: Workplace) -> set[str]:
 
 def plan_expire(
     at: Workplace, ttl_ms: Ttl, *, objects_max: int, proof: ArchiveProof | None = None
-) -> Plan:
+) -> ExpirePlan:
     """What expires now. Changes nothing.
 
     Args:
@@ -104,11 +142,11 @@ def plan_expire(
     )
     topics = sorted({queue.topic for queue in reader.state.queues})
     ttls = {topic: ttl for topic in topics if (ttl := ttl_ms(topic)) is not None}
-    known = {"ttls": ttls, "topic": None, **(proof.document() if proof else {})}
-    return _plan(at, reader, "expire", steps, is_cut, now_ms=now_ms, **known)
+    proved = proof.document() if proof else {}
+    return _plan(at, reader, "expire", (steps, is_cut), now_ms, ttls=ttls, **proved)
 
 
-def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> Plan:
+def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> ExpirePlan:
     """What removing a topic gives up. Changes nothing.
 
     Raises:
@@ -120,13 +158,12 @@ def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> Plan:
             f"the tier has no topic {topic}", where=at.store.url, do="`tiered ls URL` lists them"
         )
     steps, is_cut = plan_removal(reader.state, topic, objects_max=objects_max)
-    now_ms = at.clock.now_ms()
-    return _plan(at, reader, "delete-topic", steps, is_cut, now_ms=now_ms, ttls={}, topic=topic)
+    return _plan(at, reader, "delete-topic", (steps, is_cut), at.clock.now_ms(), topic=topic)
 
 
 def plan_expire_timers(
     at: Workplace, *, grace_ms: int, objects_max: int, with_refused: bool = False
-) -> Plan:
+) -> ExpirePlan:
     """Which files of timers go now: all of them is handed over, and their hour has been over for so long. Changes nothing.
 
     Args:
@@ -141,14 +178,16 @@ def plan_expire_timers(
     ]
     hours = [hour for hour in old if with_refused or not _is_needed(reader.state, hour)]
     steps, is_cut = plan_handed(reader.state, hours, objects_max=objects_max)
-    known: dict[str, Any] = {
-        "ttls": {},
-        "topic": None,
-        "grace_ms": grace_ms,
-        "with_refused": with_refused,
-        "kept_for_refused": len(old) - len(hours),
-    }
-    return _plan(at, reader, TIMERS, steps, is_cut, now_ms=now_ms, **known)
+    return _plan(
+        at,
+        reader,
+        TIMERS,
+        (steps, is_cut),
+        now_ms,
+        grace_ms=grace_ms,
+        with_refused=with_refused,
+        kept_for_refused=len(old) - len(hours),
+    )
 
 
 def _is_handed(state: TierState, hour: int) -> bool:
@@ -162,102 +201,55 @@ def _is_needed(state: TierState, hour: int) -> bool:
     return bool(refused_in(state, hour) or state.timers.hours[hour].held)
 
 
-def apply_steps(at: Workplace, plan: Plan, proof: ArchiveProof | None = None) -> dict[str, Any]:
-    """Carry out a plan of either kind.
+def apply_steps(
+    at: Workplace, plan: ExpirePlan, proof: ArchiveProof | None = None
+) -> dict[str, Any]:
+    """Carry out a plan of either kind (``carry_out``).
 
     Args:
         proof: With a plan that names an archive: that archive's, of now. Nothing is given up that it does not hold.
 
-    Returns:
-        ``steps`` that were carried out now, ``already_done``, ``entries`` written, ``epoch``, ``run``; and
-        ``was_applied``: all of it had been done before.
-
     Raises:
         InvalidError: The tier has moved on in a way that matters, or a clock is wrong.
-        FencedError: A writer is at work, and the plan takes open segments.
-        BackendError: The store does not answer. Applying again goes on.
     """
-    steps = [step_of(row) for row in plan["steps"]]
-    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan["what"])
-    store_now_ms = ledger.begin({"plan": digest(plan)})
-    run = _ExpireRun(plan, steps, proof)
-    if plan["what"] != "delete-topic":
-        _require_clock(at, plan, store_now_ms)
-    if plan["what"] in _WITH_OPEN:
-        journal = in_new_epoch(at, run.append)
-    else:
-        journal = journal_writer(at)
-        run.append(journal)
-    journal.write_checkpoint()
-    ledger.end(run.done)
-    before = was_applied(len(steps), run.done["steps"], run.done["already_done"])
-    return {
-        **run.done,
-        "was_applied": before,
-        "epoch": journal.epoch,
-        "run": ledger.run,
-    }
+    if plan.archive != (proof.url if proof else None):
+        raise InvalidError(
+            "this plan was made with another archive, or without one", do="plan again"
+        )
+
+    def begun(store_now_ms: int) -> None:
+        if plan.what != "delete-topic":
+            _require_clock(at, plan, store_now_ms)
+
+    return carry_out(
+        at,
+        plan,
+        said=ExpiryStep.action,
+        is_done=_is_done,
+        hold=partial(_hold, plan, proof),
+        in_epoch=plan.what in _WITH_OPEN,
+        begun=begun,
+    )
 
 
-def step_of(row: dict[str, Any]) -> ExpiryStep:
-    """A step as it stands in a plan."""
-    fields = dict(row)
-    queue = MessageQueue(fields.pop("topic"), fields.pop("queue_id"))
-    return ExpiryStep(queue=queue, **fields)
-
-
-def step_row(step: ExpiryStep) -> dict[str, Any]:
-    """Undo ``step_of``."""
-    fields = asdict(step)
-    del fields["queue"]
-    return {"topic": step.queue.topic, "queue_id": step.queue.queue_id, **fields}
-
-
-class _ExpireRun:
-    def __init__(self, plan: Plan, steps: list[ExpiryStep], proof: ArchiveProof | None) -> None:
-        if plan.get("archive") != (proof.url if proof else None):
-            raise InvalidError(
-                "this plan was made with another archive, or without one", do="plan again"
-            )
-        self._plan = plan
-        self._proof = proof
-        self._steps = steps
-        self.done = {"steps": 0, "already_done": 0, "entries": 0}
-
-    def append(self, journal: JournalWriter[TierState]) -> None:
-        """Append what is not done yet, so many steps an entry."""
-        state = journal.state
-        require_same_tier(self._plan, state)
-        due = [step for step in self._steps if not _is_done(state, step)]
-        self.done["already_done"] = len(self._steps) - len(due)
-        for start in range(0, len(due), STEPS_MAX):
-            some = due[start : start + STEPS_MAX]
-            journal.append([step.action() for step in some], check=partial(self._hold, some))
-            reached("steps-appended")
-            self.done["entries"] += 1
-            self.done["steps"] += len(some)
-
-    def _may_go(self, state: TierState, hour: int) -> bool:
-        is_free = self._plan["with_refused"] or not _is_needed(state, hour)
-        return is_free and _is_handed(state, hour)
-
-    def _hold(self, steps: list[ExpiryStep], state: TierState) -> None:
-        """Everything that the steps presume."""
-        with_open = self._plan["what"] in _WITH_OPEN
-        for step in steps:
-            if self._plan["what"] == TIMERS and not self._may_go(state, step.queue.queue_id):
-                raise moved_on(f"{step.queue} has timers that are not handed over, or were refused")
-            life = _life(state, step)
-            left = expired(life, step.action(), with_open=with_open) if life else None
-            if life is None or left is None:
-                raise moved_on(f"{step.queue} does not begin or end where it did")
-            gone = life.segments[: len(life.segments) - len(left.segments)]
-            newest = max((newest_ms(segment) for segment in gone), default=-1)
-            if (len(gone), newest) != (step.segments, step.newest_ms):
-                raise moved_on(f"{step.queue} has other segments than it had")
-            proof = self._proof
-            if proof and not all(proof.holds(state, step.queue, step.life, one) for one in gone):
-                raise moved_on(f"the archive does not hold what {step.queue} would give up")
+def _hold(plan: ExpirePlan, proof: ArchiveProof | None, state: TierState, step: ExpiryStep) -> None:
+    """Everything that a step presumes."""
+    hour = step.queue.queue_id
+    may_go = plan.what != TIMERS or (
+        _is_handed(state, hour) and (plan.with_refused or not _is_needed(state, hour))
+    )
+    if not may_go:
+        raise moved_on(f"{step.queue} has timers that are not handed over, or were refused")
+    life = _life(state, step)
+    left = expired(life, step.said, with_open=plan.what in _WITH_OPEN) if life else None
+    if life is None or left is None:
+        raise moved_on(f"{step.queue} does not begin or end where it did")
+    gone = life.segments[: len(life.segments) - len(left.segments)]
+    newest = max((newest_ms(segment) for segment in gone), default=-1)
+    if (len(gone), newest) != (step.segments, step.newest_ms):
+        raise moved_on(f"{step.queue} has other segments than it had")
+    if proof and not all(proof.holds(state, step.queue, step.life, one) for one in gone):
+        raise moved_on(f"the archive does not hold what {step.queue} would give up")
 
 
 def _life(state: TierState, step: ExpiryStep) -> QueueLife | None:
@@ -273,14 +265,14 @@ def _is_done(state: TierState, step: ExpiryStep) -> bool:
     return bool(life and life.incarnation == step.incarnation and life.min_offset >= step.min_to)
 
 
-def _require_clock(at: Workplace, plan: Plan, store_now_ms: int) -> None:
+def _require_clock(at: Workplace, plan: ExpirePlan, store_now_ms: int) -> None:
     """Nothing expires by a clock that is wrong: ours is held against the store's, at planning and now.
 
     By one that is behind all store times lie in the future, which is not believed; so that is refused as well. (How long ago
     a plan was made is another matter.)
     """
     now_ms = at.clock.now_ms()
-    ahead_ms = max(now_ms, plan["made_ms"]) - store_now_ms
+    ahead_ms = max(now_ms, plan.made_ms) - store_now_ms
     behind_ms = store_now_ms - now_ms
     if max(ahead_ms, behind_ms) > CLOCKS_APART_MS:
         is_ahead = ahead_ms > CLOCKS_APART_MS
@@ -302,29 +294,23 @@ def _plan(
     at: Workplace,
     reader: TierReader,
     what: str,
-    steps: list[ExpiryStep],
-    is_cut: bool,
-    **fields: Any,  # noqa: ANN401 (JSON values)
-) -> Plan:
-    made_ms = fields.pop("now_ms")
-    return {
-        "format": FORMAT,
-        "what": what,
-        "url": at.store.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
-        **tier_fields(reader.state),
-        "journal_number": reader.journal_number,
-        "epoch": reader.state.epoch,
-        "made_ms": made_ms,
+    planned: tuple[list[ExpiryStep], bool],
+    made_ms: int,
+    **fields: Any,  # noqa: ANN401 (of the plan)
+) -> ExpirePlan:
+    steps, is_cut = planned
+    return ExpirePlan(
+        what=what,
+        **plan_head(at.store, at.place, reader.state, reader.journal_number),
+        made_ms=made_ms,
+        steps=tuple(steps),
+        is_cut=is_cut,
+        segments=sum(step.segments for step in steps),
+        objects=sum(step.objects for step in steps),
+        messages=sum(step.messages for step in steps),
+        size_bytes=sum(step.size_bytes for step in steps),
         **fields,
-        "is_cut": is_cut,
-        "segments": sum(step.segments for step in steps),
-        "objects": sum(step.objects for step in steps),
-        "messages": sum(step.messages for step in steps),
-        "size_bytes": sum(step.size_bytes for step in steps),
-        "steps": [step_row(step) for step in steps],
-    }
+    )
 
 
 # -- truncation -------------------------------------------------------------------------------------
@@ -334,7 +320,7 @@ def _plan(
 # knows that what the tier has there never was: holes up to an offset that a damaged record named, for instance.
 
 
-def plan_truncate(at: Workplace, queue: MessageQueue, end: int) -> Plan:
+def plan_truncate(at: Workplace, queue: MessageQueue, end: int) -> TruncatePlan:
     """What truncating a queue's end gives up. Changes nothing.
 
     Raises:
@@ -347,81 +333,35 @@ def plan_truncate(at: Workplace, queue: MessageQueue, end: int) -> Plan:
     assert life is not None
     place = len(reader.state.queues[queue]) - 1
     steps = [] if end == life.commit_offset else [_step(at, queue, life, QueueOffset(end), place)]
-    return {
-        "format": FORMAT,
-        "what": "truncate",
-        "url": at.store.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
-        **tier_fields(reader.state),
-        "journal_number": reader.journal_number,
-        "epoch": reader.state.epoch,
-        "made_ms": at.clock.now_ms(),
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "to": end,
-        "steps": steps,
-    }
+    return TruncatePlan(
+        what="truncate",
+        **plan_head(at.store, at.place, reader.state, reader.journal_number),
+        made_ms=at.clock.now_ms(),
+        steps=tuple(steps),
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        to=end,
+    )
 
 
-def apply_truncate(at: Workplace, plan: Plan) -> dict[str, Any]:
-    """Carry out a plan that has a step.
+def apply_truncate(at: Workplace, plan: TruncatePlan) -> dict[str, Any]:
+    """Carry out a plan that has a step (``carry_out``)."""
 
-    Returns:
-        ``steps`` that were carried out now, ``already_done``, ``epoch``, ``run``; and ``was_applied``: it had been
-        done before.
-
-    Raises:
-        InvalidError: The tier has moved on.
-        FencedError: A writer is at work.
-        BackendError: The store does not answer. Applying again goes on.
-    """
-    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan["what"])
-    ledger.begin({"plan": digest(plan)})
-    run = _TruncationRun(plan)
-    journal = in_new_epoch(at, run.append)
-    journal.write_checkpoint()
-    ledger.end(run.done)
-    before = was_applied(1, run.done["steps"], run.done["already_done"])
-    return {
-        **run.done,
-        "was_applied": before,
-        "epoch": journal.epoch,
-        "run": ledger.run,
-    }
-
-
-class _TruncationRun:
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._action: Action = plan["steps"][0]["action"]
-        self._was = plan["steps"][0]["was"]
-        self._queue = MessageQueue(plan["topic"], plan["queue_id"])
-        self.done = {"steps": 0, "already_done": 0}
-
-    def append(self, journal: JournalWriter[TierState]) -> None:
-        """Append what is not done yet."""
-        require_same_tier(self._plan, journal.state)
-        if self._is_done(journal.state):
-            self.done["already_done"] = 1
-            return
-        journal.append([self._action], check=self._hold)
-        reached("steps-appended")
-        self.done["steps"] = 1
-
-    def _is_done(self, state: TierState) -> bool:
+    def is_done(state: TierState, step: TruncateStep) -> bool:
         """Whether this plan has ended the life that it was made of; what goes on has the next place."""
-        place = self._plan["steps"][0]["life"]
-        lives = state.queues.get(self._queue, ())[place:-1]
-        return [(life.ended, life.commit_offset) for life in lives[:1]] == [
-            (self._action["reason"], self._was)
-        ]
+        lives = state.queues.get(step.queue, ())[step.life : -1]
+        ended = [(life.ended, life.commit_offset) for life in lives[:1]]
+        return ended == [(step.action["reason"], step.was)]
 
-    def _hold(self, state: TierState) -> None:
+    def hold(state: TierState, step: TruncateStep) -> None:
         """Everything that the action presumes; expiry may come between."""
-        life = state.life(self._queue)
-        if life is None or _ended(life, self._action, self._was) is None:
-            raise moved_on(f"{self._queue} does not begin or end where it did")
+        life = state.life(step.queue)
+        if life is None or _ended(life, step.action, step.was) is None:
+            raise moved_on(f"{step.queue} does not begin or end where it did")
+
+    return carry_out(
+        at, plan, said=lambda step: step.action, is_done=is_done, hold=hold, in_epoch=True
+    )
 
 
 def _require_sense(at: Workplace, queue: MessageQueue, life: QueueLife | None, end: int) -> None:
@@ -465,7 +405,7 @@ def _batch_start(at: Workplace, life: QueueLife, end: int) -> int | None:
 
 def _step(
     at: Workplace, queue: MessageQueue, life: QueueLife, end: QueueOffset, place: int
-) -> dict[str, Any]:
+) -> TruncateStep:
     reader = QueueReader.of_life(at.store, at.prefix, queue, life)
     change: Change = plan_end(
         queue,
@@ -477,35 +417,28 @@ def _step(
     gone = _ended(life, change.action, life.commit_offset)
     assert gone is not None
     parts = gone.parts()
-    return {
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "incarnation": life.incarnation,
-        "life": place,
-        "to": change.start,
-        "was": change.end,
-        "messages": parts.messages,
-        "holes": parts.holes,
-        "missing": sum(gap.end - gap.start for gap in gone.gaps),
-        "begins_anew": change.is_anew,
-        "action": change.action,
-    }
+    return TruncateStep(
+        queue=queue,
+        incarnation=life.incarnation,
+        life=place,
+        to=change.start,
+        was=change.end,
+        messages=parts.messages,
+        holes=parts.holes,
+        missing=sum(gap.end - gap.start for gap in gone.gaps),
+        begins_anew=change.is_anew,
+        action=change.action,
+    )
 
 
 def _ended(life: QueueLife, action: Action, was: int) -> QueueLife | None:
     """The life that is over by the action; None when the action does not fit (any more)."""
-    if action["do"] == "incarnation":
+    said = read_action(action)
+    if isinstance(said, BeginAnew):
         fits = (life.incarnation + 1, life.min_offset, life.commit_offset)
-        is_so = fits == (action["incarnation"], action["start"], was)
-        return replace(life, ended=action["reason"]) if is_so else None
-    if life.incarnation != action["incarnation"]:
+        is_so = fits == (said.incarnation, said.start, was)
+        return replace(life, ended=said.reason) if is_so else None
+    if life.incarnation != said.incarnation:
         return None
-    divided = cut(
-        life,
-        end=QueueOffset(action["end"]),
-        was=QueueOffset(action["was"]),
-        head=Head.of(action["head"]) if action["head"] else None,
-        reason=action["reason"],
-        entry=0,  # there is none yet
-    )
+    divided = cut(life, said, 0)  # there is no entry yet
     return divided[0] if divided else None

@@ -19,8 +19,10 @@ gone is counted as gone), or a new one be made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange, foreign_below
@@ -33,15 +35,14 @@ from tiered.keys import JOURNAL
 from tiered.log.history import TierHistory, named_objects
 from tiered.log.orphans import Deletion, GivenUp, KnownObjects, OrphanPlan, given_up, plan_orphans
 from tiered.upkeep.workplace import (
-    FORMAT,
     Ledger,
-    Plan,
+    TierPlan,
     digest,
     in_new_epoch,
     moved_on,
+    plan_head,
     report_lease,
     require_same_tier,
-    tier_fields,
     was_applied,
 )
 
@@ -55,6 +56,40 @@ if TYPE_CHECKING:
     from tiered.journal.ahead import JournalBytes
     from tiered.log.parts import TierState
     from tiered.upkeep.workplace import Workplace
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """A bundle that is to be rewritten without what was given up."""
+
+    key: str
+    size_bytes: int  # of the object
+    given_up_bytes: int  # of it, about
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcPlan(TierPlan[Deletion]):
+    """What is deleted, and what is rewritten before."""
+
+    ROWS = "deletions"
+
+    journal_checksum: int  # of the journal's last entry
+    grace_ms: int  # what was named or written within it stays
+    max_deletions: int
+    is_writer_alive: bool
+    takes_epoch: bool  # it presumes that an epoch is taken first
+    is_history_covered: bool  # the journal tells of all of the grace
+    refusals: tuple[str, ...]  # why nothing is deleted
+    left: Mapping[str, Any]  # what is not named and stays
+    deletion_count: int
+    deletion_bytes: int
+    kinds: Mapping[str, Any]  # how many of each
+    given_up_bundles: int  # that hold given-up messages beside others
+    given_up_bytes: int  # in these, about
+    erases: bool  # they are to be rewritten
+    erasures: tuple[Erasure, ...]
+    steps: tuple[Deletion, ...]
+
 
 BATCH = 200
 """Deletions between two looks at the journal."""
@@ -71,8 +106,8 @@ def plan_gc(
     what: str = "gc",
     erases: bool = False,
     executor: Executor | None = None,
-) -> Plan:
-    """What gc would do now, as a plan document. Changes nothing; ages are held by our own clock until it is applied.
+) -> GcPlan:
+    """What gc would do now, as a plan. Changes nothing; ages are held by our own clock until it is applied.
 
     Args:
         store: The tier's, with retries.
@@ -94,47 +129,41 @@ def plan_gc(
         journal=journal,
     )
     orphans, history = found.orphans, found.history
-    kinds = {kind: list(group) for kind, group in groupby(orphans.deletions, lambda d: d.kind)}
+    kinds = {kind: len(list(group)) for kind, group in groupby(orphans.deletions, _kind_of)}
     shared = find_given_up(store, place.prefix, history.state, executor)
     erasures = shared if erases and not orphans.refusals else []
-    return {
-        "format": FORMAT,
-        "what": what,
-        "url": store.url,
-        "cluster": place.cluster,
-        "broker": place.broker,
-        **tier_fields(history.state),
-        "journal_number": history.number,
-        "journal_checksum": history.checksum,
-        "epoch": history.state.epoch,
-        "made_ms": now_ms,
-        "grace_ms": grace_ms,
-        "max_deletions": max_deletions,
-        "is_writer_alive": found.is_held,
-        "takes_epoch": found.takes_epoch,
-        "is_history_covered": history.covers,
-        "refusals": orphans.refusals,
-        "left": asdict(orphans.left),
-        "deletion_count": len(orphans.deletions),
-        "deletion_bytes": sum(one.size_bytes for one in orphans.deletions),
-        "kinds": {kind: len(ones) for kind, ones in kinds.items()},
-        "given_up_bundles": len(shared),
-        "given_up_bytes": sum(one.size_bytes for one in shared),
-        "erases": erases,
-        "erasures": [_erasure(place.prefix, one) for one in erasures],
-        "deletions": [asdict(one) for one in orphans.deletions],
-    }
+    return GcPlan(
+        what=what,
+        **plan_head(store, place, history.state, history.number),
+        journal_checksum=history.checksum,
+        made_ms=now_ms,
+        grace_ms=grace_ms,
+        max_deletions=max_deletions,
+        is_writer_alive=found.is_held,
+        takes_epoch=found.takes_epoch,
+        is_history_covered=history.covers,
+        refusals=tuple(orphans.refusals),
+        left=asdict(orphans.left),
+        deletion_count=len(orphans.deletions),
+        deletion_bytes=sum(one.size_bytes for one in orphans.deletions),
+        kinds=kinds,
+        given_up_bundles=len(shared),
+        given_up_bytes=sum(one.size_bytes for one in shared),
+        erases=erases,
+        erasures=tuple(
+            Erasure(place.prefix + one.bundle.key, one.bundle.size_bytes, one.size_bytes)
+            for one in erasures
+        ),
+        steps=tuple(orphans.deletions),
+    )
 
 
-def _erasure(prefix: str, one: GivenUp) -> dict[str, Any]:
-    """A bundle that is to be rewritten, as it stands in a plan."""
-    size_bytes, key = one.bundle.size_bytes, prefix + one.bundle.key
-    return {"key": key, "size_bytes": size_bytes, "given_up_bytes": one.size_bytes}
+_kind_of = attrgetter("kind")
 
 
 def apply_gc(
     at: Workplace,
-    plan: Plan,
+    plan: GcPlan,
     *,
     executor: Executor | None = None,
     journal: JournalBytes | None = None,
@@ -162,11 +191,11 @@ def apply_gc(
 
 
 class _GcRun:
-    def __init__(self, at: Workplace, plan: Plan, journal: JournalBytes | None) -> None:
+    def __init__(self, at: Workplace, plan: GcPlan, journal: JournalBytes | None) -> None:
         self._at = at
         self._plan = plan
         self._journal = journal
-        self._deletions = [Deletion(**one) for one in plan["deletions"]]
+        self._deletions = plan.steps
         self._named: set[str] = set()
         self._done = dict.fromkeys(("deleted", "deleted_bytes", "already_gone", "left_young"), 0)
 
@@ -175,11 +204,11 @@ class _GcRun:
         ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="gc")
         now_ms = ledger.begin({"plan": digest(self._plan)})
         error = ""
-        epoch = self._plan["epoch"]
+        epoch = self._plan.epoch
         try:
             history, due = self._look_again(now_ms)
             epoch = history.state.epoch
-            if self._plan["takes_epoch"] and due and epoch == self._plan["epoch"]:
+            if self._plan.takes_epoch and due and epoch == self._plan.epoch:
                 epoch = in_new_epoch(at).epoch
             total = len(due)
             for batch in _batches(due):
@@ -215,18 +244,18 @@ class _GcRun:
             self._at.prefix,
             self._at.clock,
             now_ms=now_ms,
-            grace_ms=plan["grace_ms"],
+            grace_ms=plan.grace_ms,
             limit=1 << 60,
             journal=self._journal,
         )
         history = found.history
         if found.orphans.refusals:
             raise refused(found.orphans.refusals, self._at.store.url)
-        if plan["takes_epoch"] and found.is_held and history.state.epoch == plan["epoch"]:
+        if plan.takes_epoch and found.is_held and history.state.epoch == plan.epoch:
             raise moved_on("a writer has begun")
         require_same_tier(plan, history.state)
-        if history.checksum_of(plan["journal_number"]) != plan["journal_checksum"]:
-            raise moved_on(f"journal entry {plan['journal_number']} is another, or was trimmed")
+        if history.checksum_of(plan.journal_number) != plan.journal_checksum:
+            raise moved_on(f"journal entry {plan.journal_number} is another, or was trimmed")
         fresh = {one.key: one for one in found.orphans.deletions}
         due: list[Deletion] = []
         for one in self._deletions:
@@ -239,7 +268,7 @@ class _GcRun:
                 raise moved_on(f"{one.key} is named")
             elif one.key in fresh:
                 due.append(one)
-            elif listed.modified_ms > now_ms - plan["grace_ms"] or now_ms < plan["made_ms"]:
+            elif listed.modified_ms > now_ms - plan.grace_ms or now_ms < plan.made_ms:
                 # By the store's clock, which rules, and may be behind ours, or cut to whole seconds. Then it is earlier
                 # than it was for the plan, and what is old itself may wait for something young: an entry for the
                 # checkpoint above it.
@@ -277,7 +306,7 @@ class _GcRun:
 
 def _batches(deletions: list[Deletion]) -> Iterator[list[Deletion]]:
     """Of one kind each."""
-    for _, group in groupby(deletions, lambda one: one.kind):
+    for _, group in groupby(deletions, _kind_of):
         ones = list(group)
         for start in range(0, len(ones), BATCH):
             yield ones[start : start + BATCH]

@@ -44,6 +44,7 @@ from tiered.index.indexer import IndexBuilder, Indexer
 from tiered.journal.entry import EPOCH
 from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.replay import JournalReader
+from tiered.journal.typed import INT_MAX, as_document, document_of
 from tiered.keys import (
     LEASE,
     OFFSET_DIGITS,
@@ -53,6 +54,7 @@ from tiered.keys import (
     parse_index_key,
     parse_journal_key,
 )
+from tiered.log.actions import Indexed
 from tiered.log.broker_tables import HANDOVER, found_handover, read_handover
 from tiered.log.bundle_tables import Refused, Tabled, read_tables
 from tiered.log.history import named_bundles
@@ -72,18 +74,15 @@ from tiered.log.state import TierMachine, TierState, require_known
 from tiered.log.timers import TIMER_TOPIC, kept_facts, mended_facts
 from tiered.log.verify_objects import IndexCheck, unindexed_messages
 from tiered.log.verify_report import OTHER_VERSION, check_state
-from tiered.log.wellformed import INT_MAX
-from tiered.model import MessageQueue
 from tiered.upkeep.workplace import (
-    FORMAT,
     Anew,
-    Plan,
+    TierPlan,
     in_new_epoch,
     load_plan,
     moved_on,
+    plan_head,
     require_same_tier,
     save_plan,
-    tier_fields,
 )
 
 if TYPE_CHECKING:
@@ -453,22 +452,11 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
         "parts": len(parts),
         "messages": sum(part.count - part.holes for part in parts),
         "gaps": sum(len(life.gaps) for life in lives) - len(rebuilt.losses),
-        "losses": [_loss(loss) for loss in rebuilt.losses],
+        "losses": [*map(document_of, rebuilt.losses)],
         "orphans": rebuilt.orphans,
-        "refused": [{"key": one.key, "reason": one.reason} for one in plan.refused],
+        "refused": [*map(document_of, plan.refused)],
         "unread_count": len(plan.unread),
         "notes": rebuilt.notes,
-    }
-
-
-def _loss(loss: Loss) -> dict[str, Any]:
-    return {
-        "topic": loss.queue.topic,
-        "queue_id": loss.queue.queue_id,
-        "incarnation": loss.incarnation,
-        "start": loss.start,
-        "end": loss.end,
-        "log_bytes": loss.log_bytes,
     }
 
 
@@ -510,10 +498,7 @@ def load_rebuild(path: str, place: Place, url: str) -> RebuildPlan:
 
 
 def _plan_of(document: dict[str, Any]) -> RebuildPlan:
-    losses = [
-        Loss(MessageQueue(loss.pop("topic"), loss.pop("queue_id")), **loss)
-        for loss in document["losses"]
-    ]
+    losses = [*map(as_document(Loss).decode, document["losses"])]
     rebuilt = RebuiltState(
         TierMachine().load(document["state"]), document["orphans"], losses, document["notes"]
     )
@@ -522,7 +507,7 @@ def _plan_of(document: dict[str, Any]) -> RebuildPlan:
         int(document["number"]),
         {folder: list(row) for folder, row in document["listing"].items()},
         rebuilt,
-        [Refused(**one) for one in document["refused"]],
+        [*map(as_document(Refused).decode, document["refused"])],
         int(document["objects"]),
     )
 
@@ -544,6 +529,34 @@ def _plan_of(document: dict[str, Any]) -> RebuildPlan:
 # --------------------------------------------------------------------------------------------------
 
 INDEX_WHAT = "rebuild --index"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedIndex:
+    """An index object that is given up."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexPlan(TierPlan[DroppedIndex]):
+    """What of the key index is to be made again."""
+
+    ROWS = "drop"
+
+    steps: tuple[DroppedIndex, ...]
+    objects: int  # that the journal names
+    items: int  # in these
+    size_bytes: int  # of these
+    unindexed_messages: int  # once that is dropped
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.steps or self.unindexed_messages)
+
+
 EPOCHS_MAX = 1000
 """So often a run may lose its epoch to others that only tidy up."""
 THREADS = 4
@@ -552,7 +565,7 @@ THREADS = 4
 
 def plan_rebuild_index(
     at: Workplace, told: Callable[[str, int, int], None] = lambda _what, _done, _total: None
-) -> Plan:
+) -> IndexPlan:
     """See what is to be made again. Writes nothing.
 
     Args:
@@ -561,7 +574,7 @@ def plan_rebuild_index(
     reader = TierReader(at.store, at.prefix)
     reader.refresh()
     state = reader.state
-    drop: list[dict[str, str]] = []
+    drop: list[DroppedIndex] = []
     with ThreadPoolExecutor(THREADS, "tiered-rebuild") as pool:
         checks = [IndexCheck(at.store, at.prefix, index) for index in state.indexes]
         for done, (index, found) in enumerate(
@@ -574,32 +587,22 @@ def plan_rebuild_index(
             reasons = [f"{problem.kind}: {problem.detail}" for problem in found.problems]
             reasons += ["missing"] * len(found.missing)
             if reasons:
-                drop.append({"key": index.place.key, "reason": reasons[0]})
-    return {
-        "format": FORMAT,
-        "what": INDEX_WHAT,
-        "url": at.store.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
-        **tier_fields(state),
-        "journal_number": reader.journal_number,
-        "epoch": state.epoch,
-        "objects": len(state.indexes),
-        "items": sum(index.count for index in state.indexes),
-        "size_bytes": sum(index.place.object_bytes for index in state.indexes),
-        "drop": drop,
-        "unindexed_messages": unindexed_messages(_without(state, [one["key"] for one in drop])),
-    }
-
-
-def has_work(plan: Plan) -> bool:
-    """Whether there is anything to do."""
-    return bool(plan["drop"] or plan["unindexed_messages"])
+                drop.append(DroppedIndex(index.place.key, reasons[0]))
+    return IndexPlan(
+        what=INDEX_WHAT,
+        **plan_head(at.store, at.place, state, reader.journal_number),
+        made_ms=at.clock.now_ms(),
+        steps=tuple(drop),
+        objects=len(state.indexes),
+        items=sum(index.count for index in state.indexes),
+        size_bytes=sum(index.place.object_bytes for index in state.indexes),
+        unindexed_messages=unindexed_messages(_without(state, [one.key for one in drop])),
+    )
 
 
 def apply_rebuild_index(
     at: Workplace,
-    plan: Plan,
+    plan: IndexPlan,
     *,
     items_max: int,
     directory: str | None = None,
@@ -624,7 +627,7 @@ def apply_rebuild_index(
     run = _RebuildRun(at, in_new_epoch(at), items_max, directory)
     try:
         require_same_tier(plan, run.journal.state)
-        dropped = run.drop([one["key"] for one in plan["drop"]])
+        dropped = run.drop([one.key for one in plan.steps])
         run.all(told)
     finally:
         run.builder.reset()
@@ -632,7 +635,7 @@ def apply_rebuild_index(
     return {
         "dropped": dropped,
         **run.done,
-        "was_applied": has_work(plan) and not dropped and not run.done["objects"],
+        "was_applied": plan.has_work and not dropped and not run.done["objects"],
         "unindexed_messages": unindexed_messages(run.journal.state),
         "damaged": [
             {"queue": f"{queue} incarnation {number}", "reason": str(error)}
@@ -718,7 +721,7 @@ class _RebuildRun:
 
 def _without(state: TierState, drop: list[str]) -> TierState:
     """The state once these objects are dropped."""
-    changed = after_index(state.indexes, state.queues, index_action([], drop))
+    changed = after_index(state.indexes, state.queues, Indexed((), tuple(drop)))
     if changed is None:
         raise InvalidError("the journal names an index object twice", do="run `tiered verify`")
     return replace(state, indexes=changed[0], queues={**state.queues, **changed[1]})

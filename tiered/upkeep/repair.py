@@ -36,24 +36,22 @@ from tiered.log.parts import Parts
 from tiered.log.sections import read_range
 from tiered.log.verify import require_same_id
 from tiered.log.verify_report import WHOLE
-from tiered.upkeep.uploading import UploadingEpoch
-from tiered.upkeep.workplace import GIVE_UP_S
+from tiered.upkeep.workplace import UploadingEpoch
 
 if TYPE_CHECKING:
-    import random
     import threading
     from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
-    from tiered.clock import Clock
     from tiered.format.bundle import Section
     from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.history import NamedPart
     from tiered.log.parts import Part, SectionRange, TierState
     from tiered.log.verify_report import Damaged
     from tiered.model import MessageQueue
+    from tiered.upkeep.workplace import Workplace
 
 
 Originals = Callable[["NamedPart"], "PartBytes | str"]
@@ -91,40 +89,25 @@ class Repairer:
 
     def __init__(
         self,
-        raw: ObjectStore,
-        store: ObjectStore,
-        prefix: str,
+        at: Workplace,
         local: LocalStore | None,
         *,
-        clock: Clock,
-        rng: random.Random,
         stop: threading.Event,
         originals: Originals | None = None,
     ) -> None:
         """Wire it.
 
         Args:
-            raw: The tier's store without retries, for the journal.
-            store: The same with retries.
             local: Where bytes may be had; None: only what is whole in the tier itself.
             originals: Gives parts again from the local store; None: it has them at their queue offsets.
         """
-        self._store = store
-        self._prefix = prefix
+        self._store = at.store
+        self._prefix = at.prefix
         self._local = local
         self._originals = originals
         if local is not None and originals is None:
             self._originals = lambda one: _from_local(local, one.queue, one.part)
-        self._epoch = UploadingEpoch(
-            raw,
-            store,
-            prefix,
-            clock=clock,
-            rng=rng,
-            stop=stop,
-            give_up_s=GIVE_UP_S,
-            does="repairs",
-        )
+        self._epoch = UploadingEpoch(at, does="repairs", stop=stop)
         self._journal = self._epoch.journal
         self._unnamed: list[Tabled] | None = None
         self._report = RepairReport()

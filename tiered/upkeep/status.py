@@ -19,6 +19,7 @@ from tiered.errors import DataError, OtherVersionError, StoreUnavailableError
 from tiered.journal.append import CHECKPOINT_ENTRIES
 from tiered.journal.lease import LeaseState, read_lease
 from tiered.journal.replay import JournalReader
+from tiered.journal.typed import document_of
 from tiered.keys import LEASE
 from tiered.log.broker_tables import HANDOVER
 from tiered.log.merge import FAN_IN, LAST_LEVEL, bundles_used, run_bytes
@@ -204,7 +205,7 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
         "rate": rate_document(facts.rate),
         "waiting": _waiting(local.waiting) if local else None,
         "local": _report(local.report) if local else None,
-        "left_out": _left_out(local.report) if local else None,
+        "left_out": [document_of(left) for left in local.report.left_out] if local else None,
         "topics": [
             {"topic": topic, **_totals(queues, keys.get(topic, set())), "queues": queues}
             for topic, queues in sorted(topics.items())
@@ -359,10 +360,6 @@ def _report(report: StoreReport) -> Document:
         "rebuilt_queues": [str(queue) for queue in report.rebuilt_queues],
         "notes": list(report.notes),
     }
-
-
-def _left_out(report: StoreReport) -> list[Document]:
-    return [{"name": left.name, "reason": left.reason} for left in report.left_out]
 
 
 def commit_offsets(state: TierState) -> dict[MessageQueue, QueueOffset]:

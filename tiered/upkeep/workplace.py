@@ -9,32 +9,41 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections.abc import Mapping  # noqa: TC003 (read at run time: tiered.journal.typed)
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from zlib_ng import zlib_ng
 
 from backends.errors import PreconditionFailedError, UnsupportedError
 from backends.local_files import advice_for, read_regular, write_regular
 from backends.wrapping import put_own, set_own
+from tiered.api.broker_place import require_conditional_writes
 from tiered.crashpoints import reached
+from tiered.dispatch.group_commit import Uploader
 from tiered.errors import FencedError, InvalidError, MovedOnError, OtherVersionError
 from tiered.journal.append import JournalWriter
 from tiered.journal.entry import seal_text
 from tiered.journal.lease import Holder, JournalEnd, Lease, LeaseState, encode_lease, read_lease
 from tiered.journal.replay import JournalReader
+from tiered.journal.typed import as_document, document_of
 from tiered.keys import LEASE, ledger_key
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
 
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
+    from tiered.journal.entry import Action
 
+Step = TypeVar("Step")
 GIVE_UP_S = 60.0
+STEPS_MAX = 500
+"""Steps in one journal entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +213,7 @@ def journal_writer(at: Workplace) -> JournalWriter[TierState]:
     return journal
 
 
-def _writer(at: Workplace) -> JournalWriter[TierState]:
+def _writer(at: Workplace, stop: threading.Event | None = None) -> JournalWriter[TierState]:
     return JournalWriter(
         at.bare,
         at.prefix,
@@ -212,8 +221,28 @@ def _writer(at: Workplace) -> JournalWriter[TierState]:
         writer=at.new_id(),
         clock=at.clock,
         rng=at.rng,
-        stop=threading.Event(),
+        stop=stop or threading.Event(),
         give_up_s=at.give_up_s,
+    )
+
+
+def _lease(at: Workplace, journal: JournalWriter[TierState], seconds: float) -> Lease:
+    return Lease(
+        at.store,
+        at.prefix,
+        writer=journal.writer,
+        holder=Holder.present(),
+        seconds=seconds,
+        clock=at.clock,
+        known=lambda: journal.end,
+    )
+
+
+def _acquire(at: Workplace, lease: Lease, stop: threading.Event) -> None:
+    lease.acquire(
+        wait=False,
+        announce=lambda _state: None,
+        stop=lambda seconds: at.clock.wait(stop, seconds),
     )
 
 
@@ -234,21 +263,8 @@ def in_new_epoch(
         BackendError: The store does not answer; calling again is harmless.
     """
     journal = _writer(at) if anew else journal_writer(at)
-    lease = Lease(
-        at.store,
-        at.prefix,
-        writer=journal.writer,
-        holder=Holder.present(),
-        seconds=_SECONDS_ANEW if anew else _SECONDS,
-        clock=at.clock,
-        known=lambda: journal.end,
-    )
-    never = threading.Event()
-    lease.acquire(
-        wait=False,
-        announce=lambda _state: None,
-        stop=lambda seconds: at.clock.wait(never, seconds),
-    )
+    lease = _lease(at, journal, _SECONDS_ANEW if anew else _SECONDS)
+    _acquire(at, lease, threading.Event())
     try:
         holder = asdict(Holder.present())
         if anew:
@@ -262,18 +278,152 @@ def in_new_epoch(
 
 
 # --------------------------------------------------------------------------------------------------
-# Plan files: what a command that deletes was going to do, saved, shown, and carried out exactly so or not at all. A
-# plan is one JSON object: ``format``, ``what`` (the command), the tier (``cluster``, ``broker``, ``store``, and
-# ``history``, since one store may be tiered to several places), the journal's last entry (``journal_number``,
-# ``journal_checksum``), what is to be done, and over all of it a ``checksum``, so that a file that was edited or cut is
-# refused. What else has to hold when it is carried out is each command's own business.
+# The epoch of a command that uploads: lease, epoch and an uploader, from when there is something to write until it ends.
+#
+# Ordering: lease, epoch, then uploads, whose keys carry the epoch. So nothing that an earlier writer made can be
+# named any more, and what a crash leaves here unnamed goes with the next ``gc``. The lease is renewed as the work goes on
+# (``renew``): a command that hangs for longer than a minute may be followed by a writer, and is fenced then.
+#
+# Threads: one. Errors: whoever writes already refuses us (``FencedError``).
+# --------------------------------------------------------------------------------------------------
+
+
+class UploadingEpoch:
+    """One epoch over one broker's tier."""
+
+    def __init__(self, at: Workplace, *, does: str, stop: threading.Event | None = None) -> None:
+        """Read and write nothing yet.
+
+        Args:
+            does: What the epoch is for, as its entry says.
+            stop: Ends the journal's tries, and waiting for a lease.
+        """
+        self._at = at
+        self._does = does
+        self._stop = stop or threading.Event()
+        # Written to under the epoch, once it is taken; to be read before.
+        self.journal = _writer(at, self._stop)
+        self._lease = _lease(at, self.journal, _SECONDS)
+        self._renew_at_s = 0.0
+        self._uploader: Uploader | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """There was something to write."""
+        return self._uploader is not None
+
+    def uploader(self) -> Uploader:
+        """Take lease and epoch, when that is not done yet; what puts objects under it.
+
+        Raises:
+            FencedError: A writer holds the lease, or took the epoch at the same moment.
+            BackendError: The store does not answer; calling again is harmless.
+        """
+        if self._uploader is None:
+            at = self._at
+            able = require_conditional_writes(at.store, at.rng, at.store.url)
+            _acquire(at, self._lease, self._stop)
+            holder = {**asdict(Holder.present()), self._does: True}
+            self.journal.take_epoch(holder, remembered=self._lease.remembered)
+            self._uploader = Uploader(
+                at.store,
+                at.prefix,
+                epoch=self.journal.epoch,
+                writer=self.journal.writer,
+                clock=at.clock,
+                escapes_case=not able.distinguishes_case,
+            )
+            self._renew_at_s = at.clock.monotonic_s() + self._lease.renewal_seconds
+        return self._uploader
+
+    def renew(self) -> None:
+        """Prolong the lease, when that is due.
+
+        Raises:
+            FencedError: Another writer took over.
+        """
+        at = self._at
+        if self.is_taken and at.clock.monotonic_s() >= self._renew_at_s:
+            self._lease.renew()
+            self._renew_at_s = at.clock.monotonic_s() + self._lease.renewal_seconds
+
+    def end(self) -> None:
+        """Give the lease back."""
+        self._lease.release()
+
+
+# --------------------------------------------------------------------------------------------------
+# Plans: what a command is going to do, shown, saved in a plan file, and carried out exactly so or not at all. As a
+# document a plan is one JSON object of its fields: ``what`` (the command), the tier (``cluster``, ``broker``, ``store``,
+# and ``history``, since one store may be tiered to several places), the journal's last entry, and what is to be done; in
+# a file with a ``checksum`` over all of it, so that one that was edited or cut is refused. What else has to hold when it
+# is carried out is each command's own business.
 # --------------------------------------------------------------------------------------------------
 
 FORMAT = 1
-Plan = dict[str, Any]
+PlanDocument = dict[str, Any]
 
 
-def save_plan(path: str, plan: Plan) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TierPlan(Generic[Step]):
+    """What a command is going to do to a tier, step by step."""
+
+    ROWS: ClassVar[str] = "steps"
+    """What the steps are called in documents."""
+
+    format: int = FORMAT
+    what: str  # the command
+    url: str  # of the store
+    cluster: str
+    broker: str
+    store: Mapping[str, Any]  # of the state, by which the tier is known again, at whatever URL
+    history: str  # likewise
+    journal_number: int  # of the last entry
+    epoch: int
+    made_ms: int
+    steps: tuple[Step, ...]
+
+    def document(self) -> PlanDocument:
+        """As it is shown and saved."""
+        document = document_of(self)
+        steps = document.pop("steps")
+        return {**document, self.ROWS: steps}
+
+    @classmethod
+    def of(cls, document: PlanDocument, where: str) -> Self:
+        """Undo ``document``.
+
+        Raises:
+            OtherVersionError: It is another version's.
+        """
+        fields = dict(document)
+        try:
+            steps = fields.pop(cls.ROWS)
+            return as_document(cls).decode({**fields, "steps": steps})
+        except (LookupError, TypeError, ValueError) as error:
+            raise OtherVersionError(f"this plan has another form: {error}", where=where) from error
+
+
+AnyPlan = TypeVar("AnyPlan", bound=TierPlan[Any])
+
+
+def plan_head(store: ObjectStore, place: Place, state: TierState, number: int) -> dict[str, Any]:
+    """The fields by which a plan knows its tier.
+
+    Args:
+        number: Of the journal's last entry.
+    """
+    return {
+        "url": store.url,
+        "cluster": place.cluster,
+        "broker": place.broker,
+        **tier_fields(state),
+        "journal_number": number,
+        "epoch": state.epoch,
+    }
+
+
+def save_plan(path: str, plan: PlanDocument) -> None:
     """Write a plan file, readable for people.
 
     Raises:
@@ -290,7 +440,7 @@ def save_plan(path: str, plan: Plan) -> None:
     reached("plan-saved")
 
 
-def load_plan(path: str, what: str, place: Place) -> Plan:
+def load_plan(path: str, what: str, place: Place) -> PlanDocument:
     """Read a plan file.
 
     Args:
@@ -301,7 +451,16 @@ def load_plan(path: str, what: str, place: Place) -> Plan:
         InvalidError: It cannot be read, was changed, or is of something else.
         OtherVersionError: It is another version's.
     """
-    plan = _parsed(path)
+    try:
+        plan = json.loads(read_regular(path))
+    except OSError as error:
+        raise InvalidError(f"the plan cannot be read: {error.strerror}", where=path) from error
+    except (ValueError, RecursionError):
+        plan = None
+    if not isinstance(plan, dict):
+        raise InvalidError(
+            "this is not a plan", where=path, do="give a file that --plan has written"
+        )
     wrong = ""
     if plan.pop("checksum", None) != _checksum(plan):
         wrong = "it was changed or cut"
@@ -323,14 +482,15 @@ def tier_fields(state: TierState) -> dict[str, Any]:
     return {"store": dict(state.store), "history": state.history}
 
 
-def require_same_tier(plan: Plan, state: TierState) -> None:
+def require_same_tier(plan: TierPlan[Any] | PlanDocument, state: TierState) -> None:
     """Refuse a plan that was made of another tier.
 
     Raises:
         MovedOnError: It was.
     """
+    document = plan.document() if isinstance(plan, TierPlan) else plan
     for name, value in tier_fields(state).items():
-        if plan.get(name) != value:
+        if document.get(name) != value:
             raise moved_on(f"it is another tier, or one of another store ({name})")
 
 
@@ -339,11 +499,71 @@ def was_applied(planned: int, done: int, done_before: int) -> bool:
     return planned > 0 and done == 0 and done_before == planned
 
 
-def digest(plan: Plan) -> Plan:
+def digest(plan: TierPlan[Any] | PlanDocument) -> PlanDocument:
     """What the ledger keeps of a plan: its plain values, how long its lists are, and a digest that tells the plan's file."""
-    plain = {name: value for name, value in plan.items() if not isinstance(value, list | dict)}
-    counts = {name: len(value) for name, value in plan.items() if isinstance(value, list | dict)}
-    return {**plain, "counts": counts, "sha256": hashlib.sha256(_text(plan)).hexdigest()}
+    document = plan.document() if isinstance(plan, TierPlan) else plan
+    plain = {name: one for name, one in document.items() if not isinstance(one, list | dict)}
+    counts = {name: len(one) for name, one in document.items() if isinstance(one, list | dict)}
+    return {**plain, "counts": counts, "sha256": hashlib.sha256(_text(document)).hexdigest()}
+
+
+def carry_out(
+    at: Workplace,
+    plan: TierPlan[Step],
+    *,
+    said: Callable[[Step], Action],
+    is_done: Callable[[TierState, Step], bool],
+    hold: Callable[[TierState, Step], None],
+    in_epoch: bool,
+    begun: Callable[[int], None] = lambda _store_now_ms: None,
+) -> dict[str, Any]:
+    """Append what of a plan's steps is not done yet, ``STEPS_MAX`` an entry, with a record in the ledger before and after.
+
+    Args:
+        said: What the journal is to say of a step.
+        hold: Raises ``moved_on`` when what a step presumes does not hold any more; asked again as others append.
+        in_epoch: Steps change what only the tier's writer may change.
+        begun: Called with the time by the store's clock, before anything is changed.
+
+    Returns:
+        ``steps`` that were carried out now, ``already_done``, ``entries`` written, ``epoch``, ``run``; and
+        ``was_applied``: all of it had been done before.
+
+    Raises:
+        InvalidError: The tier has moved on in a way that matters.
+        FencedError: A writer is at work, and an epoch is needed.
+        BackendError: The store does not answer. Applying again goes on.
+    """
+    ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan.what)
+    begun(ledger.begin({"plan": digest(plan)}))
+    done = {"steps": 0, "already_done": 0, "entries": 0}
+
+    def hold_all(some: Sequence[Step], state: TierState) -> None:
+        for step in some:
+            hold(state, step)
+
+    def append(journal: JournalWriter[TierState]) -> None:
+        require_same_tier(plan, journal.state)
+        due = [step for step in plan.steps if not is_done(journal.state, step)]
+        done["already_done"] = len(plan.steps) - len(due)
+        for start in range(0, len(due), STEPS_MAX):
+            some = due[start : start + STEPS_MAX]
+            journal.append([*map(said, some)], check=partial(hold_all, some))
+            reached("steps-appended")
+            done["entries"] += 1
+            done["steps"] += len(some)
+
+    journal = in_new_epoch(at, append) if in_epoch else journal_writer(at)
+    if not in_epoch:
+        append(journal)
+    journal.write_checkpoint()
+    ledger.end(done)
+    return {
+        **done,
+        "was_applied": was_applied(len(plan.steps), done["steps"], done["already_done"]),
+        "epoch": journal.epoch,
+        "run": ledger.run,
+    }
 
 
 def moved_on(why: str, where: str = "") -> MovedOnError:
@@ -352,25 +572,11 @@ def moved_on(why: str, where: str = "") -> MovedOnError:
     return MovedOnError(what, where=where, do="nothing more is changed; plan again")
 
 
-def _parsed(path: str) -> Plan:
-    try:
-        plan = json.loads(read_regular(path))
-    except OSError as error:
-        raise InvalidError(f"the plan cannot be read: {error.strerror}", where=path) from error
-    except (ValueError, RecursionError):
-        plan = None
-    if not isinstance(plan, dict):
-        raise InvalidError(
-            "this is not a plan", where=path, do="give a file that --plan has written"
-        )
-    return plan
-
-
-def _checksum(plan: Plan) -> int:
+def _checksum(plan: PlanDocument) -> int:
     return zlib_ng.crc32(_text(plan))
 
 
-def _text(plan: Plan) -> bytes:
+def _text(plan: PlanDocument) -> bytes:
     return json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -1,0 +1,196 @@
+# ruff: noqa: TC001, TC003 (the types of fields are read at run time: tiered.journal.typed)
+"""What the journal of a tier says, as typed records: an action each. What they mean is ``tiered.log.state``'s business.
+
+An action stands in an entry as an object of its fields, with its name as ``do``; its queue is ``topic`` and ``queue_id``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tiered.journal.entry import EPOCH, Action
+from tiered.journal.replay import UnknownActionError
+from tiered.journal.typed import as_object
+from tiered.log.parts import IndexObject, Passes
+from tiered.log.timers import TimerCancel, TimerHanded, TimerRunBegins, TimerTake
+from tiered.model import MessageQueue, QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A writer begins."""
+
+    epoch: int
+    holder: Mapping[str, Any]  # who, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Which local store the tier belongs to."""
+
+    store: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PartsNamed:
+    """What became durable; a part with a new segment rolls the one before."""
+
+    bundles: tuple[Any, ...]  # rows, see ``tiered.log.bundles``
+
+
+@dataclass(frozen=True, slots=True)
+class SectionsMerged:
+    """Sections take the place of runs of others. From the present writer; of segments that are sealed from anybody."""
+
+    bundles: tuple[Any, ...]  # rows, see ``tiered.log.bundles``
+    lives: str  # of each of their sections the number of its life
+    runs: str  # what each takes the place of (``tiered.log.merge.fingerprint``)
+
+
+@dataclass(frozen=True, slots=True)
+class LifePasses:
+    """The passes of compaction of a life, from now on."""
+
+    queue: MessageQueue
+    life: int  # its number
+    passes: Passes
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """As ``SectionsMerged``, of messages of which some are holes now. All of it holds, or nothing is done."""
+
+    bundles: tuple[Any, ...]
+    lives: str
+    runs: str
+    passes: tuple[LifePasses, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The last segment takes no more parts."""
+
+    queue: MessageQueue
+    incarnation: int
+    segment: int  # base log offset of that one
+
+
+@dataclass(frozen=True, slots=True)
+class GapMet:
+    """Nothing of ``[start, end)`` will come."""
+
+    queue: MessageQueue
+    incarnation: int
+    start: QueueOffset
+    end: QueueOffset
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Whole segments are given up (``tiered.log.expiry``). From anybody, but an open one only from the present writer."""
+
+    queue: MessageQueue
+    incarnation: int
+    life: int
+    """Its place among the queue's lives, since those that were truncated have the same number."""
+    min_from: int  # the minimum that it presumes
+    min_to: QueueOffset  # where a segment begins, or the queue ends
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Records went into quarantine."""
+
+    queue: MessageQueue
+    incarnation: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stays of a part that the end of a cut lies in: its first items."""
+
+    queue_offset: int  # of the part, by which it is known
+    log_offset: int  # of the part, likewise
+    log_bytes: int  # bytes of records that stay
+    holes: int  # items without a message that stay
+    last: int  # mark of the last item that stays (``tiered.log.fingerprints``), or 0
+    of_holes: int
+    """Of the whole part: of one that was compacted since, other bytes are its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """The queue ends earlier (``tiered.log.truncation``)."""
+
+    queue: MessageQueue
+    incarnation: int
+    end: QueueOffset  # above its minimum and below its commit offset
+    was: QueueOffset  # its commit offset, as the writer knew it
+    head: Head | None
+    """What stays of the part that ``end`` lies in; None when it lies between two parts, or in a gap."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnew:
+    """The queue begins anew (number 0: for the first time, with nothing in it yet)."""
+
+    queue: MessageQueue
+    incarnation: int
+    start: QueueOffset
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """Index objects are new, and others given up first (``tiered.log.indexed``). From anybody."""
+
+    objects: tuple[IndexObject, ...]  # in the order in which they cover
+    drop: tuple[str, ...]  # keys
+
+
+KINDS: Final[Mapping[str, type[Any]]] = {
+    EPOCH: Epoch,
+    "meta": Meta,
+    "part": PartsNamed,
+    "merge": SectionsMerged,
+    "compacted": Compacted,
+    "seal": Seal,
+    "gap": GapMet,
+    "expire": Expire,
+    "quarantine": Quarantine,
+    "truncate": Truncate,
+    "incarnation": BeginAnew,
+    "index": Indexed,
+    "timer_take": TimerTake,
+    "timer_run": TimerRunBegins,
+    "timer_handed": TimerHanded,
+    "timer_cancel": TimerCancel,
+}
+
+
+def read_action(action: Action) -> Any:  # noqa: ANN401 (one of ``KINDS``)
+    """An action of an entry.
+
+    Raises:
+        UnknownActionError: It is of a name that this version does not know.
+        ValueError: It has other fields than this version knows, or of other types; ``LookupError`` and ``TypeError``
+            mean the same.
+    """
+    fields = dict(action)
+    do = fields.pop("do")
+    if do not in KINDS:
+        raise UnknownActionError(f"{do!r:.80}")
+    return as_object(KINDS[do]).decode(fields)
+
+
+def action_of(said: Any) -> Action:  # noqa: ANN401 (one of ``KINDS``)
+    """Undo ``read_action``."""
+    return {"do": _NAMES[type(said)], **as_object(type(said)).encode(said)}
+
+
+_NAMES: Final = {kind: do for do, kind in KINDS.items()}
