@@ -144,11 +144,11 @@ def test_what_must_be_above_zero(text: str):
 
 
 def test_every_option_of_a_length_of_time_takes_both_forms():
-    settings = [one for one in all_settings() if one.metavar == "DURATION"]
+    settings = [one for one in all_settings() if one.kind.metavar == "DURATION"]
     assert {"attach.freshness", "mount.refresh", "gc.grace", "timer.run.near"} <= {
         one.key for one in settings
     }
     for one in settings:
         values = {one.convert(text, "here") for text in ("3600", "60m", "1h", 3600)}
         assert len(values) == 1, one.key
-    assert not [one.key for one in all_settings() if one.metavar == "SECONDS"]
+    assert not [one.key for one in all_settings() if one.kind.metavar == "SECONDS"]

@@ -325,7 +325,7 @@ def test_options_that_mean_one_broker_are_refused(brokers: str):
     for words in (("--name", "x"), ("--shared",), ("--no-state",), ("--broker", "broker-1")):
         ran = here("mount", brokers, "--auto", *words)
         assert ran.code == 2
-        assert f"--auto and {words[0]} exclude each other" in ran.error
+        assert f"--auto and {words[0]} contradict each other" in ran.error
 
 
 def test_mounts_that_share_a_name_have_offsets_of_their_own(brokers: str):

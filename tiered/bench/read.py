@@ -143,15 +143,11 @@ def _more(run: PatternRun, bench: ReadBench) -> dict[str, Any]:
     times = array("d", sorted(run.seconds))
     rates = run.group_bytes
     return {
-        "pattern": load.pattern,
+        **{name: getattr(load, name) for name in ("pattern", "groups", "threads")},
+        **{name: getattr(slow, name) for name in ("latency_ms", "stall_percent", "stall_ms")},
         "queues": len(run.queues),
-        "groups": load.groups,
-        "threads": load.threads,
         "batch": load.count,
-        "latency_ms": slow.latency_ms,
         "connection_mib_per_second": slow.mib_per_s,
-        "stall_percent": slow.stall_percent,
-        "stall_ms": slow.stall_ms,
         "memory_bytes": bench.memory_bytes,
         "requests_at_once": bench.requests,
         "reads": len(times),

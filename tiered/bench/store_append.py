@@ -80,6 +80,12 @@ def bench_store(folder: Path, bench: StoreBench, clock: Clock, rng: random.Rando
 Row = dict[str, Any]
 
 
+def _made(folder: Path, clock: Clock, flush: Flush = Flush.ASYNC) -> MessageStore:
+    """A new store in the folder."""
+    options, at = StoreOptions(flush=flush), folder / "store"
+    return MessageStore.create(at, cluster=_CLUSTER, broker=_BROKER, clock=clock, options=options)
+
+
 def _batches(bench: StoreBench, rng: random.Random, size: int) -> list[list[NewMessage]]:
     pool = [
         NewMessage(
@@ -101,13 +107,13 @@ def _append(
     clock: Clock,
     name: str,
 ) -> list[Row]:
-    root, plain = folder / "store", folder / "plain"
+    plain = folder / "plain"
     batches, each = list(batches) * _TURNS, len(batches[0])
     rounds = max(1, bench.messages // (len(batches) * each))
     count = rounds * len(batches) * each
     ours, theirs, our_cpu_s, their_cpu_s = [], [], 0.0, 0.0
     with (
-        MessageStore.create(root, cluster=_CLUSTER, broker=_BROKER, clock=clock) as store,
+        _made(folder, clock) as store,
         plain.open("wb", buffering=0) as file,
     ):
         for _ in range(rounds):
@@ -157,13 +163,7 @@ def _sync(
     messages = [message for batch in batches for message in batch][: bench.threads]
     messages *= -(-bench.threads // len(messages))
     counts, ends = [0] * bench.threads, threading.Event()
-    with MessageStore.create(
-        folder / "store",
-        cluster=_CLUSTER,
-        broker=_BROKER,
-        clock=clock,
-        options=StoreOptions(flush=Flush.SYNC),
-    ) as store:
+    with _made(folder, clock, Flush.SYNC) as store:
 
         def work(number: int) -> None:
             while not ends.is_set():
@@ -204,9 +204,7 @@ def _visible(
     waiting: list[tuple[int, float]] = []
     waits: list[float] = []
     ends, pause = threading.Event(), threading.Event()
-    with MessageStore.create(
-        folder / "store", cluster=_CLUSTER, broker=_BROKER, clock=clock
-    ) as store:
+    with _made(folder, clock) as store:
 
         def look() -> None:
             while not ends.is_set() or waiting:

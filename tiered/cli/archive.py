@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.local_files import is_full, read_regular
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command
-from tiered.cli.options import OneOf, flag, option, required, several
-from tiered.cli.output import Output
+from tiered.cli.frame import command
+from tiered.cli.options import flag, option, required, several
+from tiered.cli.output import picked, show
 from tiered.cli.planned import (
     HOUR_MS,
     Document,
@@ -29,28 +30,23 @@ from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
     Moment,
     counted,
-    destination,
+    few,
     format_count,
     format_duration,
     format_size,
-    pair,
-    parquet_name,
-    parse_duration,
-    parse_size,
     topic_filter,
-    whole,
 )
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tiered.archive.body_formats import BodyWishes
     from tiered.archive.job import Result, Watch
     from tiered.archive.lookup import Built
     from tiered.archive.merging import Merged
     from tiered.archive.model import ArchiveLane
-    from tiered.archive.plan import Limits, Plan, Task
+    from tiered.archive.plan import Limits, Open, Plan, Task
     from tiered.archive.task import Workshop
     from tiered.cli.call import Call
     from tiered.upkeep.engine import Engine, T, V, Workbench
@@ -76,14 +72,12 @@ class SparkOptions:
 
     master: str | None = option(
         "where Spark runs, as local[2] or spark://host:7077",
-        "MASTER",
-        str,
+        kinds.Kind("MASTER", str),
         default_text="as spark-submit says, else this machine's processors",
     )
     spark_conf: tuple[str, ...] = several(
         "a setting of Spark; may be repeated (in a variable: one a line)",
-        "NAME=VALUE",
-        pair,
+        kinds.PAIR,
         separator="\n",
     )
 
@@ -92,56 +86,41 @@ class SparkOptions:
 class ArchiveOptions(PlanOptions, SparkOptions):
     """What ``tiered archive`` can be told."""
 
-    to: str = required("URL of the archive", "URL", parquet_name)
+    to: str = required("URL of the archive", kinds.Kind("URL", kinds.parquet_name))
     engine: str = option(
         "what reads and makes files: this process, or Spark",
-        "ENGINE",
-        OneOf("local", "spark"),
+        kinds.one_of("ENGINE", "local", "spark"),
         default="local",
     )
     jobs: int | None = option(
         "with the local engine: segments or files at once",
-        "N",
-        whole(1),
+        kinds.COUNT,
         default_text="one for each processor",
     )
     topics: tuple[str, ...] = several(
-        "topics to archive, as globs", "GLOB,...", str, default_text="all"
+        "topics to archive, as globs", kinds.GLOBS, default_text="all"
     )
-    exclude: tuple[str, ...] = several(
-        "topics to leave out, as globs", "GLOB,...", str, default_text="none"
-    )
+    exclude: tuple[str, ...] = several("topics to leave out, as globs", kinds.GLOBS)
     from_: Moment | None = option(
-        "leave out segments whose messages were all stored before this time",
-        "TIME",
-        Moment,
-        default_text="none",
+        "leave out segments whose messages were all stored before this time", kinds.TIME
     )
     until: Moment | None = option(
-        "leave out segments whose messages were all stored at this time or later",
-        "TIME",
-        Moment,
-        default_text="none",
+        "leave out segments whose messages were all stored at this time or later", kinds.TIME
     )
     max_bytes: int | None = option(
         "commit log to archive in one run, at most, but one segment at least; the oldest first",
-        "SIZE",
-        parse_size,
+        kinds.SIZE,
         name="max-bytes",
         default_text="all",
     )
     max_runtime_ms: int | None = option(
         "begin no segment after so long, as 50m; what is under way is finished. With Spark: two tasks a core",
-        "DURATION",
-        parse_duration,
-        default_text="none",
+        kinds.DURATION_MS,
     )
     pack_below_bytes: int = option(
         "segments of less commit log than this share files, one for each topic and day; 0: none does",
-        "SIZE",
-        parse_size,
+        kinds.SIZE,
         default=64 << 20,
-        default_text="64MiB",
     )
     seal: bool = flag(
         "first seal the open segments; while a writer is attached it says so and seals none"
@@ -149,53 +128,41 @@ class ArchiveOptions(PlanOptions, SparkOptions):
     dry_run: bool = flag("say what would be archived, and do nothing")
     publish: str | None = option(
         "then bring a table for each topic up to date, in an Iceberg catalog by URI or by its name in .pyiceberg.yaml",
-        "iceberg:CATALOG#NAMESPACE",
-        destination,
-        default_text="none",
+        kinds.Kind("iceberg:CATALOG#NAMESPACE", kinds.destination),
     )
     merge: bool = flag("archive nothing: make large files of small ones, of each topic and day")
     merge_below_bytes: int = option(
-        "with --merge: files of less are merged",
-        "SIZE",
-        parse_size,
-        default=32 << 20,
-        default_text="32MiB",
+        "with --merge: files of less are merged", kinds.SIZE, default=32 << 20
     )
     clean: bool = flag(
         "archive nothing: delete files that others have replaced, and all that killed runs left; plan, then apply"
     )
     grace_ms: int = option(
         "with --clean: leave what was replaced or written within it; longer than the longest read",
-        "DURATION",
-        parse_duration,
+        kinds.DURATION_MS,
         default=24 * HOUR_MS,
-        default_text="24h",
     )
     max_deletions: int = option(
-        "with --clean: files deleted in one run, at most", "N", whole(1), default=10_000
+        "with --clean: files deleted in one run, at most", kinds.COUNT, default=10_000
     )
     metrics_file: str | None = option(
         "write the run's figures to this file after each entry of the log, for Prometheus",
-        "FILE",
-        str,
-        default_text="none",
+        kinds.FILE,
     )
     body: tuple[str, ...] = several(
         "format of message bodies, whose fields become columns: json, avro, protobuf, text, or raw (bytes only);"
         " for some topics as TOPIC=FORMAT, where TOPIC may be a glob",
-        "[TOPIC=]FORMAT,...",
-        str,
+        kinds.Kind("[TOPIC=]FORMAT,...", str),
         default_text="as the archive's log has fixed it for the topic, else raw",
     )
     body_schema: tuple[str, ...] = several(
         "what bodies are made of: for json columns as in SQL or a JSON Schema, for avro an .avsc file, for protobuf"
         " a descriptor set",
-        "[TOPIC=]FILE,...",
-        str,
+        kinds.Kind("[TOPIC=]FILE,...", str),
         default_text="inferred from the topic's first messages, with json",
     )
     body_message: tuple[str, ...] = several(
-        "with protobuf: full name of the message", "[TOPIC=]NAME,...", str
+        "with protobuf: full name of the message", kinds.Kind("[TOPIC=]NAME,...", str)
     )
     raw_records: bool = flag("add a column with the bytes of each stored record")
     decode_again: bool = flag(
@@ -213,10 +180,15 @@ class ArchiveOptions(PlanOptions, SparkOptions):
     )
 
 
+@command("archive", ArchiveOptions)
 def run(call: Call, options: ArchiveOptions) -> int:
-    """Archive, or verify an archive."""
+    """Rewrites sealed segments as Parquet, or verifies them.
+
+    Examples:
+        tiered archive s3://bucket/prefix --to s3://bucket2/parquet
+        tiered archive file:///tmp/tier --to file:///tmp/parquet --verify
+    """
     from tiered.api.arrow import load_pyarrow
-    from tiered.api.stores import backend_errors
     from tiered.archive.job import Watch
 
     # Arrow's allocator gives memory back within milliseconds, and the next file would pay for it anew: a tenth of all work.
@@ -224,22 +196,23 @@ def run(call: Call, options: ArchiveOptions) -> int:
     load_pyarrow()
     _require_dry(call, options)
     _require_effect(call, options)
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workshop(call, options, stack)
-        _require_topics(call, options, at)
-        watch = Watch(call.clock)
-        engine = _engine(call, options, at, watch, stack)
-        if options.repair:
-            return run_repair(call, options, at, engine)
-        if options.verify:
-            return _verify(call, at, engine)
-        if options.key_index:
-            return run_key_index(call, at, engine)
-        if options.merge or options.clean:
-            return _files(call, options, at, engine)
-        if options.dry_run:
-            return _plan(call, options, at)
-        return _archive(call, options, at, engine, watch)
+    at = open_workshop(call, options)
+    _require_topics(call, options, at)
+    watch = Watch(call.clock)
+    engine = _engine(call, options, at, watch)
+    if options.repair:
+        return run_repair(call, options, at, engine)
+    if options.verify:
+        return _verify(call, at, engine)
+    if options.key_index:
+        return run_key_index(call, at, engine)
+    if options.merge:
+        return run_merge(call, options, at, engine)
+    if options.clean:
+        return run_clean(call, options, at, engine)
+    if options.dry_run:
+        return _plan(call, options, at)
+    return _archive(call, options, at, engine, watch)
 
 
 _ARCHIVING, _VERIFY, _REPAIR, _KEYS, _MERGE, _CLEAN = (
@@ -314,28 +287,21 @@ def _require_dry(call: Call, options: ArchiveOptions) -> None:
             )
 
 
-def open_workshop(call: Call, options: ArchiveOptions, stack: contextlib.ExitStack) -> Workshop:
-    """Tier and archive as the options name them; the stack closes them.
+def open_workshop(call: Call, options: ArchiveOptions) -> Workshop:
+    """Tier and archive as the options name them.
 
     Raises:
         InvalidError: There is no such tier, or several.
     """
     from tiered.api.broker_place import choose_place
     from tiered.archive.job import Workshop
-    from tiered.cli.call import open_both, open_objects
 
     rng, give_up_s = random.SystemRandom(), options.give_up_s
-    tier = open_objects(call, options.url, stack, give_up_s=give_up_s)
+    tier = call.objects(options.url, give_up_s=give_up_s)
     place = choose_place(tier, call.common.cluster, call.common.broker)
-    bare, archive = open_both(call, options.to, stack, give_up_s=give_up_s)
+    bare, archive = call.both(options.to, give_up_s=give_up_s)
     takes, wishes = topic_filter(options.topics, options.exclude), read_wishes_of(options)
     return Workshop(tier, place, archive, bare, call.clock, rng, takes, wishes, give_up_s)
-
-
-def _files(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine) -> int:
-    """What is done to files alone."""
-    run_it = run_merge if options.merge else run_clean
-    return run_it(call, options, at, engine)
 
 
 def _limits(call: Call, options: ArchiveOptions) -> Limits:
@@ -355,7 +321,7 @@ def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     require_possible(at, state, reader.state, every, again=options.decode_again)
     plan = limited(every, _limits(call, options))
     document = plan_document(at, plan)
-    Output(call).emit(document, document["tasks"], _TASK)
+    show(call, document, rows=document["tasks"], columns=_TASK)
     call.say(
         f"tiered: {counted(len(plan.tasks), 'segment')}, {format_size(plan.size_bytes)} to be archived;"
         " nothing is done"
@@ -402,7 +368,7 @@ def _archive(
     unwritten = write(result)
     published, refused = publish_tables(call, options, at, engine)
     document = {**result_document(at, result, sealed=sealed), **published}
-    Output(call).emit(document, [document], _COLUMNS)
+    show(call, document, columns=_COLUMNS)
     say_left(call, options, result)
     say_bodies(call, result)
     error = first_error(result) or refused or unwritten
@@ -423,21 +389,18 @@ def _seal(call: Call, options: ArchiveOptions) -> int:
     from tiered.archive.sealing import seal_open
     from tiered.errors import FencedError
 
-    with contextlib.ExitStack() as stack:
-        try:
-            workplace = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
-            count = seal_open(workplace, topic_filter(options.topics, options.exclude))
-        except FencedError as error:
-            call.say(f"tiered: nothing is sealed: {error.what}; it seals segments when they roll")
-            return 0
+    try:
+        workplace = open_workplace(call, options.url, give_up_s=options.give_up_s)
+        count = seal_open(workplace, topic_filter(options.topics, options.exclude))
+    except FencedError as error:
+        call.say(f"tiered: nothing is sealed: {error.what}; it seals segments when they roll")
+        return 0
     call.say(f"tiered: {counted(count, 'open segment')} sealed")
     return count
 
 
-def _engine(
-    call: Call, options: ArchiveOptions, at: Workshop, watch: Watch, stack: contextlib.ExitStack
-) -> Engine:
-    """What does the work. Of Spark the session begins with the first of it, and the stack stops it."""
+def _engine(call: Call, options: ArchiveOptions, at: Workshop, watch: Watch) -> Engine:
+    """What does the work. Of Spark the session begins with the first of it, and ends with the command."""
     from tiered.upkeep.engine import local_engine
 
     if options.engine == "local":
@@ -449,7 +412,7 @@ def _engine(
     def opened() -> Engine:
         conf = dict(text.split("=", 1) for text in options.spark_conf)
         session = open_session(options.master, conf, is_lean=True)
-        stack.callback(session.stop)
+        call.opened.callback(session.stop)
         watch.ahead = spark_ahead(session)
         order = SparkOrder(options.url, at.place.prefix, options.to, call.s3_options())
         return spark_engine(session, order)
@@ -478,9 +441,7 @@ def _verify(call: Call, at: Workshop, engine: Engine) -> int:
     document = {
         "format": 1,
         "archive": at.archive.url,
-        "files": report.files,
-        "rows": report.rows,
-        "compared": report.compared,
+        **picked(report, "files", "rows", "compared"),
         "findings": rows,
         "unnamed_count": len(strays.ours),
         "unnamed_bytes": sum(one.size_bytes for one in strays.ours),
@@ -488,7 +449,7 @@ def _verify(call: Call, at: Workshop, engine: Engine) -> int:
         "foreign_count": len(strays.foreign),
         "foreign": strays.foreign[:LISTED],
     }
-    Output(call).emit(document, rows, _FOUND)
+    show(call, document, rows=rows, columns=_FOUND)
     if strays.ours:
         size = format_size(sum(one.size_bytes for one in strays.ours))
         call.say(
@@ -567,12 +528,12 @@ def _read(name: str) -> bytes:
 
 def _of_members(counts: Counter[tuple[str, str]]) -> str:
     """Topics and members, and how often each, the most frequent first."""
-    shown = [f"{topic} {member} ({n:,})" for (topic, member), n in counts.most_common(_SHOWN)]
-    more = f" and {len(counts) - _SHOWN} more" if len(counts) > _SHOWN else ""
-    return f" ({', '.join(shown)}{more})" if shown else ""
+    shown = [f"{topic} {member} ({n:,})" for (topic, member), n in counts.most_common()]
+    return f" ({few(shown, _SHOWN)})" if shown else ""
 
 
 _MERGED = ["planned", "new_files", "old_files", "rows", "old_bytes", "new_bytes", "entries"]
+_BUILT = ["objects", "files", "size_bytes"]
 _SHOWN = 8
 _NEW = ["key", "old_files", "rows", "old_bytes"]
 
@@ -586,13 +547,12 @@ def publish_tables(
     from tiered.archive.publish import Destination, publish
 
     place = Destination.of(options.publish)
-    now = Progressed("opening the catalog")
     tables = []
-    with call.progress("publish", lambda: now):
+    with call.progress("publish", "opening the catalog") as progress:
         try:
             for one in publish(at.archive, place, call.s3_options(), engine):
                 tables.append(asdict(one))
-                now = Progressed(
+                progress.tell(
                     f"{counted(len(tables), 'table')}, the last of {one.topic}", len(tables)
                 )
         except TieredStoreError as error:
@@ -622,29 +582,32 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine)
             }
             for one in plan
         ]
-        Output(call).emit({"format": 1, "archive": at.archive.url, "merges": rows}, rows, _NEW)
+        show(
+            call,
+            {"format": 1, "archive": at.archive.url, "merges": rows},
+            rows=rows,
+            columns=_NEW,
+        )
         return DONE
-    now = Progressed(f"0 of {counted(len(plan), 'file')}")
+    with call.progress("merge", f"0 of {counted(len(plan), 'file')}") as progress:
 
-    def told(result: Merged) -> None:
-        nonlocal now
-        text = f"{result.new_files} of {counted(result.planned, 'file')}, {format_size(result.new_bytes)}"
-        now = Progressed(text, result.new_files, result.planned)
+        def told(result: Merged) -> None:
+            text = f"{result.new_files} of {counted(result.planned, 'file')}, {format_size(result.new_bytes)}"
+            progress.tell(text, result.new_files, result.planned)
 
-    with call.progress("merge", lambda: now):
         result = merge_each(at, log, plan, engine=engine, told=told)
     published, refused = publish_tables(call, options, at, engine)
     document = {
         "format": 1,
         "archive": at.archive.url,
-        **{name: getattr(result, name) for name in _MERGED},
+        **picked(result, *_MERGED),
         "overtaken": result.overtaken,
         "failed": [{"key": one.key, "why": str(error)} for one, error in result.failed],
         "replaced_files": len(log.state.replaced),
         "replaced_bytes": sum(one.size_bytes for one in log.state.replaced),
         **published,
     }
-    Output(call).emit(document, [document], _MERGED)
+    show(call, document, columns=_MERGED)
     if log.state.replaced:
         call.say(
             f"tiered: {counted(document['replaced_files'], 'replaced file')}, {format_size(document['replaced_bytes'])},"
@@ -739,8 +702,7 @@ def run_repair(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine
     from tiered.archive.job import log_writer
 
     log = log_writer(at)
-    now = Progressed("looking at the files")
-    with call.progress("repair", lambda: now):
+    with call.progress("repair", "looking at the files") as progress:
         plan = get_plan(
             options,
             REPAIR,
@@ -750,7 +712,7 @@ def run_repair(call: Call, options: ArchiveOptions, at: Workshop, engine: Engine
         applied = None
         has_work = bool(plan["repairs"] or plan["remains"] or plan["derived"])
         if options.apply and has_work:
-            now = Progressed(f"making {counted(len(plan['repairs']), 'file')}")
+            progress.tell(f"making {counted(len(plan['repairs']), 'file')}")
             applied = apply_repair(at, log, plan, engine)
     document = {**plan, "applied": applied.document() if applied else None}
     show_result(call, document, rows="repairs", columns=_REPAIRS, lines=_repair_lines)
@@ -787,23 +749,19 @@ def run_key_index(call: Call, at: Workshop, engine: Engine) -> int:
     from tiered.archive.tables import read_archive
     from tiered.upkeep.engine import first_failure
 
-    now = Progressed("0 files")
+    with call.progress("key index", "0 files") as progress:
 
-    def told(built: Built) -> None:
-        nonlocal now
-        now = Progressed(f"{counted(built.files, 'file')}, {format_size(built.size_bytes)}")
+        def told(built: Built) -> None:
+            progress.tell(f"{counted(built.files, 'file')}, {format_size(built.size_bytes)}")
 
-    with call.progress("key index", lambda: now):
         built = build(at.archive, read_archive(at.archive), engine, told=told)
     document = {
         "format": 1,
         "archive": at.archive.url,
-        "objects": built.objects,
-        "files": built.files,
-        "size_bytes": built.size_bytes,
+        **picked(built, *_BUILT),
         "failed": [{"key": key, "why": str(error)} for key, error in built.failed],
     }
-    Output(call).emit(document, [document], ["objects", "files", "size_bytes"])
+    show(call, document, columns=_BUILT)
     error = first_failure(built.failed)
     if error is not None:
         raise error
@@ -854,10 +812,11 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
             " `tiered archive --repair` makes them again from the tier"
         )
     if result.damaged_messages:
+        places = [f"{one.lane} [{one.start}, {one.end})" for one in result.damaged]
         call.say(
             f"tiered: {counted(result.damaged_messages, 'message')} in"
             f" {counted(len(result.damaged), 'stretch', 'stretches')} not archived, since the tier is damaged there"
-            f" ({_stretches(result.damaged)}); the rest is archived, and once `tiered verify URL --deep --repair` has"
+            f" ({few(places, _SHOWN)}); the rest is archived, and once `tiered verify URL --deep --repair` has"
             " mended the tier, the same command archives these"
         )
     if plan.outside:
@@ -869,36 +828,21 @@ def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
         call.say(f"tiered: {counted(later, 'segment is', 'segments are')} left to the next run")
 
 
-def _stretches(damaged: Sequence[Task]) -> str:
-    """Where some tasks lie, as people read it."""
-    shown = [f"{one.lane} [{one.start}, {one.end})" for one in damaged[:_SHOWN]]
-    more = f" and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else ""
-    return f"{', '.join(shown)}{more}"
-
-
 def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, Any]:
     """What a run did."""
     return {
         **_head(at, result.plan),
         "run": result.run,
         "sealed": sealed,
-        "segments": result.segments,
         "by_others": result.overtaken,
-        "files": result.files,
-        "rows": result.rows,
-        "holes": result.holes,
-        "bad": result.bad,
-        "misfits": result.misfits,
+        **picked(result, *_COLUMNS),
         "columns_unknown": result.unknown,
         "left_out": _member_rows(result.left_out, "values"),
         "unfit": _member_rows(result.unfit, "rows"),
         "stale": [asdict(one) for one in result.stale],
         "remade": asdict(result.remade) if result.remade else None,
-        "source_bytes": result.source_bytes,
-        "size_bytes": result.size_bytes,
-        "entries": result.entries,
         "postponed": result.plan.postponed + result.not_begun,
-        "open": _open_rows(result.plan),
+        "open": [_row(one) for one in result.plan.opened],
         "harmed": [{"key": key, "what": what} for key, what in result.harmed.items()],
         "damaged_messages": result.damaged_messages,
         "failed": [
@@ -920,22 +864,15 @@ def plan_document(at: Workshop, plan: Plan) -> dict[str, Any]:
     return {
         **_head(at, plan),
         "postponed": plan.postponed,
-        "open": _open_rows(plan),
-        "tasks": list(task_rows(plan.tasks)),
+        "open": [_row(one) for one in plan.opened],
+        "tasks": [_row(task) for task in plan.tasks],
     }
 
 
-def task_rows(tasks: Iterable[Task]) -> Iterable[dict[str, Any]]:
-    """Segments that are to be archived."""
-    for task in tasks:
-        yield {
-            "topic": task.lane.topic,
-            "queue_id": task.lane.queue_id,
-            "incarnation": task.lane.incarnation,
-            "start": task.start,
-            "end": task.end,
-            "size_bytes": task.size_bytes,
-        }
+def _row(one: Task | Open) -> dict[str, Any]:
+    """What is to be archived of a queue, or is not sealed yet."""
+    lane = picked(one.lane, "topic", "queue_id", "incarnation")
+    return lane | picked(one, "start", "end", "size_bytes")
 
 
 def _head(at: Workshop, plan: Plan) -> dict[str, Any]:
@@ -950,27 +887,3 @@ def _head(at: Workshop, plan: Plan) -> dict[str, Any]:
         "outside": plan.outside,
         "strange": len(plan.strange),
     }
-
-
-def _open_rows(plan: Plan) -> list[dict[str, Any]]:
-    return [
-        {
-            "topic": one.lane.topic,
-            "queue_id": one.lane.queue_id,
-            "start": one.start,
-            "end": one.end,
-            "size_bytes": one.size_bytes,
-        }
-        for one in plan.opened
-    ]
-
-
-COMMAND = make_command(
-    "archive",
-    ArchiveOptions,
-    run,
-    examples=[
-        "tiered archive s3://bucket/prefix --to s3://bucket2/parquet",
-        "tiered archive file:///tmp/tier --to file:///tmp/parquet --verify",
-    ],
-)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from tiered.addresses import Address, address
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command
+from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, required, several
-from tiered.cli.output import Output
+from tiered.cli.output import picked, show
 from tiered.cli.serve import (
     NICENESS_MAX,
+    ServingOptions,
     announce_lease,
     bound_malloc,
     metrics_served,
@@ -25,31 +26,17 @@ from tiered.cli.serve import (
 )
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
-from tiered.cli.values import (
-    Moment,
-    compression,
-    compression_level,
-    counted,
-    format_size,
-    parse_duration,
-    parse_size,
-    seconds_above_zero,
-    seconds_not_below_zero,
-    start,
-    topic_filter,
-    unmatched,
-    whole,
-)
+from tiered.cli.values import Moment, counted, few, format_size, topic_filter, unmatched
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from tiered.addresses import Address
     from tiered.attach.decommission import Decommissioned
     from tiered.attach.settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
-    from tiered.dispatch.settings import Compression
     from tiered.local.interface import StoreReport
     from tiered.upkeep.compact_thread import CompactionThread
 
@@ -60,40 +47,29 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttachOptions:
+class AttachOptions(ServingOptions):
     """What ``tiered attach`` can be told."""
 
     store: str = argument(click.Path())
-    to: str = required("URL of the tier", "URL", str)
+    to: str = required("URL of the tier", kinds.URL)
     once: bool = flag("end when the present end is durable")
-    seal: bool = flag("with --once: then seal every open segment")
+    seal: bool = flag("with --once: then seal every open segment", needs="once decommission")
     merge: bool = flag(
-        "with --once: then merge bundles until nothing is due, also those of this run; else only what earlier runs have left"
+        "with --once: then merge bundles until nothing is due, also those of this run; else only what earlier runs have"
+        " left",
+        needs="once decommission",
     )
-    topics: tuple[str, ...] = several(
-        "topics to tier, as globs", "GLOB,...", str, default_text="all"
-    )
-    exclude: tuple[str, ...] = several(
-        "topics not to tier, as globs", "GLOB,...", str, default_text="none"
-    )
+    topics: tuple[str, ...] = several("topics to tier, as globs", kinds.GLOBS, default_text="all")
+    exclude: tuple[str, ...] = several("topics not to tier, as globs", kinds.GLOBS)
     start: str | Moment = option(
         "where a queue begins that is not in the tier yet: earliest, latest, or a time",
-        "WHERE",
-        start,
-        default=start("earliest"),
+        kinds.Kind("WHERE", kinds.start),
+        default=kinds.start("earliest"),
     )
     freshness_s: float = option(
         "maximum time from seeing a message to having it durable in the tier",
-        "DURATION",
-        seconds_above_zero,
+        kinds.DURATION_S,
         default=2.0,
-    )
-    lease_s: float = option(
-        "how long the lease lasts",
-        "DURATION",
-        seconds_above_zero,
-        name="lease-seconds",
-        default=10.0,
     )
     decommission: bool = flag(
         "tier all that a stopped broker left, as --once --seal, keep its tables of topics, groups and"
@@ -101,83 +77,61 @@ class AttachOptions:
         " something is not done yet, and says what"
     )
     accept_pending: bool = flag(
-        "with --decommission: give up what only the broker would have done, such as delayed messages that are not due"
+        "with --decommission: give up what only the broker would have done, such as delayed messages that are not due",
+        needs="decommission",
     )
     timers: bool = flag(
         "take timers that are due later than --near into the tier, too, as `tiered timer import` does; the broker keeps its"
         " copies, and delivers them"
     )
-    near_ms: int | None = option(
+    near_ms: int = option(
         "with --timers: leave what is due within so long with the broker",
-        "DURATION",
-        parse_duration,
-        default_text="4h",
+        kinds.DURATION_MS,
+        default=NEAR_MS,
+        needs="timers",
     )
-    recommission: bool = flag("go on with a tier whose broker was decommissioned, and is back")
-    no_wait: bool = flag("end with code 4 when another writer holds the lease, instead of waiting")
-    drain_s: float = option(
-        "when told to stop: how long to upload what is in hand",
-        "DURATION",
-        seconds_not_below_zero,
-        name="drain-seconds",
-        default=10.0,
+    recommission: bool = flag(
+        "go on with a tier whose broker was decommissioned, and is back", excludes="decommission"
     )
     nice: int = option(
         "how far to step back behind the broker when the processors are busy: niceness, 0 to 19",
-        "N",
-        whole(0),
+        kinds.NUMBER,
         default=10,
     )
     give_up_s: float = option(
         "with --once: end with code 3 when nothing could be uploaded for so long",
-        "DURATION",
-        seconds_above_zero,
+        kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
     )
     broker_addr: Address | None = option(
         "the running broker, asked for the end of its log where replicas may truncate it",
-        "HOST:PORT",
-        address,
+        kinds.ADDRESS,
         default_text="not asked",
     )
     max_upload_rate_bytes_s: int = option(
-        "bytes uploaded in a second, at most; 0: no limit", "SIZE", parse_size, default=0
+        "bytes uploaded in a second, at most; 0: no limit", kinds.SIZE, default=0
     )
     max_read_rate_bytes_s: int = option(
-        "bytes of the local store read in a second, at most; 0: no limit",
-        "SIZE",
-        parse_size,
-        default=0,
-    )
-    metrics_listen: Address | None = option(
-        "serve Prometheus metrics (/metrics) and /healthz at this address",
-        "HOST:PORT",
-        address,
-        default_text="not served",
+        "bytes of the local store read in a second, at most; 0: no limit", kinds.SIZE, default=0
     )
     bundle_size_bytes: int = option(
         "start an upload round when this much is buffered; also the target size of an object",
-        "SIZE",
-        parse_size,
+        kinds.SIZE,
         default=16 * _MIB,
     )
     segment_size_bytes: int = option(
-        "bytes at which a segment is rolled", "SIZE", parse_size, default=1024 * _MIB
+        "bytes at which a segment is rolled", kinds.SIZE, default=1024 * _MIB
     )
     buffer_size_bytes: int = option(
-        "bytes of records held in memory, at most", "SIZE", parse_size, default=128 * _MIB
+        "bytes of records held in memory, at most", kinds.SIZE, default=128 * _MIB
     )
     uploads: int = option(
-        "uploads at once, at most; fewer where the way to the store is slow",
-        "N",
-        whole(1),
-        default=8,
+        "uploads at once, at most; fewer where the way to the store is slow", kinds.COUNT, default=8
     )
     compress: str = option(
         "compress what merging is done with: zstd, zstd:LEVEL with a level from 1 to 19, or none",
-        "zstd[:LEVEL]|none",
-        compression,
+        kinds.Kind("zstd[:LEVEL]|none", kinds.compression),
         default="zstd",
         default_text="zstd, which is level 3",
     )
@@ -185,29 +139,23 @@ class AttachOptions:
         "of topics whose cleanup.policy is COMPACTION keep only the newest message of each key, as `tiered compact` does"
     )
     compact_interval_ms: int = option(
-        "with --compact: time between two rounds",
-        "DURATION",
-        parse_duration,
-        default=900_000,
-        default_text="15m",
+        "with --compact: time between two rounds", kinds.DURATION_MS, default=900_000
     )
     strict: bool = flag(
         "end with code 1 also for what is explained and recorded (gaps, torn tails, left-out queues)"
     )
     no_index: bool = flag("make no key index; `tiered query` then reads")
     index_items: int = option(
-        "keys in one index object; it takes 34 bytes each", "N", whole(1), default=1 << 20
+        "keys in one index object; it takes 34 bytes each", kinds.COUNT, default=1 << 20
     )
     index_age_s: float = option(
         "an index object is made at the latest so long after its first key",
-        "DURATION",
-        seconds_above_zero,
+        kinds.DURATION_S,
         default=3600.0,
     )
     index_dir: str | None = option(
         "where the key index's work file goes (40 bytes a key; never into the store)",
-        "DIR",
-        str,
+        kinds.DIR,
         default_text="the system's directory for temporary files",
     )
 
@@ -234,13 +182,18 @@ class Ending:
     handover: Decommissioned | None  # how the decommissioning ended; None: there was to be none
 
 
+@command("attach", AttachOptions)
 def run(call: Call, options: AttachOptions) -> int:
-    """Attach, and stay until we are stopped (or, with ``--once``, done)."""
+    """Follows a store directory, live or dead, and tiers it.
+
+    Examples:
+        tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400
+        tiered attach /data/rocketmq/store --to file:///tmp/tier --once --seal
+    """
     from tiered.attach.writer import Attachment
 
     settings = read_settings(call, options)
     behave(options.nice)
-    output = Output(call)
     stopping = threading.Event()
     stopper = Stopper(call.watch, stopping.set, seconds=settings.drain_s)
     with stopper:
@@ -262,8 +215,7 @@ def run(call: Call, options: AttachOptions) -> int:
     document = summary(options, attachment, ending)
     for line in lines(document):
         call.say(line)
-    if output.form != "table":
-        output.emit(document, [document], list(document))
+    show(call, document, lines=())
     return exit_code(options, ending, document, stopper)
 
 
@@ -336,13 +288,12 @@ def compacting(
         return None
     import random
 
-    from tiered.cli.call import open_both
     from tiered.local.layout import read_topics
     from tiered.upkeep.compact import CompactSettings
     from tiered.upkeep.compact_thread import CompactionThread
     from tiered.upkeep.workplace import Workplace
 
-    meter, store = open_both(call, options.to, stack, give_up_s=options.give_up_s)
+    meter, store = call.both(options.to, give_up_s=options.give_up_s)
     at = Workplace(
         store, meter, attachment.place, call.clock, random.SystemRandom(), options.give_up_s
     )
@@ -353,7 +304,7 @@ def compacting(
             return ()  # who only stands by for the writer leaves it to him: they would do the same work, and one wins
         return filter(selects, read_topics(options.store).compacted)
 
-    settings = CompactSettings(compression=merge_compression(options))
+    settings = CompactSettings(compression=kinds.compression_of(options.compress))
     thread = CompactionThread(at, settings, topics, options.compact_interval_ms / 1000)
     return stack.enter_context(thread)
 
@@ -365,8 +316,6 @@ def observed(
     compaction: CompactionThread | None,
 ) -> contextlib.AbstractContextManager[None]:
     """Serves metrics, where that is asked for."""
-    if options.metrics_listen is None:
-        return contextlib.nullcontext()
     from tiered.attach.observe import collect, is_well
     from tiered.metrics import render
 
@@ -398,14 +347,14 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
         )
     if options.compact_interval_ms <= 0:
         raise InvalidError("--compact-interval must be longer than nothing", do="give it 15m")
-    for name in ("seal", "merge"):
-        if getattr(options, name) and not options.ends_by_itself:
-            raise InvalidError(f"--{name} goes with --once", do="add --once")
-    if options.near_ms is not None and not options.timers:
-        raise InvalidError("--near goes with --timers", do="add --timers")
-    if options.accept_pending and not options.decommission:
-        raise InvalidError("--accept-pending goes with --decommission", do="add --decommission")
-    start = options.start
+    begin, broker_max_offset = options.start, None
+    if options.broker_addr is not None:
+        from tiered.attach.broker import BrokerOffsets
+
+        broker_max_offset = BrokerOffsets(*options.broker_addr, call.clock).max_offset
+    after_handover: Literal["refuse", "again", "recommission"] = (
+        "recommission" if options.recommission else "again" if options.decommission else "refuse"
+    )
     return AttachSettings(
         cluster=call.common.cluster,
         broker=call.common.broker,
@@ -414,11 +363,11 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
         waits_for_names=not options.ends_by_itself,
         drain_s=options.drain_s,
         give_up_s=options.give_up_s,
-        start=start.ms(call.clock.now_ms()) if isinstance(start, Moment) else start,
+        start=begin.ms(call.clock.now_ms()) if isinstance(begin, Moment) else begin,
         selects=topic_filter(options.topics, options.exclude),
-        timers_near_ms=near_ms(options),
-        after_handover=after_handover(options),
-        broker_max_offset=broker_asked(call, options),
+        timers_near_ms=options.near_ms if options.timers else None,
+        after_handover=after_handover,
+        broker_max_offset=broker_max_offset,
         dispatch=DispatchSettings(
             freshness_s=options.freshness_s,
             bundle_bytes=options.bundle_size_bytes,
@@ -427,45 +376,10 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
             segment_bytes_max=options.segment_size_bytes,
             read_rate_bytes_s=options.max_read_rate_bytes_s,
             upload_rate_bytes_s=options.max_upload_rate_bytes_s,
-            compression=merge_compression(options),
+            compression=kinds.compression_of(options.compress),
         ),
         index=index_settings(options),
     )
-
-
-def near_ms(options: AttachOptions) -> int | None:
-    """What of the timers is left with the broker; None: all, since they are not asked for."""
-    if not options.timers:
-        return None
-    return NEAR_MS if options.near_ms is None else options.near_ms
-
-
-def after_handover(options: AttachOptions) -> Literal["refuse", "again", "recommission"]:
-    """What becomes of a tier whose broker was decommissioned.
-
-    Raises:
-        InvalidError: Both were asked for.
-    """
-    if not options.recommission:
-        return "again" if options.decommission else "refuse"
-    if options.decommission:
-        raise InvalidError("--recommission and --decommission exclude each other", do="choose one")
-    return "recommission"
-
-
-def merge_compression(options: AttachOptions) -> Compression | None:
-    """How merging compresses; None: not at all.
-
-    Raises:
-        InvalidError: There is no such level.
-    """
-    from tiered.dispatch.settings import Compression
-
-    asked = options.compress
-    if asked == "none":
-        return None
-    level = compression_level(asked)
-    return Compression() if level is None else Compression(level)
 
 
 def index_settings(options: AttachOptions) -> IndexSettings | None:
@@ -499,16 +413,6 @@ def index_settings(options: AttachOptions) -> IndexSettings | None:
     )
 
 
-def broker_asked(call: Call, options: AttachOptions) -> Callable[[], int] | None:
-    """Asks the broker at ``--broker-addr``."""
-    address = options.broker_addr
-    if address is None:
-        return None
-    from tiered.attach.broker import BrokerOffsets
-
-    return BrokerOffsets(*address, call.clock).max_offset
-
-
 def progressed(attachment: Attachment, seconds: float | None) -> Progressed:
     """How far a run is; with its rate when it is to end some time."""
     assert attachment.dispatcher is not None
@@ -523,7 +427,7 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
     """The document of ``tiered attach --json``."""
     assert attachment.dispatcher is not None
     counters, requests = attachment.dispatcher.counters, attachment.meter.snapshot()
-    result, report = ending.result, ending.report
+    result, report, follower = ending.result, ending.report, attachment.timers
     return {
         "format": 1,
         "store": options.store,
@@ -532,15 +436,11 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "broker": attachment.place.broker,
         "named_by": attachment.named_by,
         "epoch": attachment.epoch,
-        "is_complete": result.is_complete,
+        **picked(result, "is_complete", "quarantined", "missing"),
         "is_drained": ending.is_drained,
-        "messages": counters.messages,
         "size_bytes": counters.record_bytes,
-        "parts": counters.parts,
-        "bundles": counters.bundles,
-        "rounds": counters.rounds,
-        "merged_bundles": counters.merged_bundles,
-        "merged_bytes": counters.merged_bytes,
+        **picked(counters, "messages", "parts", "bundles", "rounds", "merged_bundles"),
+        **picked(counters, "merged_bytes", "gaps", "truncated", "begun_anew", "switches"),
         "requests": requests.requests,
         "request_dollars": round(requests.dollars, 6),
         "seconds": round(ending.seconds, 3),
@@ -549,30 +449,15 @@ def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> d
         "waiting_records": result.waiting.records,
         "waiting_bytes": result.waiting.size_bytes,
         "waiting_reason": result.waiting.reason,
-        "quarantined": result.quarantined,
-        "missing": result.missing,
-        "gaps": counters.gaps,
-        "truncated": counters.truncated,
-        "begun_anew": counters.begun_anew,
         "ahead_queues": attachment.dispatcher.continuity.lagging,
-        "switches": counters.switches,
         "sealed_segments": attachment.sealed if options.seals else None,
-        "timers": timers_taken(attachment),
-        "decommission": None if ending.handover is None else decommissioned(ending.handover),
+        "timers": follower and {**asdict(follower.total), "error": follower.error},
+        "decommission": ending.handover and decommissioned(ending.handover),
         "unmatched_topics": list(ending.unmatched),
-        "torn_bytes": report.torn_bytes,
-        "foreign_entries": report.foreign_entries,
-        "below_min_entries": report.below_min_entries,
-        "wrong_tag_codes": report.wrong_tag_codes,
-        "left_out": [{"name": left.name, "reason": left.reason} for left in report.left_out],
+        **picked(report, "torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
+        "left_out": [picked(left, "name", "reason") for left in report.left_out],
         "notes": list(report.notes),
     }
-
-
-def timers_taken(attachment: Attachment) -> dict[str, Any] | None:
-    """The member ``timers`` of the document."""
-    follower = attachment.timers
-    return None if follower is None else {**asdict(follower.total), "error": follower.error}
 
 
 def decommissioned(handover: Decommissioned) -> dict[str, Any]:
@@ -586,24 +471,19 @@ def decommissioned(handover: Decommissioned) -> dict[str, Any]:
         "groups": len(metadata.groups),
         "consumer_offsets": sum(map(len, metadata.offsets.values())),
         "retries": handover.near.retries,
-        "pending": [{"what": one.what, "count": one.count, "do": one.do} for one in pending],
+        "pending": [picked(one, "what", "count", "do") for one in pending],
         "notes": list(metadata.notes),
     }
 
 
-def pending_line(pending: dict[str, Any], *, given_up: bool) -> str:
-    """What is not done, how much of it, and what to do."""
-    count = f" ({pending['count']:,})" if pending["count"] else ""
-    return f"{pending['what']}{count}" + ("" if given_up else f"; {pending['do']}")
-
-
 def decommission_lines(document: dict[str, Any]) -> list[str]:
     """The same for people."""
-    given_up = document["is_decommissioned"]
-    found = [
-        f"tiered: {'given up' if given_up else 'not done'}: {pending_line(one, given_up=given_up)}"
-        for one in document["pending"]
-    ]
+    given_up, found = document["is_decommissioned"], []
+    for one in document["pending"]:
+        what = one["what"] + (f" ({one['count']:,})" if one["count"] else "")
+        found.append(
+            f"tiered: given up: {what}" if given_up else f"tiered: not done: {what}; {one['do']}"
+        )
     if document["retries"]:
         waits = counted(document["retries"], "message waits", "messages wait")
         found.append(f"tiered: {waits} in retry topics: their groups get them from the mount")
@@ -692,7 +572,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for left in document["left_out"]:
         reasons.setdefault(left["reason"], []).append(left["name"])
-    found += [f"tiered: left out ({reason}): {few(names)}" for reason, names in reasons.items()]
+    found += [f"tiered: left out ({reason}): {few(names, 5)}" for reason, names in reasons.items()]
     found += [f"tiered: note: {note}" for note in document["notes"]]
     return found + (
         decommission_lines(document["decommission"]) if document["decommission"] else []
@@ -701,12 +581,6 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 def _topics(attachment: Attachment) -> set[str]:
     return {queue.topic for queue in attachment.local.queues()}
-
-
-def few(names: Sequence[str], count_max: int = 5) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - count_max
-    return ", ".join(names[:count_max]) + (f" and {more} more" if more > 0 else "")
 
 
 def exit_code(
@@ -732,14 +606,3 @@ def exit_code(
         left_out = any(left["reason"] != SYSTEM_TOPIC for left in document["left_out"])
         needs = needs or left_out or any(document[name] for name in recorded)
     return NEEDS_A_PERSON if needs else DONE
-
-
-COMMAND = make_command(
-    "attach",
-    AttachOptions,
-    run,
-    examples=[
-        "tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400",
-        "tiered attach /data/rocketmq/store --to file:///tmp/tier --once --seal",
-    ],
-)

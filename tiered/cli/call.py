@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiered.api.stores import open_for_reading
-from tiered.cli.options import OneOf, Setting, Shape, custom, flag, option, several
+from tiered.cli import kinds
+from tiered.cli.options import Setting, Shape, custom, flag, option, several
 from tiered.cli.signals import SignalWatch
-from tiered.cli.values import Moment, is_glob, pair, seconds_above_zero, unmatched
+from tiered.cli.values import Moment, is_glob, unmatched
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import BinaryIO
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tiered.cli.stderr import Progress, Progressed
     from tiered.local.interface import LocalStore
 
-OUTPUTS = OneOf("table", "wide", "json", "jsonl", "csv")
+OUTPUTS = kinds.one_of("FORM", "table", "wide", "json", "jsonl", "csv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,28 +35,22 @@ class CommonOptions:
 
     cluster: str | None = option(
         "cluster whose broker is meant",
-        "NAME",
-        str,
+        kinds.NAME,
         default_text="the only one there; for attach, as the store says, else DefaultCluster, and says so",
     )
     broker: str | None = option(
         "broker that is meant",
-        "NAME",
-        str,
+        kinds.NAME,
         default_text="the only one there; for attach, as the store says, else broker, and says so",
     )
     endpoint_url: str | None = option(
         "S3 endpoint",
-        "URL",
-        str,
+        kinds.URL,
         default_text="AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS profile, else AWS",
     )
-    region: str | None = option("S3 region", "NAME", str, default_text="from AWS settings")
+    region: str | None = option("S3 region", kinds.NAME, default_text="from AWS settings")
     profile: str | None = option(
-        "AWS profile to take credentials and settings from",
-        "NAME",
-        str,
-        default_text="AWS_PROFILE",
+        "AWS profile to take credentials and settings from", kinds.NAME, default_text="AWS_PROFILE"
     )
     path_style: bool | None = custom(
         Setting(
@@ -67,34 +62,29 @@ class CommonOptions:
     )
     s3_header: tuple[str, ...] = several(
         "header added to each S3 request; may be repeated (in a variable: one a line)",
-        "NAME=VALUE",
-        pair,
+        kinds.PAIR,
         separator="\n",
         is_masked=True,
     )
     sse_kms_key_id: str | None = option(
         "key with which the S3 server encrypts each object",
-        "ID",
-        str,
+        kinds.Kind("ID", str),
         default_text="the bucket's own rule",
     )
     ca_bundle: str | None = option(
         "PEM file of authorities to trust beside the system's, for an https endpoint",
-        "FILE",
-        str,
+        kinds.FILE,
         default_text="AWS_CA_BUNDLE, else that of the AWS profile",
     )
     request_timeout_s: float = option(
         "deadline of each request; one that moves MiBs has at least a second more for each 512 KiB",
-        "DURATION",
-        seconds_above_zero,
+        kinds.DURATION_S,
         default=30.0,
     )
     output: str = custom(
         Setting(
             help="output format; table is fitted to the terminal, wide is never truncated",
-            metavar="FORM",
-            parse=OUTPUTS,
+            kind=OUTPUTS,
             default="table",
             spellings=("--output", "-o"),
         )
@@ -102,7 +92,7 @@ class CommonOptions:
     json: bool = flag("the result as exactly one JSON document, as -o json")
     quiet: bool = flag("no progress and no summary on stderr")
     log_format: str = option(
-        "form of every line on stderr", "FORM", OneOf("text", "json"), default="text"
+        "form of every line on stderr", kinds.one_of("FORM", "text", "json"), default="text"
     )
     debug: bool = flag("log everything, and show tracebacks")
 
@@ -129,6 +119,8 @@ class Call:
     """The value of each setting that was looked at and where it came from, by key."""
     clock: Clock  # time
     watch: SignalWatch = field(default_factory=SignalWatch)  # takes signals over
+    opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Closes what the command has opened, when it ends."""
 
     def is_given(self, key: str) -> bool:
         """Whether the command line itself says it, by the key of the setting."""
@@ -184,8 +176,8 @@ class Call:
         if not self.common.quiet:
             write_line(self.common.log_format, self.clock.now_ms(), level, text)
 
-    def progress(self, what: str, ask: Callable[[], Progressed]) -> Progress:
-        """Shows how far ``what`` is while a ``with`` block runs, unless ``--quiet``; ``ask`` comes from another thread."""
+    def progress(self, what: str, ask: Callable[[], Progressed] | str) -> Progress:
+        """Shows how far ``what`` is while a ``with`` block runs, unless ``--quiet``; see ``Progress``."""
         from tiered.cli.stderr import Progress
 
         quiet, form = self.common.quiet, self.common.log_format
@@ -208,77 +200,56 @@ class Call:
             timeout_s=common.request_timeout_s,
         )
 
+    # What a command reads: opened by what the call says, closed when the command ends.
 
-# -- what a command reads --------------------------------------------------------------------------
-#
-# Opened by what the call says, closed by the stack when the command ends.
+    def objects(self, url: str, *, give_up_s: float | None = None) -> ObjectStore:
+        """The object store that a URL names, with retries; ``give_up_s`` shortens how long one request is tried.
 
+        Raises:
+            InvalidError: The URL or an option is wrong.
+        """
+        return self.both(url, give_up_s=give_up_s)[1]
 
-def open_objects(
-    call: Call, url: str, stack: contextlib.ExitStack, *, give_up_s: float | None = None
-) -> ObjectStore:
-    """The object store that a URL names, with retries; ``give_up_s`` shortens how long one request is tried.
+    def both(self, url: str, *, give_up_s: float | None = None) -> tuple[ObjectStore, ObjectStore]:
+        """The object store that a URL names, without retries (for a journal's writer) and with; see ``objects``."""
+        found = open_for_reading(url, self.s3_options(), self.clock, give_up_s=give_up_s)
+        self.opened.callback(found.close)
+        return found.meter, found.store
 
-    Raises:
-        InvalidError: The URL or an option is wrong.
-    """
-    return open_both(call, url, stack, give_up_s=give_up_s)[1]
+    def tier(
+        self, url: str, *, memory_bytes: int | None = None, is_sequential: bool = False
+    ) -> Tier:
+        """The one broker's tier that is meant.
 
+        Args:
+            memory_bytes: What it caches and reads ahead at most; default: that of the API.
+            is_sequential: See ``tiered.open``.
 
-def open_both(
-    call: Call, url: str, stack: contextlib.ExitStack, *, give_up_s: float | None = None
-) -> tuple[ObjectStore, ObjectStore]:
-    """The object store that a URL names, without retries (for a journal's writer) and with.
+        Raises:
+            InvalidError: There is none, or there are several.
+        """
+        from tiered.api import tier as api
 
-    Raises:
-        InvalidError: The URL or an option is wrong.
-    """
-    opened = open_for_reading(url, call.s3_options(), call.clock, give_up_s=give_up_s)
-    stack.callback(opened.close)
-    return opened.meter, opened.store
+        found = api.open(
+            url,
+            cluster=self.common.cluster,
+            broker=self.common.broker,
+            options=self.s3_options(),
+            memory_bytes=memory_bytes or api.MEMORY_BYTES,
+            clock=self.clock,
+            is_sequential=is_sequential,
+        )
+        self.opened.callback(found.close)
+        return found
 
+    def local(self, directory: str) -> LocalStore:
+        """A local store directory, read-only.
 
-def open_tier(
-    call: Call,
-    url: str,
-    stack: contextlib.ExitStack,
-    *,
-    memory_bytes: int | None = None,
-    is_sequential: bool = False,
-) -> Tier:
-    """The one broker's tier that is meant.
+        Raises:
+            InvalidError: It is not one, or of a kind that is not supported.
+        """
+        from tiered.local.rocketmq import RocketMQStore
 
-    Args:
-        memory_bytes: What it caches and reads ahead at most; default: that of the API.
-        is_sequential: See ``tiered.open``.
-
-    Raises:
-        InvalidError: There is none, or there are several.
-    """
-    from tiered.api.tier import MEMORY_BYTES
-    from tiered.api.tier import open as open_tier_at
-
-    tier = open_tier_at(
-        url,
-        cluster=call.common.cluster,
-        broker=call.common.broker,
-        options=call.s3_options(),
-        memory_bytes=memory_bytes or MEMORY_BYTES,
-        clock=call.clock,
-        is_sequential=is_sequential,
-    )
-    stack.callback(tier.close)
-    return tier
-
-
-def open_local(call: Call, directory: str, stack: contextlib.ExitStack) -> LocalStore:
-    """A local store directory, read-only.
-
-    Raises:
-        InvalidError: It is none, or of a kind that is not supported.
-    """
-    from tiered.local.rocketmq import RocketMQStore
-
-    local = RocketMQStore.open(directory, clock=call.clock)
-    stack.callback(local.close)
-    return local
+        found = RocketMQStore.open(directory, clock=self.clock)
+        self.opened.callback(found.close)
+        return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
-from tiered.cli.frame import make_command
-from tiered.cli.options import OneOf, argument, flag, option
-from tiered.cli.values import Moment, incarnation, whole
+from tiered.cli import kinds
+from tiered.cli.frame import command
+from tiered.cli.options import SpanOptions, argument, flag, option
+from tiered.cli.values import few
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
@@ -34,89 +34,75 @@ MEMORY_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class CatOptions:
+class CatOptions(SpanOptions):
     """What ``tiered cat`` can be told."""
 
     url: str = argument()
     topic: str = argument()
     queue: int | None = option(
-        "only this queue", "N", whole(0), default_text="all, one after another"
+        "only this queue", kinds.NUMBER, default_text="all, one after another"
     )
     offset: int | None = option(
-        "first queue offset in each queue", "N", whole(0), default_text="the first there is"
-    )
-    from_: Moment | None = option(
-        "begin with the first message stored at or after this time",
-        "TIME",
-        Moment,
-        default_text="the first there is",
-    )
-    until: Moment | None = option(
-        "end before the first message stored at or after this time",
-        "TIME",
-        Moment,
-        default_text="the last there is",
+        "first queue offset in each queue", kinds.NUMBER, default_text="the first there is"
     )
     incarnation: str | None = option(
         "print this incarnation of each queue, or all, oldest first, with what the broker truncated;"
         " messages then say which they are of",
-        "N|all",
-        incarnation,
+        kinds.Kind("N|all", kinds.incarnation),
         default_text="the present one",
     )
-    count: int | None = option("messages in all, at most", "N", whole(0), default_text="no limit")
+    count: int | None = option("messages in all, at most", kinds.NUMBER, default_text="no limit")
     tag: str | None = option(
         "only messages with one of these tags: A||B, or * for all",
-        "EXPR",
-        str,
+        kinds.Kind("EXPR", str),
         default_text="*",
     )
     sql: str | None = option(
         "only messages whose properties meet this SQL92 expression (docs/filters.md)",
-        "EXPR",
-        str,
+        kinds.Kind("EXPR", str),
         default_text="all messages",
     )
-    follow: bool = flag("go on with messages as they are tiered")
+    follow: bool = flag("go on with messages as they are tiered", excludes="until")
     format: str = option(
         "json: a line each; raw: the records; body: the bodies, nothing between; text: for eyes",
-        "FORMAT",
-        OneOf("json", "raw", "body", "text"),
+        kinds.one_of("FORMAT", "json", "raw", "body", "text"),
         default="json",
     )
     raw_body: bool = flag("bodies as stored, perhaps compressed")
 
 
+@command("cat", CatOptions)
 def run(call: Call, options: CatOptions) -> int:
-    """Read and print."""
-    from tiered.api.stores import backend_errors
-    from tiered.cli.call import open_tier
+    """Prints the messages of a topic, queue after queue.
 
+    Examples:
+        tiered cat file:///tmp/tier orders --count 10
+        tiered cat s3://bucket/prefix orders --from now-2h --tag 'paid||sent' --format text
+    """
     wish = read_wish(call, options)
     topic, number = options.topic, options.queue
     which = options.incarnation
-    with contextlib.ExitStack() as stack, backend_errors():
-        tier = open_tier(call, options.url, stack, memory_bytes=MEMORY_BYTES, is_sequential=True)
-        printer = Printer(wish, call.stdout, options.count, tier, call.say)
-        check_queues(tier, topic, number)
-        printer.begin()
-        try:
-            if which is not None:
-                _print_lives(tier, printer, topic, number, which)
-            else:
+    tier = call.tier(options.url, memory_bytes=MEMORY_BYTES, is_sequential=True)
+    printer = Printer(wish, call.stdout, options.count, tier, call.say)
+    check_queues(tier, topic, number)
+    printer.begin()
+    try:
+        if which is not None:
+            _print_lives(tier, printer, topic, number, which)
+        else:
+            _print_all(tier, printer, topic, number)
+        while options.follow and not printer.is_full:
+            # Who follows wants what there is now, and not when the next block of output is full.
+            call.stdout.flush()
+            call.clock.wait(threading.Event(), FOLLOW_S)
+            if tier.refresh():
                 _print_all(tier, printer, topic, number)
-            while options.follow and not printer.is_full:
-                # Who follows wants what there is now, and not when the next block of output is full.
-                call.stdout.flush()
-                call.clock.wait(threading.Event(), FOLLOW_S)
-                if tier.refresh():
-                    _print_all(tier, printer, topic, number)
-        except DataError:
-            call.stdout.flush()  # what came before the damaged block is good
-            raise
-        printer.finish()
-        if not printer.has_written and printer.left != 0:
-            call.say(_nothing_found(options, tier))
+    except DataError:
+        call.stdout.flush()  # what came before the damaged block is good
+        raise
+    printer.finish()
+    if not printer.has_written and printer.left != 0:
+        call.say(_nothing_found(options, tier))
     return 0
 
 
@@ -144,8 +130,7 @@ def bounds_text(bounds: Mapping[int, tuple[int, int]]) -> str:
     said = [
         f"queue {queue_id} has [{low}, {end})" for queue_id, (low, end) in sorted(bounds.items())
     ]
-    left = len(said) - _BOUNDS_SHOWN
-    return ", ".join(said[:_BOUNDS_SHOWN]) + (f" and {left} queues more" if left > 0 else "")
+    return few(said, _BOUNDS_SHOWN)
 
 
 def read_wish(call: Call, options: CatOptions) -> PrintWish:
@@ -154,8 +139,6 @@ def read_wish(call: Call, options: CatOptions) -> PrintWish:
     Raises:
         InvalidError: They contradict each other.
     """
-    if options.follow and options.until is not None:
-        raise InvalidError("--follow and --until contradict each other", do="give one of them")
     if options.follow and options.incarnation is not None:
         raise InvalidError(
             "--follow and --incarnation contradict each other",
@@ -527,14 +510,3 @@ def queues_ahead(
                 pool.submit(begin, *following)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-COMMAND = make_command(
-    "cat",
-    CatOptions,
-    run,
-    examples=[
-        "tiered cat file:///tmp/tier orders --count 10",
-        "tiered cat s3://bucket/prefix orders --from now-2h --tag 'paid||sent' --format text",
-    ],
-)

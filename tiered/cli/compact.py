@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions
-from tiered.cli.frame import make_command
-from tiered.cli.options import OneOf, flag, option, several
+from tiered.cli.frame import command
+from tiered.cli.options import flag, option, several
 from tiered.cli.planned import (
     Document,
     PlanOptions,
@@ -19,16 +20,7 @@ from tiered.cli.planned import (
     show_result,
 )
 from tiered.cli.stderr import Progressed
-from tiered.cli.values import (
-    compression,
-    compression_level,
-    counted,
-    format_count,
-    format_size,
-    parse_duration,
-    parse_size,
-    share,
-)
+from tiered.cli.values import counted, format_count, format_size
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
@@ -55,17 +47,14 @@ SPARK_BUNDLES = 256
 class CompactOptions(PlanOptions, SparkOptions):
     """What ``tiered compact`` can be told."""
 
-    topic: tuple[str, ...] = several("topics to compact", "TOPIC,...", str, default_text="none")
+    topic: tuple[str, ...] = several("topics to compact", kinds.Kind("TOPIC,...", str))
     store: str | None = option(
         "store directory: its topics whose cleanup.policy is COMPACTION are compacted, too",
-        "DIR",
-        str,
-        default_text="none",
+        kinds.DIR,
     )
     engine: str = option(
         "what does the work: this process, or Spark",
-        "ENGINE",
-        OneOf("local", "spark"),
+        kinds.one_of("ENGINE", "local", "spark"),
         default="local",
     )
     across_queues: bool = flag(
@@ -73,55 +62,54 @@ class CompactOptions(PlanOptions, SparkOptions):
     )
     archive: str | None = option(
         "URL of an archive: its table of newest rows of each topic is brought up to date, and the tier is not touched",
-        "URL",
-        str,
-        default_text="none",
+        kinds.URL,
     )
     policy: str = option(
         "careful: messages without a key stay; kafka: they go; rocketmq: they go, and tombstones at once",
-        "NAME",
-        OneOf("careful", "kafka", "rocketmq"),
+        kinds.one_of("NAME", "careful", "kafka", "rocketmq"),
         default="careful",
     )
     tombstones_ms: int | None = option(
         "how long a message with an empty body, which deletes its key, stays for readers to meet",
-        "DURATION",
-        parse_duration,
+        kinds.DURATION_MS,
         default_text="24h; of the policy rocketmq 0s",
     )
     dirty_ratio: float = option(
         "a queue is compacted when what is new in it is more than this share; 0: anything new is enough",
-        "RATIO",
-        share,
+        kinds.SHARE,
         default=0.5,
     )
-    min_lag_ms: int = option(
-        "younger messages are not touched", "DURATION", parse_duration, default=0, default_text="0s"
-    )
+    min_lag_ms: int = option("younger messages are not touched", kinds.DURATION_MS, default=0)
     max_lag_ms: int | None = option(
         "what has waited for so long is compacted whatever the ratio",
-        "DURATION",
-        parse_duration,
+        kinds.DURATION_MS,
         default_text="for ever",
     )
     map_bytes: int = option(
         "memory for keys, 160 bytes each; what has no room is looked at in further rounds",
-        "SIZE",
-        parse_size,
+        kinds.SIZE,
         name="map-size",
         default=256 * MIB,
-        default_text="256 MiB",
     )
     compress: str = option(
         "what is rewritten is compressed: zstd, zstd:LEVEL or none",
-        "HOW",
-        compression,
+        kinds.Kind("HOW", kinds.compression),
         default="zstd",
     )
 
 
+@command("compact", CompactOptions)
 def run(call: Call, options: CompactOptions) -> int:
-    """Plan, and apply if told to."""
+    """Keeps the newest message of each key: plan, then apply.
+
+    The key is all of a message's KEYS. Only sealed segments are looked at, and the newest message of a queue always
+    stays. Order and queue offsets never change; asking for one that is gone gives the next. It may run beside
+    `attach`.
+
+    Examples:
+        tiered compact s3://bucket/prefix --topic prices --archive s3://bucket2/parquet --apply -
+        tiered compact s3://bucket/prefix --topic prices --dirty-ratio 0 --apply -
+    """
     if options.archive:
         return _latest(call, options, options.archive)
     from tiered.api.stores import backend_errors
@@ -135,7 +123,7 @@ def run(call: Call, options: CompactOptions) -> int:
         done = Progressed(f"{queue}, queue offset {format_count(at)} of {format_count(end)}")
 
     with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        at = open_workplace(call, options.url, give_up_s=options.give_up_s)
         stack.enter_context(call.progress("compact", lambda: done))
         engine = _engine(call, options, at, stack)
         bundles = 1 if engine is None else SPARK_BUNDLES
@@ -173,7 +161,6 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
     """Bring the tables of newest rows of an archive up to date."""
     from tiered.api.stores import backend_errors
     from tiered.archive.latest import plan_latest, update_latest
-    from tiered.cli.call import open_both
 
     if options.plan or options.apply not in {None, "-"}:
         raise InvalidError(
@@ -183,9 +170,9 @@ def _latest(call: Call, options: CompactOptions, url: str) -> int:
     if options.engine != "local":
         raise InvalidError("--archive is of the local engine", do="leave --engine out")
     rows = []
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
-        _, archive = open_both(call, url, stack, give_up_s=options.give_up_s)
+    with backend_errors():
+        at = open_workplace(call, options.url, give_up_s=options.give_up_s)
+        _, archive = call.both(url, give_up_s=options.give_up_s)
         for topic in _topics(call, options, partial(_archived, archive)):
             plan = plan_latest(archive, at.place, topic, across_queues=options.across_queues)
             row = plan.document()
@@ -244,20 +231,17 @@ def settings_of(options: CompactOptions) -> CompactSettings:
     """What the options come to."""
     from tiered.compaction.passes import NEVER_MS, PassSettings
     from tiered.compaction.retention import POLICIES
-    from tiered.dispatch.settings import Compression
     from tiered.upkeep.compact import CompactSettings
 
     retention = POLICIES[options.policy]
     if options.tombstones_ms is not None:
         retention = replace(retention, tombstone_retention_ms=options.tombstones_ms)
-    level = None if options.compress == "none" else compression_level(options.compress)
-    packing = Compression() if level is None else Compression(level)
     longest_ms = NEVER_MS if options.max_lag_ms is None else options.max_lag_ms
     return CompactSettings(
         retention,
         PassSettings(options.dirty_ratio, options.min_lag_ms, longest_ms),
         options.map_bytes,
-        None if options.compress == "none" else packing,
+        kinds.compression_of(options.compress),
         options.across_queues,
     )
 
@@ -370,19 +354,3 @@ def _lines(document: Document) -> Iterator[str]:
         )
     elif document["steps"]:
         yield "nothing is changed; --apply - does it"
-
-
-COMMAND = make_command(
-    "compact",
-    CompactOptions,
-    run,
-    details=(
-        "The key is all of a message's KEYS. Only sealed segments are looked at, and the newest message of a queue always"
-        " stays. Order and queue offsets never change; asking for one that is gone gives the next. It may run beside"
-        " `attach`."
-    ),
-    examples=[
-        "tiered compact s3://bucket/prefix --topic prices --archive s3://bucket2/parquet --apply -",
-        "tiered compact s3://bucket/prefix --topic prices --dirty-ratio 0 --apply -",
-    ],
-)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tiered.cli.frame import COMPLETION_VARIABLE, make_command, make_program, program
+from tiered.cli.frame import COMPLETION_VARIABLE, command, group, program
 from tiered.cli.options import argument
 from tiered.cli.output import Output
 from tiered.errors import InvalidError
@@ -18,13 +18,26 @@ if TYPE_CHECKING:
 SHELLS = ("bash", "zsh", "fish")
 
 
+CONFIG = group(
+    "config",
+    "Shows the settings in force.",
+    examples=["tiered config show", "TIERED_ATTACH_FRESHNESS=5 tiered config show --json"],
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
     """``tiered config show`` has none of its own."""
 
 
+@CONFIG.has("show", ShowOptions)
 def show(call: Call, _options: ShowOptions) -> int:
-    """Print every setting, its value and where it came from."""
+    """Prints every setting, its value and where it came from.
+
+    Examples:
+        tiered config show
+        tiered --config tiered.toml config show --json
+    """
     rows = [
         {
             "key": key,
@@ -50,8 +63,14 @@ class CompletionOptions:
     shell: str = argument(click.Choice(SHELLS))
 
 
+@command("completion", CompletionOptions)
 def complete(call: Call, options: CompletionOptions) -> int:
-    """Print the script of a shell."""
+    """Prints the completion script of a shell.
+
+    Examples:
+        eval "$(tiered completion bash)"
+        tiered completion fish > ~/.config/fish/completions/tiered.fish
+    """
     from click.shell_completion import get_completion_class
 
     shell = get_completion_class(options.shell)
@@ -60,24 +79,3 @@ def complete(call: Call, options: CompletionOptions) -> int:
     text = shell(program(), {}, "tiered", COMPLETION_VARIABLE).source()
     call.stdout.write(text.encode() + b"\n")
     return 0
-
-
-COMMAND = make_program(
-    "config",
-    examples=["tiered config show", "TIERED_ATTACH_FRESHNESS=5 tiered config show --json"],
-)
-SHOW = make_command(
-    "config.show",
-    ShowOptions,
-    show,
-    examples=["tiered config show", "tiered --config tiered.toml config show --json"],
-)
-COMPLETION = make_command(
-    "completion",
-    CompletionOptions,
-    complete,
-    examples=[
-        'eval "$(tiered completion bash)"',
-        "tiered completion fish > ~/.config/fish/completions/tiered.fish",
-    ],
-)

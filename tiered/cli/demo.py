@@ -5,28 +5,26 @@ Everything lies in one directory, marked as a demo's; only such a directory is e
 
 from __future__ import annotations
 
-import contextlib
-import shlex
 import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.local_files import is_vacant
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command
+from tiered.cli.frame import command
 from tiered.cli.options import option
-from tiered.cli.output import Output
-from tiered.cli.stderr import Progressed
-from tiered.cli.values import counted, format_size, whole
+from tiered.cli.output import picked, show
+from tiered.cli.values import counted, format_size
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.cli.call import Call
+    from tiered.store.embedded import MessageStore
     from tiered.store.new_message import NewMessage
     from tiered.store.store_options import StoreOptions
 
@@ -52,29 +50,32 @@ class DemoOptions:
 
     dir: str | None = option(
         "directory to work in, emptied of earlier demos first",
-        "DIR",
-        str,
+        kinds.DIR,
         default_text="a new temporary one",
     )
-    messages: int = option("messages to store", "N", whole(1), default=10_000)
+    messages: int = option("messages to store", kinds.COUNT, default=10_000)
 
 
+@command("demo", DemoOptions)
 def run(call: Call, options: DemoOptions) -> int:
-    """Make, tier, read back, verify; say what was done and what to try next."""
-    output = Output(call)
+    """Shows the whole story on a local folder, without a server.
+
+    Examples:
+        tiered demo
+        tiered demo --dir /tmp/tiered-demo --messages 1000 --json
+    """
     folder = prepare(options.dir)
     store, tier = folder / "store", folder / "tier"
     url = tier.as_uri()
-    step = "making a store"
-    with call.progress("demo", lambda: Progressed(step)):
+    with call.progress("demo", "making a store") as progress:
         made = make(call, store, options.messages)
-        step = "tiering it"
+        progress.tell("tiering it")
         tiered = tier_all(call, store, url)
-        step = "reading it back"
+        progress.tell("reading it back")
         read = read_back(call, url)
-        step = "verifying it"
+        progress.tell("verifying it")
         verified = verify(call, url, store)
-        step = "keeping timers in it"
+        progress.tell("keeping timers in it")
         timers = keep_timers(call, folder, url)
     document = {
         "format": 1,
@@ -87,11 +88,7 @@ def run(call: Call, options: DemoOptions) -> int:
         "timers": timers,
         "is_well": is_well(made, tiered, read, verified) and timers["is_well"],
     }
-    if output.form == "table":
-        for line in story(document):
-            output.line(line)
-    else:
-        output.emit(document, [document], list(document))
+    show(call, document, lines=story(document))
     return DONE if document["is_well"] else NEEDS_A_PERSON
 
 
@@ -125,18 +122,11 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
     """Store messages whose bodies can be read, without a broker."""
     import random
 
-    from tiered.store.embedded import MessageStore
     from tiered.store.new_message import NewMessage
 
     rng = random.Random(1)  # noqa: S311 (content, no secret)
     size = 0
-    with MessageStore.create(
-        store,
-        cluster="demo-cluster",
-        broker="demo-broker",
-        clock=call.clock,
-        options=store_options(),
-    ) as writer:
+    with made_store(call, store) as writer:
         for start in range(0, count, _BATCH):
             batch = [
                 NewMessage(
@@ -149,12 +139,17 @@ def make(call: Call, store: Path, count: int) -> dict[str, Any]:
                 for number in range(start, min(start + _BATCH, count))
             ]
             size += sum(stored.size_bytes for stored in writer.append_batch(batch))
-    return {
-        "messages": count,
-        "size_bytes": size,
-        "topics": len(TOPICS),
-        "queues": QUEUES,
-    }
+    return {"messages": count, "size_bytes": size, "topics": len(TOPICS), "queues": QUEUES}
+
+
+def made_store(call: Call, folder: Path) -> MessageStore:
+    """A new one, to write to."""
+    from tiered.store.embedded import MessageStore
+
+    options, clock = store_options(), call.clock
+    return MessageStore.create(
+        folder, cluster="demo-cluster", broker="demo-broker", clock=clock, options=options
+    )
 
 
 def store_options() -> StoreOptions:
@@ -179,9 +174,8 @@ def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:
     assert attachment.dispatcher is not None
     counters = attachment.dispatcher.counters
     return {
-        "messages": counters.messages,
+        **picked(counters, "messages", "parts"),
         "size_bytes": counters.record_bytes,
-        "parts": counters.parts,
         "requests": attachment.meter.snapshot().requests,
         "is_complete": result.is_complete,
     }
@@ -189,38 +183,33 @@ def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:
 
 def read_back(call: Call, url: str) -> dict[str, Any]:
     """Read every queue to its end; the first message is shown."""
-    from tiered.cli.call import open_tier
     from tiered.log.messages import items
     from tiered.log.state import Gap
 
     messages = size = 0
     first: str | None = None
-    with contextlib.ExitStack() as stack:
-        tier = open_tier(call, url, stack)
-        for queue in tier.queues():
-            reader = tier.reader.queue(queue)
-            for found in reader.batches(reader.life.min_offset):
-                if isinstance(found, Gap):
-                    continue
-                messages += int((found.records.sizes > 0).sum())
-                size += memoryview(found.records.data).nbytes
-                if first is None:
-                    record = next(items(found.records)).record
-                    first = record.body.decode("utf-8", "backslashreplace")
+    tier = call.tier(url)
+    for queue in tier.queues():
+        reader = tier.reader.queue(queue)
+        for found in reader.batches(reader.life.min_offset):
+            if isinstance(found, Gap):
+                continue
+            messages += int((found.records.sizes > 0).sum())
+            size += memoryview(found.records.data).nbytes
+            if first is None:
+                record = next(items(found.records)).record
+                first = record.body.decode("utf-8", "backslashreplace")
     return {"messages": messages, "size_bytes": size, "first_body": first}
 
 
 def verify(call: Call, url: str, store: Path) -> dict[str, Any]:
     """As ``verify --deep --store``."""
     from tiered.api.broker_place import choose_place
-    from tiered.cli.call import open_local, open_objects
     from tiered.log.verify import verify_tier
 
-    with contextlib.ExitStack() as stack:
-        objects = open_objects(call, url, stack)
-        local = open_local(call, str(store), stack)
-        place = choose_place(objects, call.common.cluster, call.common.broker)
-        report = verify_tier(objects, place.prefix, deep=True, local=local)
+    objects = call.objects(url)
+    place = choose_place(objects, call.common.cluster, call.common.broker)
+    report = verify_tier(objects, place.prefix, deep=True, local=call.local(str(store)))
     return {
         "is_clean": report.is_clean,
         "problem_count": sum(report.problem_counts.values()),
@@ -235,19 +224,12 @@ def keep_timers(call: Call, folder: Path, url: str) -> dict[str, Any]:
 
     from tiered.attach.timer_import import ImportSettings, import_timers
     from tiered.attach.timer_run import RunSettings, hand_over
-    from tiered.store.embedded import MessageStore
     from timer.local_target import LocalTarget
 
     now_ms = int(call.clock.now_ms())
     dues = [now_ms + SOON_MS + 20 * number for number in range(TIMERS)] + [now_ms + MONTH_MS]
-    options, cluster, broker = store_options(), call.common.cluster, call.common.broker
-    with MessageStore.create(
-        folder / "timed",
-        cluster="demo-cluster",
-        broker="demo-broker",
-        clock=call.clock,
-        options=options,
-    ) as writer:
+    cluster, broker = call.common.cluster, call.common.broker
+    with made_store(call, folder / "timed") as writer:
         writer.append_batch([timer(number, due) for number, due in enumerate(dues)])
     settings = ImportSettings(near_ms=0, cluster=cluster, broker=broker)
     taken = import_timers(str(folder / "timed"), url, settings, clock=call.clock)
@@ -260,7 +242,7 @@ def keep_timers(call: Call, folder: Path, url: str) -> dict[str, Any]:
             broker=place.broker,
             clock=call.clock,
             rng=random.SystemRandom(),
-            options=options,
+            options=store_options(),
         )
         targets.append(target)
         return target
@@ -293,13 +275,8 @@ def is_well(
     made: dict[str, Any], tiered: dict[str, Any], read: dict[str, Any], verified: dict[str, Any]
 ) -> bool:
     """Whether every step saw every message."""
-    counts = {
-        made["messages"],
-        tiered["messages"],
-        read["messages"],
-        verified["checked_messages"],
-        verified["compared_messages"],
-    }
+    counts = {made["messages"], tiered["messages"], read["messages"]}
+    counts |= {verified["checked_messages"], verified["compared_messages"]}
     return len(counts) == 1 and bool(tiered["is_complete"] and verified["is_clean"])
 
 
@@ -308,15 +285,16 @@ def story(document: dict[str, Any]) -> list[str]:
     made, tiered, read, checked, timers = (
         document[name] for name in ("made", "tiered", "read", "verified", "timers")
     )
-    store, url = shlex.quote(document["store"]), document["url"]
+    from shlex import quote
+
+    store, url = quote(document["store"]), document["url"]
     program = started_as()
     shown = (read["first_body"] or "")[:40]
-    first_line = (
-        f"1. Made a store of {counted(made['messages'], 'message')} in {made['topics']} topics of"
-        f" {made['queues']} queues, in the format of a RocketMQ broker: {store}"
-    )
     return [
-        first_line,
+        (
+            f"1. Made a store of {counted(made['messages'], 'message')} in {made['topics']} topics of"
+            f" {made['queues']} queues, in the format of a RocketMQ broker: {store}"
+        ),
         (
             f"2. Tiered it, as `tiered attach --once --seal` does: {counted(tiered['messages'], 'message')},"
             f" {format_size(tiered['size_bytes'])} in {counted(tiered['parts'], 'part')},"
@@ -337,31 +315,27 @@ def story(document: dict[str, Any]) -> list[str]:
         f"  {program} cat {url} {TOPICS[0]} --count 3",
         f"  {program} verify {url} --deep",
         f"  {program} timer ls {url} --cost",
-        f"  rm -r {shlex.quote(str(Path(document['store']).parent))}",
+        f"  rm -r {quote(str(Path(document['store']).parent))}",
         f"With a bucket of yours: {program} attach {store} --to s3://BUCKET/PREFIX --once{s3_needs()}",
     ]
 
 
 def s3_needs() -> str:
     """What has to be installed before S3 can be reached; "" where it is."""
+    from importlib.util import find_spec
+
     return "" if find_spec("obstore") else " (first `make setup`, or pip install 'tieredmq[s3]')"
 
 
 def started_as() -> str:
     """What a shell starts this program by: its name where that leads here, else as it was started now."""
+    from shlex import quote
+
     ours = sys.argv[0]
     if Path(ours).parts[-2:] == ("tiered", "__main__.py"):
-        return f"{shlex.quote(sys.executable)} -m tiered"
+        return f"{quote(sys.executable)} -m tiered"
     if Path(ours).name != "tiered":  # a program of somebody's that calls this one
         return "tiered"
     named = shutil.which("tiered")
     leads_here = named is not None and Path(named).resolve() == Path(ours).resolve()
-    return "tiered" if leads_here else shlex.quote(ours)
-
-
-COMMAND = make_command(
-    "demo",
-    DemoOptions,
-    run,
-    examples=["tiered demo", "tiered demo --dir /tmp/tiered-demo --messages 1000 --json"],
-)
+    return "tiered" if leads_here else quote(ours)

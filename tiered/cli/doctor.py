@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON, UNREACHABLE
-from tiered.cli.frame import make_command
+from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option
-from tiered.cli.output import Output
+from tiered.cli.output import show
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call
@@ -27,28 +27,29 @@ class DoctorOptions:
         "a tier is to be made here: look also at a folder that is not there yet (the one above it must be),"
         " or that has other things in it; without it that is an error, and an empty one is looked at"
     )
-    store: str | None = option(
-        "local store directory to look at as well", "DIR", str, default_text="none"
-    )
+    store: str | None = option("local store directory to look at as well", kinds.DIR)
 
 
+@command("doctor", DoctorOptions)
 def run(call: Call, options: DoctorOptions) -> int:
-    """Look and print."""
-    from tiered.api.stores import backend_errors
-    from tiered.cli.call import open_objects
+    """Looks for what is set up wrong, and says what to do.
+
+    Examples:
+        tiered doctor s3://bucket/prefix
+        tiered doctor file:///tmp/tier --store /data/rocketmq/store --json
+    """
     from tiered.upkeep.doctor import FAIL, REACHABILITY, examine, trial_store
 
     probe_id = f"{random.SystemRandom().getrandbits(64):016x}"
-    output, url, directory = Output(call), options.url, options.store
+    url, directory = options.url, options.store
 
     def open_local() -> LocalStore:
         from tiered.local.rocketmq import RocketMQStore
 
         return RocketMQStore.open(directory or "", clock=call.clock)
 
-    with contextlib.ExitStack() as stack, backend_errors():
-        store = open_objects(call, url, stack)
-        trial = stack.enter_context(trial_store(url, store, probe_id, is_new=options.new))
+    store = call.objects(url)
+    with trial_store(url, store, probe_id, is_new=options.new) as trial:
         checks = list(
             examine(
                 url,
@@ -60,11 +61,10 @@ def run(call: Call, options: DoctorOptions) -> int:
                 open_local=open_local if directory else None,
             )
         )
-        where = store.url
     failed = [check.name for check in checks if check.status == FAIL]
     rows = [asdict(check) for check in checks]
-    document = {"format": 1, "url": where, "is_ok": not failed, "checks": rows}
-    output.emit(document, rows, ["name", "status", "detail", "advice"])
+    document = {"format": 1, "url": store.url, "is_ok": not failed, "checks": rows}
+    show(call, document, rows=rows, columns=["name", "status", "detail", "advice"])
     if REACHABILITY in failed:
         return UNREACHABLE
     return NEEDS_A_PERSON if failed else DONE
@@ -81,13 +81,17 @@ class PolicyOptions:
 
     role: str = argument()
     url: str = argument()
-    archive: str | None = option(
-        "for an archiver: where it writes", "URL", str, default_text="none"
-    )
+    archive: str | None = option("for an archiver: where it writes", kinds.URL)
 
 
+@command("policy", PolicyOptions)
 def run_policy(call: Call, options: PolicyOptions) -> int:
-    """Print the document, whatever the form of output: it is to be handed on as it is."""
+    """Prints the S3 policy that a role needs.
+
+    Examples:
+        tiered policy writer s3://bucket/prefix > writer.json
+        tiered policy archiver s3://bucket/prefix --archive s3://other-bucket/parquet
+    """
     from tiered.errors import InvalidError
     from tiered.upkeep.policies import ROLES, Grounds, policy
 
@@ -105,23 +109,3 @@ def run_policy(call: Call, options: PolicyOptions) -> int:
     call.stdout.write(f"{json.dumps(policy(role, grounds), indent=2)}\n".encode())
     call.stdout.flush()
     return DONE
-
-
-COMMAND = make_command(
-    "doctor",
-    DoctorOptions,
-    run,
-    examples=[
-        "tiered doctor s3://bucket/prefix",
-        "tiered doctor file:///tmp/tier --store /data/rocketmq/store --json",
-    ],
-)
-POLICY = make_command(
-    "policy",
-    PolicyOptions,
-    run_policy,
-    examples=[
-        "tiered policy writer s3://bucket/prefix > writer.json",
-        "tiered policy archiver s3://bucket/prefix --archive s3://other-bucket/parquet",
-    ],
-)

@@ -7,13 +7,14 @@ further right rules.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+import inspect
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from tiered.api.stores import backend_errors
 from tiered.cli.call import Call, CommonOptions, Surroundings
 from tiered.cli.options import (
     ENVIRONMENT_PREFIX,
@@ -40,93 +41,36 @@ _VERBOSE = frozenset({"attach", "mount"})
 """Commands that run for long, whose log says what they do."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandEntry:
-    """A command that a group knows of without loading it."""
-
-    place: str  # its module in ``tiered.cli``, and its name there where that is not ``COMMAND``
-    summary: str  # one sentence
-
-
 ALIASES: Mapping[str, str] = {"take-back": "truncate"}
 """Other names of commands, which help and completion do not list."""
-COMMANDS: Mapping[str, CommandEntry] = {
-    "demo": CommandEntry("demo", "Shows the whole story on a local folder, without a server."),
-    "attach": CommandEntry("attach", "Follows a store directory, live or dead, and tiers it."),
-    "status": CommandEntry("status", "Says how far each queue is tiered, and what waits and why."),
-    "ls": CommandEntry("status:LS", "Lists topics and queues, or the segments and their objects."),
-    "cat": CommandEntry("cat", "Prints the messages of a topic, queue after queue."),
-    "query": CommandEntry("query", "Finds messages by key or unique id, newest first."),
-    "verify": CommandEntry("verify", "Checks that a tier is whole, or equal to a local store."),
-    "archive": CommandEntry("archive", "Rewrites sealed segments as Parquet, or verifies them."),
-    "sql": CommandEntry("sql", "Answers a question in SQL from an archive."),
-    "gc": CommandEntry(
-        "planned:GC", "Deletes what no reader can reach any more: plan, then apply."
-    ),
-    "expire": CommandEntry(
-        "planned:EXPIRE", "Gives up messages older than a time to live: plan, then apply."
-    ),
-    "delete-topic": CommandEntry(
-        "planned:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
-    ),
-    "truncate": CommandEntry(
-        "planned:TRUNCATE", "Ends a queue at an earlier offset: plan, then apply."
-    ),
-    "compact": CommandEntry("compact", "Keeps the newest message of each key: plan, then apply."),
-    "lease": CommandEntry(
-        "status:LEASE", "Says who writes a tier and until when, or frees its lease."
-    ),
-    "rebuild": CommandEntry("verify:REBUILD", "Makes a lost journal again, from the objects."),
-    "doctor": CommandEntry("doctor", "Looks for what is set up wrong, and says what to do."),
-    "mount": CommandEntry("mount", "Serves a tier read-only to RocketMQ's clients."),
-    "restore": CommandEntry(
-        "restore", "Makes a store directory of a tier, for a broker to start on."
-    ),
-    "timer": CommandEntry("timer", "Keeps messages that are due much later."),
-    "timer.import": CommandEntry(
-        "timer:IMPORT", "Takes a broker's pending timers into the tier, once."
-    ),
-    "timer.ls": CommandEntry("timer:LS", "Lists the hours in which messages are due."),
-    "timer.show": CommandEntry("timer:SHOW", "Lists the messages that are due in one hour."),
-    "timer.cancel": CommandEntry("timer:CANCEL", "Takes one pending message back."),
-    "timer.run": CommandEntry("timer:RUN", "Hands messages over before they are due, each once."),
-    "store": CommandEntry("store", "Makes and writes local stores without a broker."),
-    "store.create": CommandEntry("store:CREATE", "Makes an empty store directory."),
-    "store.topic": CommandEntry(
-        "store:TOPIC", "Makes a topic, or gives one more queues; a compacted one, if asked."
-    ),
-    "store.put": CommandEntry(
-        "store:PUT", "Appends messages: JSON lines, of a topic and a body at least."
-    ),
-    "store.tail": CommandEntry("store:TAIL", "Prints the last messages of a store directory."),
-    "store.info": CommandEntry("store:INFO", "Says what a store directory holds."),
-    "store.refill": CommandEntry(
-        "refill:COMMAND", "Gives a replica's compacted topics what lies before its own messages."
-    ),
-    "store.recover": CommandEntry(
-        "store:RECOVER", "Makes a store whole that was not stopped cleanly."
-    ),
-    "policy": CommandEntry("doctor:POLICY", "Prints the S3 policy that a role needs."),
-    "bench": CommandEntry("bench", "Measures this machine against plain copying."),
-    "bench.make-store": CommandEntry(
-        "bench:MAKE_STORE", "Makes a local store of messages to measure with."
-    ),
-    "bench.store": CommandEntry(
-        "bench:STORE", "Measures the embedded store, beside plain writes and reads."
-    ),
-    "bench.dispatch": CommandEntry(
-        "bench:DISPATCH", "Measures how fast a store is tiered, beside cp and fsync."
-    ),
-    "bench.read": CommandEntry(
-        "bench:READ", "Measures how fast a tier is read, beside plain ranged GETs."
-    ),
-    "config": CommandEntry("config", "Shows the settings in force."),
-    "config.show": CommandEntry(
-        "config:SHOW", "Prints every setting, its value and where it came from."
-    ),
-    "completion": CommandEntry("config:COMPLETION", "Prints the completion script of a shell."),
+MODULES: Mapping[str, str] = {
+    "demo": "demo",
+    "attach": "attach",
+    "status": "status",
+    "ls": "status",
+    "cat": "cat",
+    "query": "query",
+    "verify": "verify",
+    "archive": "archive",
+    "sql": "sql",
+    "gc": "planned",
+    "expire": "planned",
+    "delete-topic": "planned",
+    "truncate": "planned",
+    "compact": "compact",
+    "lease": "status",
+    "rebuild": "verify",
+    "doctor": "doctor",
+    "mount": "mount",
+    "restore": "restore",
+    "timer": "timer",
+    "store": "store",
+    "policy": "doctor",
+    "bench": "bench",
+    "config": "config",
+    "completion": "config",
 }
-"""Every command by its path, groups before what is in them."""
+"""Commands in the order of help, and where each describes itself: a module is loaded when its command is called."""
 
 
 class _Sections:
@@ -149,7 +93,7 @@ class _Sections:
             record = parameter.get_help_record(ctx)
             if record is not None:
                 (shared if parameter.name in common else own).append(record)
-        if isinstance(command, Program):
+        if isinstance(command, click.Group):
             command.format_commands(ctx, formatter)
         for title, rows in (("Options", own), ("Common options", shared)):
             if rows:
@@ -177,42 +121,36 @@ class CliCommand(_Sections, click.Command):
 
 
 class Program(_Sections, click.Group):
-    """A group whose commands are loaded when they are called."""
+    """A group of commands."""
 
-    entries: Mapping[str, CommandEntry] = {}
+    def has(self, name: str, options: type[T]) -> Callable[[Callable[[Call, T], int]], CliCommand]:
+        """Makes a command of it; see ``command``."""
+
+        def add(run: Callable[[Call, T], int]) -> CliCommand:
+            made = command(f"{self.name}.{name}", options)(run)
+            self.add_command(made)
+            return made
+
+        return add
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        """Names of the commands, in the order of the table."""
-        return list(self.entries)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
-        """Loads the command's module."""
-        entry = self.entries.get(ALIASES.get(cmd_name, cmd_name))
-        if entry is None:
-            return None
-        module, _, name = entry.place.partition(":")
-        found = getattr(importlib.import_module(f"tiered.cli.{module}"), name or "COMMAND")
-        return cast("click.Command", found)
+        """Names of the commands, as they were added."""
+        return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """A name that nobody has is answered with the nearest one."""
-        name = args[0]
-        if ALIASES.get(name, name) not in self.entries and not name.startswith("-"):
-            near = nearest(name, self.entries)
+        name, known = args[0], self.list_commands(ctx)
+        if ALIASES.get(name, name) not in known and not name.startswith("-"):
+            near = nearest(name, known)
             ctx.fail(f"no such command {name!r}" + (f"; did you mean {near!r}?" if near else ""))
         return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's signature)
-        """From the table, without loading anything."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in self.entries.items()])
 
     def walk(self) -> Iterator[tuple[str, click.Command]]:
         """Every command in it with its path below it, as ``bench read``; loads them all."""
         context = click.Context(self)
-        for name in self.entries:
+        for name in self.list_commands(context):
             command = self.get_command(context, name)
             assert command is not None
             yield name, command
@@ -221,88 +159,92 @@ class Program(_Sections, click.Group):
                     yield f"{name} {path}", inner
 
 
+class _Root(Program):
+    """All commands, each loaded when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in MODULES:
+            return None
+        module = importlib.import_module(f"tiered.cli.{MODULES[name]}")
+        found = (one for one in vars(module).values() if isinstance(one, click.Command))
+        return next(one for one in found if one.name == name)
+
+
 _CONTEXT: dict[str, Any] = {"max_content_width": WIDTH, "help_option_names": HELP_OPTIONS}
 
 
-def _common_options() -> list[click.Option]:
+@cache
+def _common_options() -> tuple[click.Option, ...]:
     text = "TOML file that gives every option a default [default: TIERED_CONFIG]"
     file = click.Option(["config_file", "--config"], metavar="FILE", default=None, help=text)
-    return [file, *(setting.click_option() for setting in COMMON)]
+    return file, *(setting.click_option() for setting in COMMON)
 
 
-def make_program(
-    path: str,
-    *,
-    examples: Sequence[str],
-    summary: str = "",
-    params: Sequence[click.Parameter] = (),
-    run: Callable[[Call], int] | None = None,
+def group(
+    name: str, summary: str, *, examples: Sequence[str], run: Callable[[Call], int] | None = None
 ) -> Program:
-    """A group of those commands whose path begins with its own; ``run`` is what it does when no command is given."""
+    """A group; its commands are what it ``has``. ``run`` is what it does when no command is given."""
 
     def callback(**_parameters: object) -> int | None:
         context = click.get_current_context()
         if run is None or context.invoked_subcommand is not None:
             return None
-        return _run(run, make_call(context, path, ()))
+        return _run(run, make_call(context, name, ()))
 
-    program = Program(
-        path or "tiered",
-        help=summary or COMMANDS[path].summary,
-        epilog="\n".join(examples),
-        params=[*params, *_common_options()],
+    return Program(
+        name,
         callback=callback,
+        **_common(summary, "\n".join(examples)),
         invoke_without_command=run is not None,
-        context_settings=_CONTEXT,
     )
-    start = f"{path}." if path else ""
-    below = {
-        at.removeprefix(start): entry for at, entry in COMMANDS.items() if at.startswith(start)
-    }
-    program.entries = {name: entry for name, entry in below.items() if "." not in name}
-    return program
 
 
-def make_command(
-    path: str,
-    options: type[T],
-    run: Callable[[Call, T], int],
-    *,
-    examples: Sequence[str],
-    details: str = "",
-) -> CliCommand:
-    """A command.
+def command(path: str, options: type[T]) -> Callable[[Callable[[Call, T], int]], CliCommand]:
+    """Makes a command of the function that does it and gives the exit code; its docstring is the help.
+
+    The first paragraph says in one sentence what it does; ``Examples:`` are two lines that run; what stands between them
+    says when to use it, where that does not go without saying.
 
     Args:
-        path: Its key in ``COMMANDS``, which is also that of its settings.
+        path: The command's name, for one of a group as ``bench read``; also the section of its settings.
         options: Dataclass of its arguments and settings.
-        run: Does it; gives the exit code.
-        examples: Two, each a line that runs.
-        details: When to use it, where that does not go without saying.
     """
     settings, arguments = settings_of(options, path), arguments_of(options)
 
-    def callback(**parameters: object) -> int:
-        context = click.get_current_context()
-        call = make_call(context, path, settings)
-        given = {
-            argument.name: parameters[argument.name] for argument in arguments if argument.name
-        }
-        chosen = build(options, settings, call.chosen, call.path, given)
-        return _run(lambda call: run(call, chosen), call)
+    def made_of(run: Callable[[Call, T], int]) -> CliCommand:
+        def callback(**parameters: object) -> int:
+            call = make_call(click.get_current_context(), path, settings)
+            given = {one.name: parameters[one.name] for one in arguments if one.name}
+            chosen = build(options, settings, call.chosen, call.path, given)
+            return _run(lambda call: run(call, chosen), call)
 
-    summary = COMMANDS[path].summary
-    command = CliCommand(
-        path.rpartition(".")[2],
-        callback=callback,
-        help=summary,
-        short_help=summary,
-        epilog="\n".join(examples),
-        params=[*arguments, *(setting.click_option() for setting in settings), *_common_options()],
-        context_settings=_CONTEXT,
-    )
-    command.settings, command.details = settings, details
-    return command
+        text, _, examples = inspect.cleandoc(run.__doc__ or "").partition("\n\nExamples:\n")
+        summary, _, details = text.partition("\n\n")
+        made = CliCommand(
+            path.rpartition(".")[2],
+            callback=callback,
+            **_common(summary, inspect.cleandoc(examples)),
+        )
+        made.params = [*arguments, *(setting.click_option() for setting in settings), *made.params]
+        made.settings, made.details = settings, " ".join(details.split())
+        return made
+
+    return made_of
+
+
+def _common(summary: str, examples: str) -> dict[str, Any]:
+    """What a group and a command have in common."""
+    return {
+        "help": summary,
+        "short_help": summary,
+        "epilog": examples,
+        "params": [*_common_options()],
+        "context_settings": _CONTEXT,
+    }
 
 
 @cache
@@ -319,7 +261,11 @@ def _run(run: Callable[[Call], int], call: Call) -> int:
 
     level = logging.INFO if call.section in _VERBOSE else logging.WARNING
     level = logging.DEBUG if call.common.debug else level
-    with logging_to_stderr(call.common.log_format, level, call.clock.now_ms):
+    with (
+        logging_to_stderr(call.common.log_format, level, call.clock.now_ms),
+        backend_errors(),
+        call.opened,
+    ):
         return run(call)
 
 
@@ -379,20 +325,13 @@ def program() -> Program:
     """The whole command line."""
     from tiered import __version__
 
-    version = click.Option(
-        ["--version"],
-        is_flag=True,
-        expose_value=False,
-        is_eager=True,
-        help="print the version and end",
-        callback=lambda ctx, _option, wanted: _print_version(ctx, __version__) if wanted else None,
+    summary = "Tiered storage for RocketMQ-format message stores: attach, copy to S3, read back."
+    examples = "tiered demo\ntiered attach /data/rocketmq/store --to s3://bucket/prefix"
+    root = _Root("tiered", **_common(summary, examples))
+    version = click.version_option(
+        __version__, message="%(prog)s %(version)s", help="print the version and end"
     )
-    return make_program(
-        "",
-        summary="Tiered storage for RocketMQ-format message stores: attach, copy to S3, read back.",
-        examples=["tiered demo", "tiered attach /data/rocketmq/store --to s3://bucket/prefix"],
-        params=[version],
-    )
+    return version(root)
 
 
 def invoke(arguments: Sequence[str], surroundings: Surroundings) -> int:
@@ -417,8 +356,3 @@ def invoke(arguments: Sequence[str], surroundings: Surroundings) -> int:
             return cast("int | None", root.invoke(context)) or 0
     except click.exceptions.Exit as end:
         return end.exit_code
-
-
-def _print_version(ctx: click.Context, version: str) -> None:
-    click.echo(f"tiered {version}")
-    ctx.exit()

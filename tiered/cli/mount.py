@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tiered.addresses import Address, Addresses, address, addresses
+from tiered.addresses import Address, Addresses, addresses
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command
-from tiered.cli.options import argument, flag, option, several
-from tiered.cli.output import Output
-from tiered.cli.serve import announce_lease, metrics_served, open_unless_stopped
+from tiered.cli.frame import command
+from tiered.cli.options import argument, flag, option, several, taken
+from tiered.cli.output import show
+from tiered.cli.serve import ServingOptions, announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
-from tiered.cli.values import (
-    counted,
-    parse_size,
-    seconds_above_zero,
-    seconds_not_below_zero,
-    topic_filter,
-    whole,
-)
+from tiered.cli.values import counted, topic_filter
 from tiered.errors import InvalidError
 from tiered.metrics import FLEET_METRICS, MOUNT_METRICS, render
 
 if TYPE_CHECKING:
+    import contextlib
     import ssl
     from collections.abc import Mapping
 
@@ -41,14 +35,13 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class MountOptions:
+class MountOptions(ServingOptions):
     """What ``tiered mount`` can be told."""
 
     url: str = argument()
     listen: Address = option(
         "address to serve clients at; :PORT is every address of this machine, and a port of 0 any free one",
-        "HOST:PORT",
-        address,
+        kinds.ADDRESS,
         default=Address("127.0.0.1", 10911),
     )
     no_vip_channel: bool = flag(
@@ -57,14 +50,12 @@ class MountOptions:
     )
     advertise: Address | None = option(
         "address at which clients reach this mount, as name servers are told",
-        "HOST:PORT",
-        address,
+        kinds.ADDRESS,
         default_text="that of --listen, else this machine's as name servers see it",
     )
     topics: tuple[str, ...] = several(
         "topics to tell name servers of, as globs; pulls of others are served as well",
-        "GLOB,...",
-        str,
+        kinds.GLOBS,
         default_text="all",
     )
     share_topics: bool = flag(
@@ -73,15 +64,11 @@ class MountOptions:
     )
     namesrv: Addresses | None = option(
         "name servers to register with",
-        "HOST:PORT;...",
-        addresses,
+        kinds.Kind("HOST:PORT;...", addresses),
         default_text="none: clients may take the mount itself for their name server",
     )
     name: str | None = option(
-        "broker's name under which the tier is served",
-        "NAME",
-        str,
-        default_text="the old broker's",
+        "broker's name under which the tier is served", kinds.NAME, default_text="the old broker's"
     )
     shared: bool = flag(
         "others serve the same tier under the same name, each to clients of its own name servers: offsets of"
@@ -89,95 +76,72 @@ class MountOptions:
     )
     auto: bool = flag(
         "mount all decommissioned brokers below URL, together with the other processes that do: each broker by one"
-        " of them; the first listens at the port of --listen, others at the next that are free"
+        " of them; the first listens at the port of --listen, others at the next that are free",
+        excludes="name consumer-offsets no-state shared cluster broker",
     )
     consumer_offsets: str | None = option(
         "a broker's config/consumerOffset.json: where groups go on that have no offsets in the"
         " mount's own place yet",
-        "FILE",
-        str,
-        default_text="none",
+        kinds.FILE,
     )
     no_state: bool = flag(
         "keep offsets of consumers in memory alone, and write nothing to the tier"
     )
     snapshot_s: float = option(
         "how often changed offsets of consumers are kept in the tier; a crash loses so much at most",
-        "DURATION",
-        seconds_above_zero,
+        kinds.DURATION_S,
         name="snapshot-seconds",
         default=5.0,
     )
     refresh_s: float = option(
         "how often the tier is looked at for what is new; one listing each",
-        "DURATION",
-        seconds_above_zero,
+        kinds.DURATION_S,
         default=5.0,
     )
-    lease_s: float = option(
-        "how long the mount's lease lasts",
-        "DURATION",
-        seconds_above_zero,
-        name="lease-seconds",
-        default=10.0,
-    )
-    no_wait: bool = flag(
-        "end with code 4 when another mount of this name holds the lease, instead of waiting"
-    )
-    drain_s: float = option(
-        "when told to stop: how long to finish what is under way",
-        "DURATION",
-        seconds_not_below_zero,
-        name="drain-seconds",
-        default=10.0,
-    )
     memory_bytes: int = option(
-        "bytes for reading the tier: cache and read-ahead", "SIZE", parse_size, default=256 * _MIB
+        "bytes for reading the tier: cache and read-ahead", kinds.SIZE, default=256 * _MIB
     )
-    readers: int = option("threads that read the tier", "N", whole(1), default=16)
-    connections: int = option(
-        "connections of clients at once, at most", "N", whole(1), default=4096
-    )
+    readers: int = option("threads that read the tier", kinds.COUNT, default=16)
+    connections: int = option("connections of clients at once, at most", kinds.COUNT, default=4096)
     held_requests: int = option(
         "requests held at the end of a queue at once, at most (long polling)",
-        "N",
-        whole(1),
+        kinds.COUNT,
         default=20_000,
     )
     in_flight_size_bytes: int = option(
         "bytes of requests being received and answers being sent, at most",
-        "SIZE",
-        parse_size,
+        kinds.SIZE,
         default=256 * _MIB,
     )
     tls_cert: str | None = option(
         "PEM file with the certificate to serve clients with, over TLS alone",
-        "FILE",
-        str,
+        kinds.FILE,
         default_text="no TLS",
     )
     tls_key: str | None = option(
         "PEM file with its key, without a passphrase",
-        "FILE",
-        str,
+        kinds.FILE,
         default_text="in the file of --tls-cert",
-    )
-    metrics_listen: Address | None = option(
-        "serve Prometheus metrics (/metrics), /healthz and /readyz at this address",
-        "HOST:PORT",
-        address,
-        default_text="not served",
+        needs="tls-cert",
     )
 
 
+@command("mount", MountOptions)
 def run(call: Call, options: MountOptions) -> int:
-    """Mount, and stay until we are stopped."""
+    """Serves a tier read-only to RocketMQ's clients.
+
+    A broker is gone, and its tier is there: consumers go on reading from the mount as if it were the broker, with
+    the offsets that they commit to it. Producers are sent to other brokers. docs/mount.md has what works.
+
+    Examples:
+        tiered mount s3://bucket/prefix --listen :10911 --namesrv 10.0.0.5:9876
+        tiered mount file:///tmp/tier --listen 127.0.0.1:10911
+    """
     from tiered.mount.mount import Mount
 
     settings = read_settings(call, options)
     if options.auto:
         return run_fleet(call, options, settings)
-    output = Output(call)
     stopping = threading.Event()
     mounts: list[Mount] = []
 
@@ -209,8 +173,7 @@ def run(call: Call, options: MountOptions) -> int:
             document = summary(mount, call.clock.monotonic_s() - began_s)
         finally:
             mount.close()
-    if output.form != "table":
-        output.emit(document, [document], list(document))
+    show(call, document, lines=())
     answered, groups = counted(document["requests"], "request"), document["groups"]
     call.say(f"tiered: {answered} answered; {counted(groups, 'group')} of consumers known")
     if not mount.is_drained:
@@ -219,24 +182,9 @@ def run(call: Call, options: MountOptions) -> int:
 
 
 def run_fleet(call: Call, options: MountOptions, settings: MountSettings) -> int:
-    """Be a member of a fleet, until we are stopped.
-
-    Raises:
-        InvalidError: An option that means one broker.
-    """
+    """Be a member of a fleet, until we are stopped."""
     from tiered.mount.fleet import Fleet
 
-    said = {
-        "--name": options.name,
-        "--consumer-offsets": options.consumer_offsets,
-        "--no-state": options.no_state,
-        "--shared": options.shared,
-        "--cluster": call.common.cluster,
-        "--broker": call.common.broker,
-    }
-    for name, value in said.items():
-        if value:
-            raise InvalidError(f"--auto and {name} exclude each other", do="leave one out")
     began_s = call.clock.monotonic_s()
     fleet = Fleet(
         options.url,
@@ -252,11 +200,9 @@ def run_fleet(call: Call, options: MountOptions, settings: MountSettings) -> int
     ):
         fleet.run()
     seconds = call.clock.monotonic_s() - began_s
-    output = Output(call)
-    if output.form != "table":
-        mounts = [summary(mount, seconds) for mount in fleet.ended if mount.server is not None]
-        document = {"format": 1, "member": fleet.member, "mounts": mounts}
-        output.emit(document, mounts, list(mounts[0]) if mounts else [])
+    mounts = [summary(mount, seconds) for mount in fleet.ended if mount.server is not None]
+    document = {"format": 1, "member": fleet.member, "mounts": mounts}
+    show(call, document, rows=mounts, columns=list(mounts[0]) if mounts else [], lines=())
     return DONE if fleet.is_drained else stopper.exit_code or NEEDS_A_PERSON
 
 
@@ -264,8 +210,6 @@ def observed(
     call: Call, options: MountOptions, served: Mount | Fleet, table: tuple[Metric, ...]
 ) -> contextlib.AbstractContextManager[None]:
     """Serves metrics of a mount or a fleet, where that is asked for."""
-    if options.metrics_listen is None:
-        return contextlib.nullcontext()
     return metrics_served(
         call,
         options.metrics_listen,
@@ -285,26 +229,19 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
     from tiered.mount.pulling import PullLimits
     from tiered.mount.server import ServerLimits
 
-    return MountSettings(
-        listen=options.listen,
+    return taken(
+        MountSettings,
+        options,
         has_vip=not options.no_vip_channel,
-        advertise=options.advertise,
         namesrv=options.namesrv or (),
         cluster=call.common.cluster,
         broker=call.common.broker,
-        name=options.name,
         selects=topic_filter(options.topics),
         shares_topics=options.share_topics,
         is_shared=options.shared,
         keeps_offsets=not options.no_state,
         known_offsets=known_offsets(options),
-        snapshot_s=options.snapshot_s,
-        refresh_s=options.refresh_s,
-        lease_s=options.lease_s,
         wait=not options.no_wait,
-        drain_s=options.drain_s,
-        memory_bytes=options.memory_bytes,
-        readers=options.readers,
         tls=tls_context(options),
         server=ServerLimits(
             connections_max=options.connections, bytes_max=options.in_flight_size_bytes
@@ -349,8 +286,6 @@ def tls_context(options: MountOptions) -> ssl.SSLContext | None:
     """
     certificate, key = options.tls_cert, options.tls_key
     if certificate is None:
-        if key is not None:
-            raise InvalidError("--tls-key goes with --tls-cert", do="give both")
         return None
     import ssl
 
@@ -414,18 +349,3 @@ def summary(mount: Mount, seconds: float) -> dict[str, Any]:
         "store_requests": requests.requests,
         "store_request_dollars": round(requests.dollars, 6),
     }
-
-
-COMMAND = make_command(
-    "mount",
-    MountOptions,
-    run,
-    examples=[
-        "tiered mount s3://bucket/prefix --listen :10911 --namesrv 10.0.0.5:9876",
-        "tiered mount file:///tmp/tier --listen 127.0.0.1:10911",
-    ],
-    details=(
-        "A broker is gone, and its tier is there: consumers go on reading from the mount as if it were the broker, with"
-        " the offsets that they commit to it. Producers are sent to other brokers. docs/mount.md has what works."
-    ),
-)

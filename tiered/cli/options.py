@@ -27,14 +27,18 @@ import dataclasses
 import enum
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import click
 
 from backends.local_files import read_regular
+from tiered.cli import kinds
 from tiered.cli.values import format_duration, format_size
 from tiered.errors import InvalidError, nearest
+
+if TYPE_CHECKING:
+    from tiered.cli.values import Moment
 
 ENVIRONMENT_PREFIX = "TIERED_"
 _USER = re.compile(r"//[^/@]*@")
@@ -45,8 +49,6 @@ _UNITS = {"SIZE": ("_bytes_s", "_bytes"), "DURATION": ("_ms", "_s")}
 """What the name of a field ends with, and that of its option does not, by what stands for its value in help."""
 
 T = TypeVar("T")
-Parse = Callable[[str], T]
-"""Makes a value of a text; raises ``ValueError`` or ``InvalidError`` with what is wrong."""
 
 
 class Shape(enum.Enum):
@@ -65,15 +67,18 @@ class Setting:
     """One thing that can be set."""
 
     help: str  # what it does, as a clause with its unit
-    metavar: str = ""  # what stands for the value in help, with its unit
-    parse: Parse[object] = str  # makes the value out of its text
+    kind: kinds.Kind[Any] = kinds.Kind("", str)  # what values it takes
     shape: Shape = Shape.ONE  # how it is written
     default: object = None  # value when nobody says anything
     default_text: str = ""
-    """How help puts the default when the value alone would not tell; "" when there is nothing to say."""
+    """How help puts the default when the value alone would not tell."""
     separator: str = ","  # divides the values of a list that is written as one text
     spellings: tuple[str, ...] = ()
     """Options on the command line, when they are not just ``--name``."""
+    needs: str = ""
+    """Names of options, divided by blanks, without one of which it makes no sense."""
+    excludes: str = ""
+    """Likewise, of those that it cannot stand beside."""
     is_required: bool = False  # there must be a value
     is_masked: bool = False  # values are not shown, only the part before ``=``
     section: str = ""
@@ -90,11 +95,6 @@ class Setting:
     def variable(self) -> str:
         """The environment variable."""
         return ENVIRONMENT_PREFIX + self.key.upper().replace("-", "_").replace(".", "_")
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The only texts allowed, when there are any."""
-        return self.parse.choices if isinstance(self.parse, OneOf) else ()
 
     def convert(self, raw: object, source: str) -> object:
         """The value that ``raw`` (text, or what TOML gives) stands for.
@@ -117,10 +117,10 @@ class Setting:
             return _yes_or_no(raw)
         if self.shape is Shape.LIST:
             texts = raw.split(self.separator) if isinstance(raw, str) else _items(raw)
-            return tuple(self.parse(text.strip()) for text in texts if text.strip())
+            return tuple(self.kind.parse(text.strip()) for text in texts if text.strip())
         if isinstance(raw, bool) or not isinstance(raw, str | int | float):
             raise InvalidError(f"{raw!r} is not a single value")
-        return self.parse(str(raw))
+        return self.kind.parse(str(raw))
 
     def shown(self, value: object) -> object:
         """The value as people and JSON may see it."""
@@ -140,11 +140,13 @@ class Setting:
         default = self.default
         if self.default_text:
             return self.default_text
-        if self.is_required or self.shape is Shape.FLAG or default is None or default == ():
+        if self.is_required or self.shape is Shape.FLAG:
             return ""
-        if self.metavar == "SIZE":
+        if default in {None, ()}:
+            return "none"
+        if self.kind.metavar == "SIZE":
             return format_size(cast("int", default))
-        if self.metavar == "DURATION":
+        if self.kind.metavar == "DURATION":
             in_ms = round(default * 1000) if isinstance(default, float) else cast("int", default)
             return format_duration(in_ms)
         is_whole = isinstance(default, float) and default.is_integer()
@@ -152,80 +154,43 @@ class Setting:
 
     def click_option(self) -> click.Option:
         """The option of the command line; without it, its value is None or ()."""
-        text = self.help + (f" ({', '.join(self.choices)})" if self.choices else "")
+        text = self.help + (f" ({', '.join(self.kind.choices)})" if self.kind.choices else "")
         text += f" [default: {self.default_shown}]" if self.default_shown else ""
         text += "  [required]" if self.is_required else ""
         declared = [self.field, *(self.spellings or (f"--{self.name}",))]
         if self.shape is Shape.FLAG:
             return click.Option(declared, is_flag=True, default=None, help=text)
         is_list = self.shape is Shape.LIST
-        kind, metavar = _Kind(self), self.metavar
+        kind, metavar = _Kind(self), self.kind.metavar
         return click.Option(
             declared, type=kind, metavar=metavar, multiple=is_list, default=None, help=text
         )
 
 
-class OneOf:
-    """Takes only some texts."""
-
-    def __init__(self, *choices: str) -> None:
-        self.choices = choices
-
-    def __call__(self, text: str) -> str:
-        """The text itself.
-
-        Raises:
-            ValueError: It is another one.
-        """
-        if text not in self.choices:
-            raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
-        return text
-
-
-def flag(help: str) -> bool:  # noqa: A002 (as click has it)
+def flag(help: str, *, needs: str = "", excludes: str = "") -> bool:  # noqa: A002 (as click has it)
     """A field that is yes or no; no by default."""
-    return cast("bool", _field(Setting(help=help, shape=Shape.FLAG, default=False)))
+    made = Setting(help=help, shape=Shape.FLAG, default=False, needs=needs, excludes=excludes)
+    return cast("bool", _field(made))
 
 
 @overload
-def option(
-    help: str, metavar: str, parse: Parse[T], *, default: T, name: str = "", default_text: str = ""
-) -> T: ...
+def option(help: str, kind: kinds.Kind[T], *, default: T, **more: str) -> T: ...
 @overload
-def option(
-    help: str, metavar: str, parse: Parse[T], *, name: str = "", default_text: str = ""
-) -> T | None: ...
-def option(help: str, metavar: str, parse: Parse[Any], **more: Any) -> Any:  # noqa: A002
-    """A field of one value; see ``Setting``. ``name``: of the option, where it is not that of the field."""
-    return _field(Setting(help=help, metavar=metavar, parse=parse, **more))
+def option(help: str, kind: kinds.Kind[T], **more: str) -> T | None: ...
+def option(help: str, kind: kinds.Kind[Any], **more: Any) -> Any:  # noqa: A002
+    """A field of one value; ``more``: of its ``Setting``, with ``name`` where the option is not called as the field is."""
+    return _field(Setting(help=help, kind=kind, **more))
 
 
-def required(help: str, metavar: str, parse: Parse[T]) -> T:  # noqa: A002
+def required(help: str, kind: kinds.Kind[T]) -> T:  # noqa: A002
     """A field that somebody must give."""
-    return cast("T", _field(Setting(help=help, metavar=metavar, parse=parse, is_required=True)))
+    return cast("T", _field(Setting(help=help, kind=kind, is_required=True)))
 
 
-def several(
-    help: str,  # noqa: A002
-    metavar: str,
-    parse: Parse[T],
-    *,
-    default_text: str = "",
-    separator: str = ",",
-    is_masked: bool = False,
-) -> tuple[T, ...]:
+def several(help: str, kind: kinds.Kind[T], **more: Any) -> tuple[T, ...]:  # noqa: A002, ANN401
     """A field of any number of values; none by default."""
-    setting = Setting(
-        help=help,
-        metavar=metavar,
-        parse=parse,
-        shape=Shape.LIST,
-        default=(),
-        default_text=default_text,
-        separator=separator,
-        is_masked=is_masked,
-    )
-    return cast("tuple[T, ...]", _field(setting))
+    made = Setting(help=help, kind=kind, shape=Shape.LIST, default=(), **more)
+    return cast("tuple[T, ...]", _field(made))
 
 
 def custom(setting: Setting) -> Any:  # noqa: ANN401 (of any type)
@@ -248,6 +213,38 @@ def _field(setting: Setting) -> object:
     return dataclasses.field(default=setting.default, metadata={"setting": setting})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanOptions:
+    """From when to when messages are taken of each queue."""
+
+    from_: Moment | None = option(
+        "begin each queue with the first message stored at or after this time",
+        kinds.TIME,
+        default_text="the first there is",
+    )
+    until: Moment | None = option(
+        "end each queue before the first message stored at or after this time",
+        kinds.TIME,
+        default_text="the last there is",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreFileOptions:
+    """How large the files of a store that is made are."""
+
+    log_file_size_bytes: int = option(
+        "size of a commit-log file, as the broker's mappedFileSizeCommitLog",
+        kinds.SIZE,
+        default=1 << 30,
+    )
+    queue_items: int = option(
+        "items of a consume-queue file; 20 times it is the broker's mappedFileSizeConsumeQueue",
+        kinds.COUNT,
+        default=300_000,
+    )
+
+
 def settings_of(options: type, section: str) -> tuple[Setting, ...]:
     """The settings of a dataclass, as those of one command: its own first, then those that it has from others."""
     owners = [inspect.get_annotations(kind) for kind in options.__mro__]
@@ -258,7 +255,7 @@ def settings_of(options: type, section: str) -> tuple[Setting, ...]:
     ):
         setting: Setting | None = field.metadata.get("setting")
         if setting is not None:
-            name = setting.name or _name_of(field.name, setting.metavar)
+            name = setting.name or _name_of(field.name, setting.kind.metavar)
             found.append(dataclasses.replace(setting, section=section, field=field.name, name=name))
     return tuple(found)
 
@@ -296,12 +293,12 @@ class _Kind(_ParamType):
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.name = setting.metavar
+        self.name = setting.kind.metavar
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        if value == "" and self.setting.metavar in _PLACES:
+        if value == "" and self.setting.kind.metavar in _PLACES:
             # A script's variable that is not set: as no option it would be compared with nothing, or only planned.
             self.fail("an empty text names nothing; leave the option out", param, ctx)
         try:
@@ -317,9 +314,9 @@ class _Kind(_ParamType):
     ) -> list[click.shell_completion.CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        if self.setting.metavar in _PLACES:
-            return [CompletionItem(incomplete, type=self.setting.metavar.lower())]
-        fitting = [text for text in self.setting.choices if text.startswith(incomplete)]
+        if self.setting.kind.metavar in _PLACES:
+            return [CompletionItem(incomplete, type=self.setting.kind.metavar.lower())]
+        fitting = [text for text in self.setting.kind.choices if text.startswith(incomplete)]
         return [CompletionItem(text) for text in fitting]
 
 
@@ -376,7 +373,7 @@ def build(
     """A dataclass of what rules.
 
     Raises:
-        InvalidError: Nobody gave what must be given.
+        InvalidError: Nobody gave what must be given, or what is given does not go together.
     """
     values = dict(arguments)
     for setting in settings:
@@ -384,7 +381,32 @@ def build(
         if value is None and setting.is_required:
             what = f"no --{setting.name} is given"
             raise InvalidError(what, where=path, do=f"see `{path} --help`")
+        if value != setting.default:
+            _require_together(setting, chosen, path)
     return options(**values)
+
+
+def _require_together(setting: Setting, chosen: Mapping[str, SettingInForce], path: str) -> None:
+    def is_set(name: str) -> bool:
+        found = chosen.get(f"{setting.section}.{name}") or chosen[name]
+        return found.value != found.setting.default
+
+    needs = setting.needs.split()
+    if needs and not any(map(is_set, needs)):
+        others = " or ".join(f"--{name}" for name in needs)
+        what = f"--{setting.name} goes with {others}"
+        raise InvalidError(what, where=path, do=f"add --{needs[0]}")
+    for name in filter(is_set, setting.excludes.split()):
+        what = f"--{setting.name} and --{name} contradict each other"
+        raise InvalidError(what, where=path, do="leave one of them out")
+
+
+def taken(kind: type[T], options: object, **more: object) -> T:
+    """A dataclass of the options that are called as its fields are, and of ``more``."""
+    names = {field.name for field in dataclasses.fields(kind)} - more.keys()  # type: ignore[arg-type] # of dataclasses
+    return kind(
+        **{name: getattr(options, name) for name in names if hasattr(options, name)}, **more
+    )
 
 
 def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import textwrap
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import zip_longest
 from numbers import Number
@@ -129,6 +130,47 @@ class Output:
         for cells in itertools.chain([columns], ([row.get(c) for c in columns] for row in rows)):
             line = ",".join(map(_csv_cell, cells)) + "\n"
             self._stdout.write(line.encode("utf-8", "backslashreplace"))
+
+
+def picked(source: object, *names: str) -> Row:
+    """What an object has under these names, for a document."""
+    return {name: getattr(source, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows among lines for people."""
+
+    rows: Sequence[Row]
+    columns: Sequence[str]
+
+
+def show(
+    call: Call,
+    document: Mapping[str, Any],
+    *,
+    rows: Iterable[Row] | None = None,
+    columns: Sequence[str] | None = None,
+    lines: Iterable[str | Table] | None = None,
+) -> None:
+    """Print a result in the form that was asked for.
+
+    Args:
+        document: What ``json`` shows.
+        rows: What ``jsonl`` and ``csv`` show; without them it is one, the document.
+        columns: Of the rows; without them, all that the document has.
+        lines: What people read instead of a table of the rows.
+    """
+    output = Output(call)
+    if lines is None or output.form != "table":
+        rows = [{**document}] if rows is None else rows
+        output.emit(document, rows, list(document) if columns is None else columns)
+        return
+    for line in lines:
+        if isinstance(line, Table):
+            output.table(line.rows, line.columns)
+        else:
+            output.line(line)
 
 
 def fit(

@@ -13,23 +13,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command
+from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, several
 from tiered.cli.output import Output
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
-    TopicDuration,
     counted,
     format_count,
     format_duration,
     format_size,
     format_time,
-    parse_duration,
-    seconds_above_zero,
-    topic_duration,
     topic_filter,
-    whole,
 )
 from tiered.errors import InvalidError
 
@@ -55,21 +51,18 @@ class PlanOptions:
     url: str = argument()
     plan: str | None = option(
         "save the plan in this file, and change nothing",
-        "FILE",
-        str,
+        kinds.FILE,
         default_text="the plan is only shown",
     )
     apply: str | None = option(
         "carry out exactly the plan in this file; -: plan and carry out in one go",
-        "FILE",
-        str,
+        kinds.FILE,
         default_text="nothing is changed",
     )
     exit_code: bool = flag("end with code 1 when the plan has work")
     give_up_s: float = option(
         "end with code 3 when the store has refused for so long",
-        "DURATION",
-        seconds_above_zero,
+        kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
     )
@@ -78,7 +71,6 @@ class PlanOptions:
 def open_workplace(
     call: Call,
     url: str,
-    stack: contextlib.ExitStack,
     *,
     give_up_s: float,
     signs: Sequence[str] | None = None,
@@ -96,10 +88,9 @@ def open_workplace(
     """
     from tiered.api.broker_place import SIGNS, choose_place
     from tiered.attach.timer_place import TIMER_ANY_SIGN, choose_timers
-    from tiered.cli.call import open_both
     from tiered.upkeep.workplace import Workplace
 
-    meter, store = open_both(call, url, stack, give_up_s=give_up_s)
+    meter, store = call.both(url, give_up_s=give_up_s)
     names = call.common.cluster, call.common.broker
     if timers:
         place: Place = choose_timers(store, *names, TIMER_ANY_SIGN)
@@ -213,15 +204,11 @@ _LEFT_BY_GC = {
 class GcOptions(PlanOptions):
     """What ``tiered gc`` can be told."""
 
-    max_deletions: int = option(
-        "objects deleted in one run, at most", "N", whole(1), default=10_000
-    )
+    max_deletions: int = option("objects deleted in one run, at most", kinds.COUNT, default=10_000)
     grace_ms: int = option(
         "delete only what nobody has been able to read for so long, as 24h or 7d; longer than the longest read",
-        "DURATION",
-        parse_duration,
+        kinds.DURATION_MS,
         default=24 * HOUR_MS,
-        default_text="24h",
     )
     timers: bool = flag(TIMERS_TEXT)
     erase: bool = flag(
@@ -229,8 +216,14 @@ class GcOptions(PlanOptions):
     )
 
 
+@command("gc", GcOptions)
 def run_gc(call: Call, options: GcOptions) -> int:
-    """Plan, and apply if told to: first what rewrites, which refuses beside a writer, and then what deletes."""
+    """Deletes what no reader can reach any more: plan, then apply.
+
+    Examples:
+        tiered gc s3://bucket/prefix
+        tiered gc file:///tmp/tier --erase --apply -
+    """
     from tiered.api.stores import backend_errors
     from tiered.journal.ahead import JournalBytes
     from tiered.upkeep.gc import GcPlan, apply_gc, plan_gc
@@ -248,9 +241,7 @@ def run_gc(call: Call, options: GcOptions) -> int:
         done = Progressed(f"{count} of {total} objects rewritten", count, total)
 
     with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(
-            call, options.url, stack, give_up_s=options.give_up_s, timers=options.timers
-        )
+        at = open_workplace(call, options.url, give_up_s=options.give_up_s, timers=options.timers)
         stack.enter_context(call.progress("gc", lambda: done))
         executor = stack.enter_context(ThreadPoolExecutor(GC_THREADS, "tiered-gc"))
         journal = JournalBytes(executor)
@@ -434,17 +425,6 @@ def _erasure_lines(document: Document) -> Iterator[str]:
         )
 
 
-GC = make_command(
-    "gc",
-    GcOptions,
-    run_gc,
-    examples=[
-        "tiered gc s3://bucket/prefix",
-        "tiered gc file:///tmp/tier --erase --apply -",
-    ],
-)
-
-
 _SHOWN = 8
 _GIVEN_UP_COLUMNS = [
     "topic",
@@ -461,9 +441,7 @@ _GIVEN_UP_COLUMNS = [
 class GiveUpOptions(PlanOptions):
     """What both can be told that give up messages."""
 
-    max_deletions: int = option(
-        "objects given up in one run, at most", "N", whole(1), default=10_000
-    )
+    max_deletions: int = option("objects given up in one run, at most", kinds.COUNT, default=10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,23 +456,19 @@ class ExpireOptions(GiveUpOptions):
     """What ``tiered expire`` can be told."""
 
     topics: tuple[str, ...] = several(
-        "topics whose messages expire, as globs", "GLOB,...", str, default_text="all"
+        "topics whose messages expire, as globs", kinds.GLOBS, default_text="all"
     )
     ttl_ms: int | None = option(
         "a segment expires when its newest message is older than this, as 7d",
-        "DURATION",
-        parse_duration,
+        kinds.DURATION_MS,
         default_text="none: only topics of which --topic-ttl or --store tells one expire",
     )
     archived: bool = flag(
         "give up only segments that the archive of --archive has, each of whose files is read and checked"
     )
-    archive: str | None = option("URL of that archive", "URL", str, default_text="none")
+    archive: str | None = option("URL of that archive", kinds.URL)
     store: str | None = option(
-        "store directory whose topics' reserve.time rules before --ttl",
-        "DIR",
-        str,
-        default_text="none",
+        "store directory whose topics' reserve.time rules before --ttl", kinds.DIR
     )
     timers: bool = flag(
         "give up hourly files of timers instead: those that are handed over whole, --ttl (24h) after the end of their hour"
@@ -503,16 +477,20 @@ class ExpireOptions(GiveUpOptions):
         "with --timers: files, too, that hold messages which the target refused (`timer ls --refused` lists these),"
         " or which are held back for damage"
     )
-    topic_ttl: tuple[TopicDuration, ...] = several(
+    topic_ttl: tuple[kinds.TopicDuration, ...] = several(
         "time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
-        "GLOB=DURATION,...",
-        topic_duration,
-        default_text="none",
+        kinds.Kind("GLOB=DURATION,...", kinds.topic_duration),
     )
 
 
+@command("expire", ExpireOptions)
 def run_expire(call: Call, options: ExpireOptions) -> int:
-    """Plan, and apply if told to."""
+    """Gives up messages older than a time to live: plan, then apply.
+
+    Examples:
+        tiered expire s3://bucket/prefix --ttl 30d
+        tiered expire s3://bucket/prefix --ttl 30d --archived --archive s3://bucket2/parquet --apply -
+    """
     from tiered.upkeep.expire import plan_expire, topics_of
 
     if options.timers:
@@ -559,18 +537,23 @@ def _expire_timers(call: Call, options: ExpireOptions) -> int:
     )
 
 
-def _proof(call: Call, at: Workplace, url: str, stack: contextlib.ExitStack) -> ArchiveProof:
+def _proof(call: Call, at: Workplace, url: str) -> ArchiveProof:
     """What an archive proves."""
     from tiered.archive.evidence import Evidence
     from tiered.archive.tables import read_archive
-    from tiered.cli.call import open_objects
 
-    archive = open_objects(call, url, stack)
+    archive = call.objects(url)
     return Evidence(at.store, at.place, archive, read_archive(archive), url)
 
 
+@command("delete-topic", DeleteTopicOptions)
 def run_delete(call: Call, options: DeleteTopicOptions) -> int:
-    """Plan, and apply if told to."""
+    """Gives up everything of a topic: plan, then apply.
+
+    Examples:
+        tiered delete-topic s3://bucket/prefix orders
+        tiered delete-topic s3://bucket/prefix orders --apply -
+    """
     from tiered.upkeep.expire import plan_delete_topic
 
     topic, limit = options.topic, options.max_deletions
@@ -641,9 +624,9 @@ def _give_up(
     from tiered.upkeep.expire import ExpirePlan, apply_steps
 
     applied = None
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s, timers=timers)
-        proof = _proof(call, at, archive, stack) if archive else None
+    with backend_errors():
+        at = open_workplace(call, options.url, give_up_s=options.give_up_s, timers=timers)
+        proof = _proof(call, at, archive) if archive else None
         plan = typed_plan(options, ExpirePlan, what, at, lambda: make(at, proof))
         if plan.topic != topic:
             raise InvalidError(f"this plan is of the topic {plan.topic}", do="plan again")
@@ -694,26 +677,6 @@ def _given_up_lines(document: Document) -> Iterator[str]:
         yield from version_lines(document)
 
 
-EXPIRE = make_command(
-    "expire",
-    ExpireOptions,
-    run_expire,
-    examples=[
-        "tiered expire s3://bucket/prefix --ttl 30d",
-        "tiered expire s3://bucket/prefix --ttl 30d --archived --archive s3://bucket2/parquet --apply -",
-    ],
-)
-DELETE_TOPIC = make_command(
-    "delete-topic",
-    DeleteTopicOptions,
-    run_delete,
-    examples=[
-        "tiered delete-topic s3://bucket/prefix orders",
-        "tiered delete-topic s3://bucket/prefix orders --apply -",
-    ],
-)
-
-
 _TAKEN_COLUMNS = ["topic", "queue_id", "incarnation", "to", "was", "messages", "holes", "missing"]
 
 
@@ -723,18 +686,28 @@ class TruncateOptions(PlanOptions):
 
     topic: str = argument()
     queue: int | None = option(
-        "the queue", "N", whole(0), default_text="that of the plan in --apply FILE"
+        "the queue", kinds.NUMBER, default_text="that of the plan in --apply FILE"
     )
     to: int | None = option(
         "queue offset at which it ends from now on: the first that is wrong, or the end of the local queue",
-        "OFFSET",
-        whole(0),
+        kinds.Kind("OFFSET", kinds.whole(0)),
         default_text="that of the plan in --apply FILE",
     )
 
 
+@command("truncate", TruncateOptions)
 def run_truncate(call: Call, options: TruncateOptions) -> int:
-    """Plan, and apply if told to."""
+    """Ends a queue at an earlier offset: plan, then apply.
+
+    For a tier that has more of a queue than the broker ever had, as holes up to the offset that a damaged record
+    named: `attach` then takes the store for a copy that lags, and waits for ever (`ahead` in `status --store`). Do
+    not use it when the store is a copy that lags indeed, or is restored from a backup: attach sees to those by
+    itself. It refuses while a writer is at work.
+
+    Examples:
+        tiered truncate s3://bucket/prefix orders --queue 0 --to 1500
+        tiered truncate s3://bucket/prefix orders --queue 0 --to 1500 --apply -
+    """
     from tiered.api.stores import backend_errors
     from tiered.upkeep.expire import TruncatePlan, apply_truncate, plan_truncate
 
@@ -744,8 +717,8 @@ def run_truncate(call: Call, options: TruncateOptions) -> int:
         assert asked is not None
         return plan_truncate(at, *asked)
 
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+    with backend_errors():
+        at = open_workplace(call, options.url, give_up_s=options.give_up_s)
         plan = typed_plan(options, TruncatePlan, "truncate", at, make)
         said = {"topic": options.topic, "queue_id": options.queue, "to": options.to}
         for name, value in said.items():
@@ -804,20 +777,3 @@ def _truncate_lines(document: Document) -> Iterator[str]:
         yield "result    this plan was applied before"
     else:
         yield f"done      `tiered attach` goes on at {step['to']}; `cat --incarnation all` still prints what was truncated"
-
-
-TRUNCATE = make_command(
-    "truncate",
-    TruncateOptions,
-    run_truncate,
-    details=(
-        "For a tier that has more of a queue than the broker ever had, as holes up to the offset that a damaged record"
-        " named: `attach` then takes the store for a copy that lags, and waits for ever (`ahead` in `status --store`)."
-        " Do not use it when the store is a copy that lags indeed, or is restored from a backup: attach sees to those"
-        " by itself. It refuses while a writer is at work."
-    ),
-    examples=[
-        "tiered truncate s3://bucket/prefix orders --queue 0 --to 1500",
-        "tiered truncate s3://bucket/prefix orders --queue 0 --to 1500 --apply -",
-    ],
-)

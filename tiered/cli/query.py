@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command
+from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, required
-from tiered.cli.values import Moment, counted, parse_size, whole
+from tiered.cli.values import Moment, counted, few
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
@@ -30,55 +30,48 @@ class QueryOptions:
 
     url: str = argument()
     topic: str = argument()
-    key: str = required("one of the messages' keys, or a unique id", "KEY", str)
+    key: str = required("one of the messages' keys, or a unique id", kinds.Kind("KEY", str))
     from_: Moment | None = option(
-        "only messages stored at or after this time",
-        "TIME",
-        Moment,
-        default_text="the first there is",
+        "only messages stored at or after this time", kinds.TIME, default_text="the first there is"
     )
     until: Moment | None = option(
-        "only messages stored before this time",
-        "TIME",
-        Moment,
-        default_text="the last there is",
+        "only messages stored before this time", kinds.TIME, default_text="the last there is"
     )
-    count: int = option("messages at most, the newest", "N", whole(1), default=64)
+    count: int = option("messages at most, the newest", kinds.COUNT, default=64)
     lives: bool = flag(
         "also in incarnations that are over, and in what the broker truncated; an archive has the first at any rate"
     )
     scan_bytes: int | None = option(
-        "read so much, at most, of what no index covers yet",
-        "SIZE",
-        parse_size,
-        default_text="256MiB",
+        "read so much, at most, of what no index covers yet", kinds.SIZE, default_text="256MiB"
     )
     raw_body: bool = flag("bodies as stored, perhaps compressed")
 
 
+@command("query", QueryOptions)
 def run(call: Call, options: QueryOptions) -> int:
-    """Look up and print."""
-    from tiered.api.stores import backend_errors
-    from tiered.cli.call import open_objects, open_tier
+    """Finds messages by key or unique id, newest first.
 
+    Examples:
+        tiered query file:///tmp/tier orders --key order-17
+        tiered query s3://bucket2/parquet orders --key order-17 --from now-2h --count 1
+    """
     is_document = _is_document(call)
-    with contextlib.ExitStack() as stack, backend_errors():
-        objects = open_objects(call, options.url, stack)
-        if is_archive(objects):
-            rows = look(call, options, objects)
-            _print(call, rows, is_document=is_document)
-            if not rows:
-                _say_nothing(call, options)
-            return DONE
-        tier = open_tier(call, options.url, stack)
-        wish = read_wish(call, options)
-        if not tier.queues(wish.topic):
-            raise InvalidError(
-                f"the tier has no topic {wish.topic}",
-                where=tier.store.url,
-                do="`tiered ls URL` lists the topics",
-            )
-        found = tier.lookup(wish)
+    objects = call.objects(options.url)
+    if is_archive(objects):
+        rows = look(call, options, objects)
+        _print(call, rows, is_document=is_document)
+        if not rows:
+            _say_nothing(call, options)
+        return DONE
+    tier = call.tier(options.url)
+    wish = read_wish(call, options)
+    if not tier.queues(wish.topic):
+        raise InvalidError(
+            f"the tier has no topic {wish.topic}",
+            where=tier.store.url,
+            do="`tiered ls URL` lists the topics",
+        )
+    found = tier.lookup(wish)
     lines = [_line(hit, raw_body=options.raw_body) for hit in found.hits]
     _print(call, lines, found, is_document=is_document)
     if not lines:
@@ -98,10 +91,9 @@ def _require_sound(found: Lookup, url: str) -> None:
     if not found.damaged:
         return
     places = list(dict.fromkeys(f"{one.what} ({one.where})" for one in found.damaged))
-    more = f" and {len(places) - _SHOWN} places more" if len(places) > _SHOWN else ""
     which = counted(found.lost, "message") if found.lost else "the way to messages"
     raise DataError(
-        f"{which} that may have the key cannot be read: {', '.join(places[:_SHOWN])}{more}",
+        f"{which} that may have the key cannot be read: {few(places, _SHOWN)}",
         where=url,
         do="what else there is was printed; `tiered verify URL --deep --store STORE --repair` mends what it can, and"
         " `tiered rebuild URL --index` the key index",
@@ -209,14 +201,3 @@ def look(call: Call, options: QueryOptions, archive: ObjectStore) -> list[bytes]
         f" {counted(found.files_read, 'file')}, of {counted(found.files, 'file')} of the topic"
     )
     return list(lines(found.rows))
-
-
-COMMAND = make_command(
-    "query",
-    QueryOptions,
-    run,
-    examples=[
-        "tiered query file:///tmp/tier orders --key order-17",
-        "tiered query s3://bucket2/parquet orders --key order-17 --from now-2h --count 1",
-    ],
-)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command
-from tiered.cli.options import argument, flag, option, required, several
-from tiered.cli.output import Output
+from tiered.cli.frame import command
+from tiered.cli.options import (
+    SpanOptions,
+    StoreFileOptions,
+    argument,
+    flag,
+    option,
+    required,
+    several,
+)
+from tiered.cli.output import picked, show
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
-from tiered.cli.values import (
-    Moment,
-    counted,
-    format_size,
-    parse_size,
-    span_text,
-    topic_filter,
-    whole,
-)
+from tiered.cli.values import counted, format_size, span_text, topic_filter
 from tiered.errors import InvalidError
 from tiered.model import QueueOffset
 
@@ -47,34 +47,20 @@ SAMPLE_QUEUES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreOptions:
+class RestoreOptions(SpanOptions, StoreFileOptions):
     """What ``tiered restore`` can be told."""
 
     url: str = argument()
     to: str = required(
         "store directory to make: empty or missing; until it is finished it is DIR.restoring",
-        "DIR",
-        str,
+        kinds.DIR,
     )
     topics: tuple[str, ...] = several(
-        "topics to restore, as globs", "GLOB,...", str, default_text="all"
-    )
-    from_: Moment | None = option(
-        "begin each queue with the first message stored at or after this time",
-        "TIME",
-        Moment,
-        default_text="the first there is",
-    )
-    until: Moment | None = option(
-        "end each queue before the first message stored at or after this time",
-        "TIME",
-        Moment,
-        default_text="the last there is",
+        "topics to restore, as globs", kinds.GLOBS, default_text="all"
     )
     offsets_of: str | None = option(
         "mount of which consumer groups get the offsets: its --name, with /ADDRESS of one that was --shared",
-        "NAME",
-        str,
+        kinds.NAME,
         default_text="that of the broker's own name",
     )
     accept_damage: bool = flag(
@@ -84,74 +70,70 @@ class RestoreOptions:
     dry_run: bool = flag(
         "say what would be done, what it costs and how long it takes; one sample is read"
     )
-    log_file_size_bytes: int = option(
-        "size of a commit-log file, as the broker's mappedFileSizeCommitLog",
-        "SIZE",
-        parse_size,
-        default=1024 * _MIB,
-    )
-    queue_items: int = option(
-        "items of a consume-queue file; 20 times it is the broker's mappedFileSizeConsumeQueue",
-        "N",
-        whole(1),
-        default=300_000,
-    )
     memory_bytes: int = option(
         "bytes for what is read, half of it ahead; at least 64 KiB of each queue are held",
-        "SIZE",
-        parse_size,
+        kinds.SIZE,
         default=256 * _MIB,
     )
 
 
+@command("restore", RestoreOptions)
 def run(call: Call, options: RestoreOptions) -> int:
-    """Plan, and restore unless it is a dry run."""
-    from tiered.cli.call import open_tier
+    """Makes a store directory of a tier, for a broker to start on.
+
+    One commit log in the order of store times, consume queues, key index and tables; queue offsets stay as they
+    were. What was stopped goes on when it is called again, unless something else has been written there.
+    docs/mount.md says what changes.
+
+    Examples:
+        tiered restore s3://bucket/prefix --to /data/rocketmq/store --dry-run
+        tiered restore file:///tmp/tier --to /tmp/restored --topics 'orders*' --from now-2d
+    """
     from tiered.mount.restore import Restore, plan_restore
     from tiered.store.store_options import StoreOptions
 
-    output, stopping = Output(call), threading.Event()
-    with contextlib.ExitStack() as stack:
-        tier = open_tier(call, options.url, stack, memory_bytes=options.memory_bytes)
-        topics = {queue.topic for queue in tier.queues()}
-        call.require_topics("topics", options.topics, topics, options.url)
-        plan = plan_restore(tier, read_selection(call, options))
-        document = planned(options, tier, plan)
-        sizes = StoreOptions(options.log_file_size_bytes, options.queue_items)
-        restore = Restore(
-            tier,
-            plan,
-            options.to,
-            sizes,
-            call.clock,
-            memory_bytes=options.memory_bytes,
-            stop=stopping.is_set,
-            accepts_damage=options.accept_damage,
-        )
-        goes_on = restore.check()
-        if options.dry_run:
-            document["seconds"] = sampled_seconds(call, tier, plan)
-            return told(call, output, document, plan_lines(document))
-        if not goes_on:
-            require_room(options, plan)
-        began_s = call.clock.monotonic_s()
-        progress = call.progress(
-            "restoring",
-            lambda: Progressed(
-                format_size(restore.done_bytes), restore.done_bytes, plan.record_bytes
-            ),
-        )
-        stopper = stack.enter_context(Stopper(call.watch, stopping.set, seconds=DRAIN_S))
-        with progress:
-            result = restore.run()
-        requests = tier.meter.snapshot()
-        document |= {
-            **done(result),
-            "requests": requests.requests,
-            "request_dollars": round(requests.dollars, 6),
-            "seconds": round(call.clock.monotonic_s() - began_s, 3),
-        }
-    told(call, output, document, result_lines(options, document))
+    stopping = threading.Event()
+    tier = call.tier(options.url, memory_bytes=options.memory_bytes)
+    topics = {queue.topic for queue in tier.queues()}
+    call.require_topics("topics", options.topics, topics, options.url)
+    plan = plan_restore(tier, read_selection(call, options))
+    document = planned(options, tier, plan)
+    sizes = StoreOptions(options.log_file_size_bytes, options.queue_items)
+    restore = Restore(
+        tier,
+        plan,
+        options.to,
+        sizes,
+        call.clock,
+        memory_bytes=options.memory_bytes,
+        stop=stopping.is_set,
+        accepts_damage=options.accept_damage,
+    )
+    goes_on = restore.check()
+    if options.dry_run:
+        document["seconds"] = sampled_seconds(call, tier, plan)
+        return told(call, document, plan_lines(document))
+    if not goes_on:
+        require_room(options, plan)
+    began_s = call.clock.monotonic_s()
+
+    def done_so_far() -> Progressed:
+        done_bytes = restore.done_bytes
+        return Progressed(format_size(done_bytes), done_bytes, plan.record_bytes)
+
+    with (
+        Stopper(call.watch, stopping.set, seconds=DRAIN_S) as stopper,
+        call.progress("restoring", done_so_far),
+    ):
+        result = restore.run()
+    requests = tier.meter.snapshot()
+    document |= {
+        **done(result),
+        "requests": requests.requests,
+        "request_dollars": round(requests.dollars, 6),
+        "seconds": round(call.clock.monotonic_s() - began_s, 3),
+    }
+    told(call, document, result_lines(options, document))
     if not result.is_complete:
         return stopper.exit_code or NEEDS_A_PERSON
     return NEEDS_A_PERSON if result.lost else DONE
@@ -228,10 +210,8 @@ def planned(options: RestoreOptions, tier: Tier, plan: RestorePlan) -> dict[str,
         "is_dry_run": options.dry_run,
         "queues": len(plan.spans),
         "skipped_queues": plan.skipped,
-        "messages": plan.messages,
         "size_bytes": plan.record_bytes,
-        "list_bytes": plan.list_bytes,
-        "requests": plan.requests,
+        **picked(plan, "messages", "list_bytes", "requests"),
         "request_dollars": round(plan.dollars, 6),
         "seconds": None,
         "left_out_mounts": list(plan.left_out_mounts),
@@ -242,13 +222,9 @@ def planned(options: RestoreOptions, tier: Tier, plan: RestorePlan) -> dict[str,
 def done(result: Restored) -> dict[str, Any]:
     """What came of it."""
     return {
-        "is_complete": result.is_complete,
-        "records": result.records,
+        **picked(result, "is_complete", "records", "log_end", "topics", "groups"),
         "size_bytes": result.record_bytes,
-        "log_end": result.log_end,
         "filled_offsets": result.filled,
-        "topics": result.topics,
-        "groups": result.groups,
         "consumer_offsets": result.offsets,
         "damaged_messages": sum(one.end - one.start for one in result.lost),
         "damaged": [
@@ -321,26 +297,9 @@ def result_lines(options: RestoreOptions, document: dict[str, Any]) -> list[str]
     ]
 
 
-def told(call: Call, output: Output, document: dict[str, Any], lines: Sequence[str]) -> int:
+def told(call: Call, document: dict[str, Any], lines: Sequence[str]) -> int:
     """Say it, to people and as was asked for."""
     for line in lines:
         call.say(line)
-    if output.form != "table":
-        output.emit(document, [document], list(document))
+    show(call, document, lines=())
     return DONE
-
-
-COMMAND = make_command(
-    "restore",
-    RestoreOptions,
-    run,
-    examples=[
-        "tiered restore s3://bucket/prefix --to /data/rocketmq/store --dry-run",
-        "tiered restore file:///tmp/tier --to /tmp/restored --topics 'orders*' --from now-2d",
-    ],
-    details=(
-        "One commit log in the order of store times, consume queues, key index and tables; queue offsets stay as they"
-        " were. What was stopped goes on when it is called again, unless something else has been written there."
-        " docs/mount.md says what changes."
-    ),
-)

@@ -6,12 +6,14 @@ Beside that what keeps such a process a good neighbour of the broker: memory giv
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tiered.addresses import Address, listening
+from tiered.cli import kinds
+from tiered.cli.options import flag, option
 from tiered.errors import TieredStoreError
 
 if TYPE_CHECKING:
@@ -23,6 +25,33 @@ if TYPE_CHECKING:
     from tiered.journal.lease import LeaseState
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsOptions:
+    """What a command can be told that serves metrics."""
+
+    metrics_listen: Address | None = option(
+        "serve Prometheus metrics (/metrics), /healthz and, of a mount, /readyz at this address",
+        kinds.ADDRESS,
+        default_text="not served",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions(MetricsOptions):
+    """What a command can be told that serves until it is told to stop."""
+
+    lease_s: float = option(
+        "how long the lease lasts", kinds.DURATION_S, name="lease-seconds", default=10.0
+    )
+    no_wait: bool = flag("end with code 4 when another process holds the lease, instead of waiting")
+    drain_s: float = option(
+        "when told to stop: how long to finish what is in hand",
+        kinds.DURATION_S_FROM_0,
+        name="drain-seconds",
+        default=10.0,
+    )
 
 
 def open_unless_stopped(stopper: Stopper, open_it: Callable[[], T]) -> T | None:
@@ -47,7 +76,7 @@ def announce_lease(call: Call, what: str, lease: LeaseState) -> None:
 @contextlib.contextmanager
 def metrics_served(
     call: Call,
-    address: Address,
+    address: Address | None,
     *,
     metrics: Callable[[], str],
     health: Callable[[], str],
@@ -56,11 +85,14 @@ def metrics_served(
     """Serve metrics and health at an address while the block runs.
 
     Args:
-        address: Of ``--metrics-listen``.
+        address: Of ``--metrics-listen``; None: nothing is served.
         metrics: Text of ``/metrics``.
         health: What is wrong, for ``/healthz``.
         readiness: Why nobody should come, for ``/readyz``; None: it is not served.
     """
+    if address is None:
+        yield
+        return
     server = MetricsServer(address, metrics=metrics, health=health, readiness=readiness)
     shown = Address(address.host or "0.0.0.0", server.port)  # noqa: S104 (said, not bound)
     call.say(f"tiered: metrics at http://{shown}/metrics")
@@ -200,6 +232,8 @@ def bound_malloc() -> None:
     anew, which costs more than what is copied into them. So they stay, up to 64 MiB at the end of a pool.
     Before threads are started.
     """
+    import ctypes
+
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, _ARENAS)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.local_files import advice_for
+from tiered.cli import kinds
 from tiered.cli.archive import SparkOptions
 from tiered.cli.exits import DONE
-from tiered.cli.frame import make_command
-from tiered.cli.options import OneOf, argument, option
-from tiered.cli.output import Output
-from tiered.cli.plain_values import distinct_names, plain_rows
-from tiered.cli.values import counted, parquet_name
+from tiered.cli.frame import command
+from tiered.cli.options import argument, option
+from tiered.cli.output import Output, show
+from tiered.cli.values import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -37,23 +36,28 @@ class SqlOptions(SparkOptions):
     question: str = argument()
     engine: str = option(
         "what answers: DuckDB in this process, or Spark",
-        "ENGINE",
-        OneOf("duckdb", "spark"),
+        kinds.one_of("ENGINE", "duckdb", "spark"),
         default="duckdb",
     )
     to: str | None = option(
-        "write the result to this file, as Parquet", "FILE", parquet_name, default_text="print it"
+        "write the result to this file, as Parquet",
+        kinds.Kind("FILE", kinds.parquet_name),
+        default_text="print it",
     )
 
 
+@command("sql", SqlOptions)
 def run(call: Call, options: SqlOptions) -> int:
-    """Ask, and print the answer."""
-    from tiered.api.stores import backend_errors
-    from tiered.cli.call import open_objects
+    """Answers a question in SQL from an archive.
 
-    with contextlib.ExitStack() as stack, backend_errors():
-        archive = open_objects(call, options.url, stack)
-        answer = _distinct(_ask(call, options, archive, stack))
+    Examples:
+        tiered sql file:///tmp/parquet 'SELECT tag, count(*) FROM orders GROUP BY tag'
+        tiered sql s3://bucket2/parquet 'FROM "%RETRY%workers"' --to /tmp/retries.parquet
+    """
+    from tiered.cli.plain_values import distinct_names
+
+    answer = _ask(call, options, call.objects(options.url))
+    answer = answer.rename_columns(distinct_names(answer.schema.names))
     file = options.to
     if file is not None:
         _save(answer, file)
@@ -63,15 +67,13 @@ def run(call: Call, options: SqlOptions) -> int:
     if call.form == "json":
         Output(call).listing({"format": 1, "columns": names}, "rows", _rows(answer))
     else:
-        Output(call).emit({}, _rows(answer), names)
+        show(call, {}, rows=_rows(answer), columns=names)
     if not answer.num_rows:
         call.say("tiered: no rows")
     return DONE
 
 
-def _ask(
-    call: Call, options: SqlOptions, archive: ObjectStore, stack: contextlib.ExitStack
-) -> pa.Table:
+def _ask(call: Call, options: SqlOptions, archive: ObjectStore) -> pa.Table:
     question = options.question
     if not question.strip(" \t\r\n;"):
         raise InvalidError(
@@ -95,7 +97,7 @@ def _ask(
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)
     session = open_session(options.master, conf)
-    stack.callback(session.stop)
+    call.opened.callback(session.stop)
     state = read_archive(archive)
     topics = [
         t for t, table in table_names(files_by_topic(state)).items() if is_named(table, question)
@@ -109,13 +111,10 @@ def _say_stale(call: Call, found: list[Stale]) -> None:
         call.say(f"tiered: {one.said()}")
 
 
-def _distinct(answer: pa.Table) -> pa.Table:
-    """The same with column names that differ."""
-    return answer.rename_columns(distinct_names(answer.schema.names))
-
-
 def _rows(answer: pa.Table) -> Iterator[dict[str, Any]]:
     """Row after row, without holding them all."""
+    from tiered.cli.plain_values import plain_rows
+
     for batch in answer.to_batches(max_chunksize=_BATCH_ROWS):
         yield from plain_rows(batch)
 
@@ -137,14 +136,3 @@ def _save(answer: pa.Table, file: str) -> None:
             where=file,
             do=advice_for(error, "name a file in a directory that can be written"),
         ) from error
-
-
-COMMAND = make_command(
-    "sql",
-    SqlOptions,
-    run,
-    examples=[
-        "tiered sql file:///tmp/parquet 'SELECT tag, count(*) FROM orders GROUP BY tag'",
-        """tiered sql s3://bucket2/parquet 'FROM "%RETRY%workers"' --to /tmp/retries.parquet""",
-    ],
-)

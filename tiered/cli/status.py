@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tiered.cli import kinds
 from tiered.cli.exits import DONE
-from tiered.cli.frame import make_command
+from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, maybe, option, several
-from tiered.cli.output import Output, Row
+from tiered.cli.output import Output, Row, Table, picked, show
 from tiered.cli.values import counted, format_size, format_time, topic_filter
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from tiered.api.tier import Tier
     from tiered.cli.call import Call
-    from tiered.local.interface import LocalStore
     from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
 
@@ -45,117 +44,102 @@ class StatusOptions:
 
     url: str = argument()
     store: str | None = option(
-        "local store directory to compare with", "DIR", str, default_text="none: no lag"
+        "local store directory to compare with", kinds.DIR, default_text="none: no lag"
     )
     topics: tuple[str, ...] = several(
         "topics that attach was told to tier, as globs: of others only what is in the tier can lag",
-        "GLOB,...",
-        str,
+        kinds.GLOBS,
         default_text="all",
     )
     exclude: tuple[str, ...] = several(
-        "topics that attach was told not to tier, as globs", "GLOB,...", str, default_text="none"
+        "topics that attach was told not to tier, as globs", kinds.GLOBS
     )
 
 
+@command("status", StatusOptions)
 def run(call: Call, options: StatusOptions) -> int:
-    """Read and print."""
-    from tiered.api.stores import backend_errors
-    from tiered.cli.call import open_local, open_objects
-    from tiered.upkeep.status import bills_requests, read_status, status_document
+    """Says how far each queue is tiered, and what waits and why.
 
-    url, directory = options.url, options.store
-    output = Output(call)
-    with contextlib.ExitStack() as stack, backend_errors():
-        store = open_objects(call, url, stack)
-        local: LocalStore | None = open_local(call, directory, stack) if directory else None
-        now_ms = call.clock.now_ms()
-        facts, unread = read_status(
-            store,
-            cluster=call.common.cluster,
-            broker=call.common.broker,
-            local=local,
-            now_ms=now_ms,
-            selects=topic_filter(options.topics, options.exclude),
-        )
+    Examples:
+        tiered status file:///tmp/tier
+        tiered status s3://bucket/prefix --store /data/rocketmq/store --json
+    """
+    from tiered.upkeep.status import read_status, status_document
+
+    store, now_ms = call.objects(options.url), call.clock.now_ms()
+    facts, unread = read_status(
+        store,
+        cluster=call.common.cluster,
+        broker=call.common.broker,
+        local=call.local(options.store) if options.store else None,
+        now_ms=now_ms,
+        selects=topic_filter(options.topics, options.exclude),
+    )
     document = status_document(store.url, facts, unread, now_ms)
-    if output.form == "table":
-        for broker in document["brokers"]:
-            _show(output, broker, now_ms, is_billed=bills_requests(url))
-        for one in document["unread"]:
-            output.line(f"{one['cluster']}/{one['broker']}")
-            output.line(f"  state     {one['state']}")
-            output.line(f"  reason    {one['reason']}")
-    else:
-        rows = [_row(broker, queue) for broker, queue in _queues(document)]
-        output.emit(document, rows, ["cluster", "broker", *COLUMNS])
-    if output.form not in {"table", "json"}:
+    rows = [
+        {"cluster": broker["cluster"], "broker": broker["broker"], **queue}
+        for broker in document["brokers"]
+        for queue in _queues(broker)
+    ]
+    columns = ["cluster", "broker", *COLUMNS]
+    show(call, document, rows=rows, columns=columns, lines=_lines(document, now_ms, options.url))
+    if call.form in {"jsonl", "csv"}:
         for one in document["unread"]:
             name = f"{one['cluster']}/{one['broker']}"
             call.say(f"tiered: {name}: {one['state']}: {one['reason']}", level="error")
     return max((one["exit_code"] for one in document["unread"]), default=0)
 
 
-def _queues(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return [
-        (broker, queue)
-        for broker in document["brokers"]
-        for topic in broker["topics"]
-        for queue in topic["queues"]
-    ]
+def _queues(broker: dict[str, Any]) -> list[Row]:
+    return [queue for topic in broker["topics"] for queue in topic["queues"]]
 
 
-def _row(broker: dict[str, Any], queue: dict[str, Any]) -> dict[str, Any]:
-    return {"cluster": broker["cluster"], "broker": broker["broker"], **queue}
+def _lines(document: dict[str, Any], now_ms: int, url: str) -> Iterator[str | Table]:
+    from tiered.upkeep.status import bills_requests
+
+    for broker in document["brokers"]:
+        yield from _broker_lines(broker, now_ms, is_billed=bills_requests(url))
+    for one in document["unread"]:
+        yield f"{one['cluster']}/{one['broker']}"
+        yield f"  state     {one['state']}"
+        yield f"  reason    {one['reason']}"
 
 
-def _sizes(broker: dict[str, Any]) -> str:
-    stored, plain = broker["size_bytes"], broker["plain_bytes"]
-    more = "" if plain <= stored else f" (of {format_size(plain)}, compressed)"
-    return format_size(stored) + more
-
-
-def _stored(broker: dict[str, Any]) -> str:
-    """The bundles, level by level, and how much of them is not named any more."""
-    levels = ", ".join(f"{row['objects']:,} of level {row['level']}" for row in broker["levels"])
-    return (
-        f"{counted(broker['objects'], 'object')}, {format_size(broker['object_bytes'])}"
-        f" ({levels}); {broker['space_amplification']:.2f} x what is named"
-    )
-
-
-def _show(output: Output, broker: dict[str, Any], now_ms: int, *, is_billed: bool) -> None:
+def _broker_lines(broker: dict[str, Any], now_ms: int, *, is_billed: bool) -> Iterator[str | Table]:
     from tiered.upkeep.status import rate_text
 
-    output.line(f"{broker['cluster']}/{broker['broker']}")
-    output.line(f"  writer    {_writer(broker, now_ms)}")
-    output.line(
+    stored, plain = broker["size_bytes"], broker["plain_bytes"]
+    packed = "" if plain <= stored else f" (of {format_size(plain)}, compressed)"
+    yield f"{broker['cluster']}/{broker['broker']}"
+    yield f"  writer    {_writer(broker, now_ms)}"
+    yield (
         f"  contents  {counted(broker['messages'], 'message')} in {counted(broker['queue_count'], 'queue')},"
-        f" {_sizes(broker)}; {counted(broker['gaps'], 'gap')}, {broker['quarantined']:,} quarantined,"
+        f" {format_size(stored)}{packed}; {counted(broker['gaps'], 'gap')}, {broker['quarantined']:,} quarantined,"
         f" {counted(broker['holes'], 'hole')}"
     )
-    if broker["levels"]:
-        output.line(f"  stored    {_stored(broker)}")
-    if broker["rate"]:
-        output.line(f"  requests  {rate_text(broker['rate'], is_billed=is_billed)}")
-    if broker["lag_messages"] is not None:
-        size = broker["lag_bytes"]
-        output.line(
-            f"  lag       {counted(broker['lag_messages'], 'message')}"
-            + (f", {format_size(size)}" if size is not None else "")
-            + f", {broker['lag_seconds']:.0f} s"
+    levels = ", ".join(f"{row['objects']:,} of level {row['level']}" for row in broker["levels"])
+    if levels:
+        yield (
+            f"  stored    {counted(broker['objects'], 'object')}, {format_size(broker['object_bytes'])}"
+            f" ({levels}); {broker['space_amplification']:.2f} x what is named"
         )
-    for text in _remarks(broker):
-        output.line(f"  {text}")
-    rows = [queue for topic in broker["topics"] for queue in topic["queues"]]
+    if broker["rate"]:
+        yield f"  requests  {rate_text(broker['rate'], is_billed=is_billed)}"
     with_lag = broker["lag_messages"] is not None
+    if with_lag:
+        size = broker["lag_bytes"]
+        said = "" if size is None else f", {format_size(size)}"
+        count = counted(broker["lag_messages"], "message")
+        yield f"  lag       {count}{said}, {broker['lag_seconds']:.0f} s"
+    for text in _remarks(broker):
+        yield f"  {text}"
     hidden = set() if with_lag else {"local_max_offset", "lag_messages", "lag_bytes", "lag_seconds"}
-    if rows:
-        output.line()
+    if rows := _queues(broker):
+        yield ""
         older = ["incarnation", "ended_lives", "truncated_messages"]
         columns = [*COLUMNS, *(older if broker["ended_lives"] or broker["truncated"] else [])]
-        output.table(rows, [column for column in columns if column not in hidden])
-    output.line()
+        yield Table(rows, [column for column in columns if column not in hidden])
+    yield ""
 
 
 def _writer(broker: dict[str, Any], now_ms: int) -> str:
@@ -196,9 +180,7 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
             f" {counted(broker['truncated_messages'], 'message')} that the broker truncated"
             " (`tiered ls URL --lives`)"
         )
-    ahead = [
-        queue for topic in broker["topics"] for queue in topic["queues"] if queue["ahead_messages"]
-    ]
+    ahead = [queue for queue in _queues(broker) if queue["ahead_messages"]]
     if ahead:
         count = sum(queue["ahead_messages"] for queue in ahead)
         remarks.append(
@@ -254,22 +236,22 @@ class LsOptions:
 
     url: str = argument()
     topic: str | None = maybe()
-    objects: bool = flag("list the objects (bundles) and what lies in them")
+    objects: bool = flag("list the objects (bundles) and what lies in them", excludes="lives")
     lives: bool = flag(
         "list each life of a queue: incarnations that are over, ends that the broker truncated, the present one"
     )
 
 
+@command("ls", LsOptions)
 def run_ls(call: Call, options: LsOptions) -> int:
-    """Read and print."""
-    from tiered.cli.call import open_tier
+    """Lists topics and queues, or the segments and their objects.
 
-    output = Output(call)
-    with contextlib.ExitStack() as stack:
-        tier = open_tier(call, options.url, stack)
+    Examples:
+        tiered ls file:///tmp/tier
+        tiered ls file:///tmp/tier orders --objects -o jsonl
+    """
+    output, tier = Output(call), call.tier(options.url)
     queues = queues_of(tier, options.topic)
-    if options.objects and options.lives:
-        raise InvalidError("--objects and --lives contradict each other", do="give one of them")
     head = {"format": 1, "cluster": tier.place.cluster, "broker": tier.place.broker}
     if options.objects:
         objects = object_rows(tier, queues)
@@ -330,13 +312,10 @@ def life_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
         times = parts.store_times or (None, None)
         truncated = is_tail(lives, number)
         yield {
-            "topic": queue.topic,
-            "queue_id": queue.queue_id,
-            "incarnation": life.incarnation,
+            **queue._asdict(),
+            **picked(life, "incarnation", "min_offset", "commit_offset"),
             "state": "truncated" if truncated else "ended" if life.ended else "present",
             "reason": life.ended,
-            "min_offset": life.min_offset,
-            "commit_offset": life.commit_offset,
             "messages": parts.messages,
             "segments": len(life.segments),
             "size_bytes": int(parts.stored_bytes().sum()),
@@ -345,32 +324,19 @@ def life_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldPart:
+def _part_row(queue: MessageQueue, incarnation: int, segment: Segment, number: int) -> Row:
     """A part that lies in a bundle: row ``number`` of a segment's."""
-
-    queue: MessageQueue
-    incarnation: int
-    segment: Segment
-    number: int
-
-    def row(self) -> Row:
-        part = self.segment.parts[self.number]
-        return {
-            "topic": self.queue.topic,
-            "queue_id": self.queue.queue_id,
-            "incarnation": self.incarnation,
-            "segment": self.segment.base_offset,
-            "state": "sealed" if self.segment.sealed else "open",
-            "queue_offset": part.queue_offset,
-            "messages": part.count - part.holes,
-            "log_offset": part.log_offset,
-            "log_bytes": part.log_bytes,
-            "start": part.section.start,
-            "named_bytes": part.stored_bytes,
-            "size_bytes": part.section.size_bytes,
-            "is_packed": part.section.is_packed,
-        }
+    part = segment.parts[number]
+    return {
+        **queue._asdict(),
+        "incarnation": incarnation,
+        "segment": segment.base_offset,
+        "state": "sealed" if segment.sealed else "open",
+        "messages": part.count - part.holes,
+        "named_bytes": part.stored_bytes,
+        **picked(part, "queue_offset", "log_offset", "log_bytes"),
+        **picked(part.section, "start", "size_bytes", "is_packed"),
+    }
 
 
 def object_rows(tier: Tier, queues: list[MessageQueue]) -> Iterator[Row]:
@@ -378,19 +344,20 @@ def object_rows(tier: Tier, queues: list[MessageQueue]) -> Iterator[Row]:
 
     Keys are relative to the URL.
     """
-    held: dict[Bundle, list[_HeldPart]] = {}
+    held: dict[Bundle, list[tuple[MessageQueue, int, Segment, int]]] = {}
     for queue in queues:
         for life in tier.state.queues[queue]:
             for segment in life.segments:
                 for number, bundle in enumerate(segment.parts.bundles):
-                    one = _HeldPart(queue, life.incarnation, segment, number)
+                    one = queue, life.incarnation, segment, number
                     held.setdefault(bundle, []).append(one)
     for bundle in sorted(held, key=lambda one: (one.level, one.key.rpartition("/")[2])):
-        rows = [one.row() for one in held[bundle]]
+        rows = [_part_row(*one) for one in held[bundle]]
+        found = sorted({queue for queue, *_ in held[bundle]})
         yield {
             "level": bundle.level,
-            "holds": _holds([one.queue for one in held[bundle]]),
-            "queues": len({one.queue for one in held[bundle]}),
+            "holds": _holds(found),
+            "queues": len(found),
             "sections": len(rows),
             "messages": sum(row["messages"] for row in rows),
             "named_bytes": sum(row["named_bytes"] for row in rows),
@@ -400,9 +367,8 @@ def object_rows(tier: Tier, queues: list[MessageQueue]) -> Iterator[Row]:
         }
 
 
-def _holds(queues: Iterable[MessageQueue]) -> str:
+def _holds(found: Sequence[MessageQueue]) -> str:
     """Whose sections a bundle has, in a few words."""
-    found = sorted(set(queues))
     topics = sorted({queue.topic for queue in found})
     if len(found) == 1:
         return str(found[0])
@@ -435,72 +401,42 @@ class LeaseOptions:
     break_: bool = flag("free the lease, whoever holds it")
 
 
+@command("lease", LeaseOptions)
 def run_lease(call: Call, options: LeaseOptions) -> int:
-    """Show, and break if told to."""
+    """Says who writes a tier and until when, or frees its lease.
+
+    Examples:
+        tiered lease file:///tmp/tier
+        tiered lease s3://bucket/prefix --break
+    """
     import random
 
     from tiered.api.broker_place import choose_place
-    from tiered.api.stores import backend_errors
-    from tiered.cli.call import open_objects
     from tiered.upkeep.workplace import break_lease, report_lease
 
-    output = Output(call)
     is_broken = False
-    with contextlib.ExitStack() as stack, backend_errors():
-        store = open_objects(call, options.url, stack)
-        place = choose_place(store, call.common.cluster, call.common.broker)
-        before = report_lease(store, place.prefix, call.clock)
-        if options.break_:
-            breaker = f"{random.SystemRandom().getrandbits(32):08x}"
-            is_broken = break_lease(store, place.prefix, call.clock, breaker=breaker)
-        document = before.document(place, store.url)
-    document["is_broken"] = is_broken
+    store = call.objects(options.url)
+    place = choose_place(store, call.common.cluster, call.common.broker)
+    before = report_lease(store, place.prefix, call.clock)
+    if options.break_:
+        breaker = f"{random.SystemRandom().getrandbits(32):08x}"
+        is_broken = break_lease(store, place.prefix, call.clock, breaker=breaker)
+    document = {**before.document(place, store.url), "is_broken": is_broken}
     if is_broken:
         call.say(_LEASE_BROKEN, level="warning")
-    if output.form == "table":
-        _show_lease(output, document)
-    else:
-        output.emit(document, [document], list(document))
+    show(call, document, lines=_lease_lines(document))
     return DONE
 
 
-def _show_lease(output: Output, document: dict[str, Any]) -> None:
-    output.line(f"{document['cluster']}/{document['broker']}")
-    output.line(f"  state     {document['state']} ({_LEASE_WORDS[document['state']]})")
+def _lease_lines(document: dict[str, Any]) -> Iterator[str]:
+    yield f"{document['cluster']}/{document['broker']}"
+    yield f"  state     {document['state']} ({_LEASE_WORDS[document['state']]})"
     if document["writer"]:
-        output.line(
-            f"  holder    process {document['pid']} on {document['host']}, writer {document['writer']}"
-        )
-        output.line(f"  until     {format_time(document['expires_ms'])}")
-    output.line(
+        yield f"  holder    process {document['pid']} on {document['host']}, writer {document['writer']}"
+        yield f"  until     {format_time(document['expires_ms'])}"
+    yield (
         f"  epoch     {document['epoch']} of writer {document['present_writer'] or '-'},"
         f" last entry {format_time(document['updated_ms'])}"
     )
     if document["is_broken"]:
-        output.line("  broken    yes: the lease is free now")
-
-
-COMMAND = make_command(
-    "status",
-    StatusOptions,
-    run,
-    examples=[
-        "tiered status file:///tmp/tier",
-        "tiered status s3://bucket/prefix --store /data/rocketmq/store --json",
-    ],
-)
-LS = make_command(
-    "ls",
-    LsOptions,
-    run_ls,
-    examples=[
-        "tiered ls file:///tmp/tier",
-        "tiered ls file:///tmp/tier orders --objects -o jsonl",
-    ],
-)
-LEASE = make_command(
-    "lease",
-    LeaseOptions,
-    run_lease,
-    examples=["tiered lease file:///tmp/tier", "tiered lease s3://bucket/prefix --break"],
-)
+        yield "  broken    yes: the lease is free now"

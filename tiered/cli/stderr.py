@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from backends.local_files import read_regular
 from tiered.cli.signals import at_end
@@ -198,23 +198,42 @@ class Progress:
     """Shows progress while a ``with`` block runs."""
 
     def __init__(
-        self, what: str, ask: Callable[[], Progressed], *, clock: Clock, is_quiet: bool, form: str
+        self,
+        what: str,
+        ask: Callable[[], Progressed] | str,
+        *,
+        clock: Clock,
+        is_quiet: bool,
+        form: str,
     ) -> None:
-        """Show the progress of ``what``, asking ``ask`` from another thread; ``form`` is that of log lines."""
+        """Show the progress of ``what``; ``form`` is that of log lines.
+
+        Args:
+            ask: Says how far it is, and is called from another thread; or where it begins, and ``tell`` says how it goes on.
+        """
         self._what = what
-        self._ask = ask
+        self._now = Progressed(ask) if isinstance(ask, str) else Progressed("")
+        self._ask = self._told if isinstance(ask, str) else ask
         self._clock = clock
         self._is_quiet = is_quiet
         self._form = form
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> None:
+    def tell(self, text: str, done: float = 0, total: float | None = None) -> None:
+        """How far it is now; from any thread."""
+        self._now = Progressed(text, done, total)
+
+    def _told(self) -> Progressed:
+        return self._now
+
+    def __enter__(self) -> Self:
         if not self._is_quiet:
             is_drawn = sys.stderr.isatty() and self._form == "text"
             body = self._draw if is_drawn else self._write
             self._thread = threading.Thread(target=body, name="tiered-progress", daemon=True)
             self._thread.start()
+        return self
 
     def __exit__(
         self,

@@ -6,22 +6,24 @@ import contextlib
 import json
 import sys
 import threading
-from base64 import b64decode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tiered.cli.exits import DONE
-from tiered.cli.frame import make_command, make_program
-from tiered.cli.options import argument, flag, maybe, option
-from tiered.cli.output import Output
+from tiered.cli import kinds
+from tiered.cli.exits import DONE, NEEDS_A_PERSON
+from tiered.cli.frame import group
+from tiered.cli.options import StoreFileOptions, argument, flag, maybe, option, required, several
+from tiered.cli.output import show
 from tiered.cli.signals import at_end
-from tiered.cli.values import counted, parse_size, whole
+from tiered.cli.values import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from tiered.api.tier import Tier
     from tiered.cli.call import Call
+    from tiered.local.interface import LocalStore, RecordBatch
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
     from tiered.store.embedded import MessageStore
     from tiered.store.new_message import NewMessage
@@ -34,6 +36,13 @@ _FOLLOW_S = 0.2
 _GIVE = 'give {"topic": …, "body": TEXT}, or body_base64 for bytes, or what `tiered cat` prints'
 
 
+STORE = group(
+    "store",
+    "Makes and writes local stores without a broker.",
+    examples=["tiered store create /tmp/store", "tiered store info /tmp/store"],
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoreDirOptions:
     """What every command of ``tiered store`` is told."""
@@ -42,21 +51,8 @@ class StoreDirOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreateOptions(StoreDirOptions):
+class CreateOptions(StoreDirOptions, StoreFileOptions):
     """What ``tiered store create`` can be told."""
-
-    log_file_size_bytes: int = option(
-        "size of a commit-log file, as the broker's mappedFileSizeCommitLog",
-        "SIZE",
-        parse_size,
-        default=1 << 30,
-    )
-    queue_items: int = option(
-        "items of a consume-queue file; 20 times it is the broker's mappedFileSizeConsumeQueue",
-        "N",
-        whole(1),
-        default=300_000,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +60,7 @@ class TopicOptions(StoreDirOptions):
     """What ``tiered store topic`` can be told."""
 
     topic: str = argument()
-    queues: int = option("how many, at least", "N", whole(1), default=8)
+    queues: int = option("how many, at least", kinds.COUNT, default=8)
     compacted: bool = flag(
         "of each key only the newest message is kept (cleanup.policy=COMPACTION); messages without one are refused"
     )
@@ -86,7 +82,7 @@ class TailOptions(StoreDirOptions):
     """What ``tiered store tail`` can be told."""
 
     topic: str | None = maybe()
-    count: int = option("how many messages of each queue, at most", "N", whole(0), default=10)
+    count: int = option("how many messages of each queue, at most", kinds.NUMBER, default=10)
     follow: bool = flag("go on with what is stored from now on")
 
 
@@ -107,8 +103,14 @@ class _Line:
     document: dict[str, Any]  # its object
 
 
+@STORE.has("create", CreateOptions)
 def create(call: Call, options: CreateOptions) -> int:
-    """Make a store."""
+    """Makes an empty store directory.
+
+    Examples:
+        tiered store create /tmp/store
+        tiered store create /tmp/store --log-file-size 16MiB --cluster c1 --broker b1
+    """
     from tiered.store.embedded import MessageStore
     from tiered.store.store_options import StoreOptions
 
@@ -121,16 +123,28 @@ def create(call: Call, options: CreateOptions) -> int:
     return _tell(call, {"store": store.root, "cluster": cluster, "broker": broker})
 
 
+@STORE.has("topic", TopicOptions)
 def topic(call: Call, options: TopicOptions) -> int:
-    """Make a topic, or give one more queues."""
+    """Makes a topic, or gives one more queues; a compacted one, if asked.
+
+    Examples:
+        tiered store topic /tmp/store orders --queues 16
+        tiered store topic /tmp/store prices --queues 4 --compacted
+    """
     with open_store(call, options.dir) as store:
         store.create_topic(options.topic, queues=options.queues, is_compacted=options.compacted)
     made = {"topic": options.topic, "queues": options.queues, "compacted": options.compacted}
     return _tell(call, {"store": store.root, **made})
 
 
+@STORE.has("put", PutOptions)
 def put(call: Call, options: PutOptions) -> int:
-    """Append what is read."""
+    """Appends messages: JSON lines, of a topic and a body at least.
+
+    Examples:
+        echo '{"topic": "orders", "body": "one"}' | tiered store put /tmp/store
+        tiered store put /tmp/store --keep-offsets messages.jsonl
+    """
     from tiered.store.store_options import Flush, StoreOptions
 
     flush = Flush.SYNC if options.sync else Flush.ASYNC
@@ -146,44 +160,49 @@ def put(call: Call, options: PutOptions) -> int:
         store = open_store(call, options.dir, StoreOptions(flush=flush))
         stack.enter_context(at_end(close_now))
         stack.enter_context(store)
-        writer = _Writer(store, keep_offsets=options.keep_offsets)
         for batch in _batches(lines):
+            messages = [message_of(line.document, where=line.place) for line in batch]
             with whole_batches:
-                writer.put(batch)
+                if options.keep_offsets:
+                    _check_offsets(store, batch, messages)
+                store.append_batch(messages)
             count += len(batch)
         store.flush()
     return _tell(call, {"store": store.root, "messages": count, "log_end": store.log_end})
 
 
+@STORE.has("tail", TailOptions)
 def tail(call: Call, options: TailOptions) -> int:
-    """Print what was stored last, each queue in its order, and go on with what comes."""
-    from tiered.local.rocketmq import RocketMQStore
+    """Prints the last messages of a store directory.
+
+    Examples:
+        tiered store tail /tmp/store orders --count 5
+        tiered store tail /tmp/store --follow
+    """
     from tiered.log.messages import messages_lines
     from tiered.model import QueueOffset
 
     topic, count, has_printed = options.topic, options.count, False
-    store = RocketMQStore.open(options.dir, clock=call.clock)
-    with contextlib.closing(store):
-        store.refresh()
-        starts = {
-            queue: QueueOffset(max(found.min, found.end - count))
-            for queue, found in store.queues().items()
-        }
-        with contextlib.closing(store.follow(starts)) as follower:
-            while True:
-                for batch in follower.poll(_WINDOW_BYTES):
-                    if topic is None or batch.queue.topic == topic:
-                        lines = messages_lines(batch, None, raw_body=False)
-                        for line in lines:
-                            call.stdout.write(line + b"\n")
-                            has_printed = True
-                if follower.is_idle:
-                    call.stdout.flush()
-                    if not options.follow:
-                        if count and not has_printed:
-                            call.say(_no_messages(store.queues(), topic))
-                        return DONE
-                    call.clock.wait(threading.Event(), _FOLLOW_S)
+    store = call.local(options.dir)
+    store.refresh()
+    starts = {
+        queue: QueueOffset(max(found.min, found.end - count))
+        for queue, found in store.queues().items()
+    }
+    with contextlib.closing(store.follow(starts)) as follower:
+        while True:
+            for batch in follower.poll(_WINDOW_BYTES):
+                if topic is None or batch.queue.topic == topic:
+                    for line in messages_lines(batch, None, raw_body=False):
+                        call.stdout.write(line + b"\n")
+                        has_printed = True
+            if follower.is_idle:
+                call.stdout.flush()
+                if not options.follow:
+                    if count and not has_printed:
+                        call.say(_no_messages(store.queues(), topic))
+                    return DONE
+                call.clock.wait(threading.Event(), _FOLLOW_S)
 
 
 def _no_messages(queues: Mapping[MessageQueue, QueueBounds], topic: str | None) -> str:
@@ -201,20 +220,21 @@ def _no_messages(queues: Mapping[MessageQueue, QueueBounds], topic: str | None) 
     return f"tiered: no messages of {topic}; {bounds_text(bounds)}"
 
 
+@STORE.has("info", StoreDirOptions)
 def info(call: Call, options: StoreDirOptions) -> int:
-    """Look, without writing anything."""
-    from tiered.local.rocketmq import RocketMQStore
+    """Says what a store directory holds.
 
-    store = RocketMQStore.open(options.dir, clock=call.clock)
-    try:
-        store.refresh()
-        identity, report, bounds = store.identity, store.report(), store.queues()
-        rows = [
-            {"topic": queue.topic, "queue_id": queue.queue_id, "min": found.min, "end": found.end}
-            for queue, found in sorted(bounds.items())
-        ]
-    finally:
-        store.close()
+    Examples:
+        tiered store info /tmp/store
+        tiered store info /tmp/store --json
+    """
+    store = call.local(options.dir)
+    store.refresh()
+    identity, report, bounds = store.identity, store.report(), store.queues()
+    rows = [
+        {"topic": queue.topic, "queue_id": queue.queue_id, "min": found.min, "end": found.end}
+        for queue, found in sorted(bounds.items())
+    ]
     document = {
         "format": 1,
         "cluster": identity.cluster,
@@ -226,59 +246,44 @@ def info(call: Call, options: StoreDirOptions) -> int:
         "messages": sum(found.end - found.min for found in bounds.values()),
         "queues": rows,
     }
-    Output(call).emit(document, rows, ["topic", "queue_id", "min", "end"])
+    show(call, document, rows=rows, columns=["topic", "queue_id", "min", "end"])
     return DONE
 
 
+@STORE.has("recover", RecoverOptions)
 def recover(call: Call, options: RecoverOptions) -> int:
-    """Open, which recovers, and close."""
+    """Makes a store whole that was not stopped cleanly.
+
+    Examples:
+        tiered store recover /tmp/store
+        tiered store recover /tmp/store --anew
+    """
     with open_store(call, options.dir, anew=options.anew) as store:
         found = store.recovered
-    return _tell(
-        call,
-        {
-            "store": store.root,
-            "was_clean": found is None,
-            "records_read": 0 if found is None else found.records,
-            "log_end": store.log_end,
-        },
-    )
+    read = 0 if found is None else found.records
+    made = {"store": store.root, "was_clean": found is None, "records_read": read}
+    return _tell(call, made | {"log_end": store.log_end})
 
 
-class _Writer:
-    """Puts batches into a store, with the queue offsets that they name where that is asked for."""
+def _check_offsets(store: MessageStore, lines: list[_Line], messages: list[NewMessage]) -> None:
+    """See that a batch gets the queue offsets that it names."""
+    from tiered.model import MessageQueue, QueueOffset
 
-    def __init__(self, store: MessageStore, *, keep_offsets: bool) -> None:
-        self._store = store
-        self._keep_offsets = keep_offsets
-
-    def put(self, lines: list[_Line]) -> None:
-        """Append a batch."""
-        messages = [message_of(line.document, where=line.place) for line in lines]
-        if self._keep_offsets:
-            self._check_offsets([line.document for line in lines], messages)
-        self._store.append_batch(messages)
-
-    def _check_offsets(self, documents: list[dict[str, Any]], messages: list[NewMessage]) -> None:
-        from tiered.model import MessageQueue, QueueOffset
-
-        ends: dict[MessageQueue, int] = {}
-        for document, message in zip(documents, messages, strict=True):
-            queue = MessageQueue(message.topic, message.queue_id)
-            wanted = document.get("queue_offset")
-            if not isinstance(wanted, int):
-                what = f"a message for {queue} has no queue_offset"
-                raise InvalidError(what, do="leave out --keep-offsets, or give it one")
-            end = ends.get(queue, self._store.queue_end(queue))
-            if not end and wanted:
-                self._store.begin_queue(queue, QueueOffset(wanted))
-                end = wanted
-            if end != wanted:
-                what = f"{queue} goes on at {end}, and a message has {wanted}"
-                raise InvalidError(
-                    what, do="leave out --keep-offsets, or begin with an empty queue"
-                )
-            ends[queue] = end + 1
+    ends: dict[MessageQueue, int] = {}
+    for line, message in zip(lines, messages, strict=True):
+        queue = MessageQueue(message.topic, message.queue_id)
+        wanted = line.document.get("queue_offset")
+        if not isinstance(wanted, int):
+            what = f"a message for {queue} has no queue_offset"
+            raise InvalidError(what, do="leave out --keep-offsets, or give it one")
+        end = ends.get(queue, store.queue_end(queue))
+        if not end and wanted:
+            store.begin_queue(queue, QueueOffset(wanted))
+            end = wanted
+        if end != wanted:
+            what = f"{queue} goes on at {end}, and a message has {wanted}"
+            raise InvalidError(what, do="leave out --keep-offsets, or begin with an empty queue")
+        ends[queue] = end + 1
 
 
 def message_of(document: dict[str, Any], *, where: str = "") -> NewMessage:
@@ -338,6 +343,8 @@ def _body(document: dict[str, Any]) -> bytes:
     if has_text == has_bytes:
         raise ValueError("body and body_base64 are both given" if has_text else "no body")
     if has_bytes:
+        from base64 import b64decode
+
         return b64decode(_text(document, "body_base64"), validate=True)
     try:
         return _text(document, "body").encode()
@@ -406,59 +413,151 @@ def _batches(lines: Iterable[bytes]) -> Iterator[list[_Line]]:
 
 
 def _tell(call: Call, document: dict[str, Any]) -> int:
-    document = {"format": 1, **document}
-    Output(call).emit(document, [document], [name for name in document if name != "format"])
+    show(call, {"format": 1, **document}, columns=list(document))
     return DONE
 
 
-CREATE = make_command(
-    "store.create",
-    CreateOptions,
-    create,
-    examples=[
-        "tiered store create /tmp/store",
-        "tiered store create /tmp/store --log-file-size 16MiB --cluster c1 --broker b1",
-    ],
-)
-TOPIC = make_command(
-    "store.topic",
-    TopicOptions,
-    topic,
-    examples=[
-        "tiered store topic /tmp/store orders --queues 16",
-        "tiered store topic /tmp/store prices --queues 4 --compacted",
-    ],
-)
-PUT = make_command(
-    "store.put",
-    PutOptions,
-    put,
-    examples=[
-        """echo '{"topic": "orders", "body": "one"}' | tiered store put /tmp/store""",
-        "tiered store put /tmp/store --keep-offsets messages.jsonl",
-    ],
-)
-TAIL = make_command(
-    "store.tail",
-    TailOptions,
-    tail,
-    examples=[
-        "tiered store tail /tmp/store orders --count 5",
-        "tiered store tail /tmp/store --follow",
-    ],
-)
-INFO = make_command(
-    "store.info",
-    StoreDirOptions,
-    info,
-    examples=["tiered store info /tmp/store", "tiered store info /tmp/store --json"],
-)
-RECOVER = make_command(
-    "store.recover",
-    RecoverOptions,
-    recover,
-    examples=["tiered store recover /tmp/store", "tiered store recover /tmp/store --anew"],
-)
-COMMAND = make_program(
-    "store", examples=["tiered store create /tmp/store", "tiered store info /tmp/store"]
-)
+# -- refill ----------------------------------------------------------------------------------------
+
+_BATCH_COUNT = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefillOptions(StoreDirOptions):
+    """What ``tiered store refill`` can be told."""
+
+    from_: str = required(
+        "what has the messages: URL of a tier, or directory of another store",
+        kinds.Kind("WHERE", str),
+    )
+    topic: tuple[str, ...] = several(
+        "compacted topics of the store to refill", kinds.Kind("TOPIC,...", str), default_text="all"
+    )
+
+
+class _TierSource:
+    """A tier that has the messages."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+
+    def ends(self) -> Mapping[MessageQueue, QueueOffset]:
+        """Of each queue one past the last queue offset."""
+        return {queue: self._tier.reader.cursor(queue).end for queue in self._tier.queues()}
+
+    def batches(self, queue: MessageQueue, limit: int) -> Iterator[RecordBatch]:
+        """Its messages in order, as far as they are below ``limit``, or some more."""
+        from tiered.api.reading import plan_span, read_span
+
+        span = plan_span(self._tier.reader.cursor(queue), 0, limit)
+        for batch in read_span(self._tier, span, batch_bytes=_WINDOW_BYTES):
+            yield batch.records
+
+
+class _LocalSource:
+    """A store that has the messages; see ``_TierSource``."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+
+    def ends(self) -> Mapping[MessageQueue, QueueOffset]:
+        self._store.refresh()
+        return {queue: found.end for queue, found in self._store.queues().items()}
+
+    def batches(self, queue: MessageQueue, limit: int) -> Iterator[RecordBatch]:
+        from tiered.model import QueueOffset
+
+        at = QueueOffset(0)
+        for read in (self._store.read_compacted, self._store.read):
+            while at < limit:
+                batch = read(queue, at, bytes_max=_WINDOW_BYTES, count_max=_BATCH_COUNT)
+                if batch is None:
+                    break
+                yield batch
+                at = batch.end_offset
+
+
+@STORE.has("refill", RefillOptions)
+def refill(call: Call, options: RefillOptions) -> int:
+    """Gives a replica's compacted topics what lies before its own messages.
+
+    For a replica that lost its disk, and has its messages from somewhere in the middle on: what lies before is
+    taken from WHERE, and the queue is compacted. No broker may run on it meanwhile. Again does no harm.
+
+    Examples:
+        tiered store refill /data/store --from s3://bucket/prefix
+        tiered store refill /data/store --from /data/other-store --topic prices
+    """
+    from tiered.local.layout import read_topics
+
+    topics = read_topics(options.dir).compacted
+    if unknown := sorted(set(options.topic) - topics) or ([] if topics else ["any"]):
+        raise InvalidError(
+            f"no compacted topic of this store: {', '.join(unknown)}",
+            where=options.dir,
+            do="`tiered store topic DIR TOPIC --compacted` makes one",
+        )
+    where = options.from_
+    source = _TierSource(call.tier(where)) if "://" in where else _LocalSource(call.local(where))
+    wanted = set(options.topic) or topics
+    ends = {queue: end for queue, end in source.ends().items() if queue.topic in wanted}
+    # One that is named has to be there; of all the store's, those to which nothing was sent are not.
+    absent = set(options.topic) - {queue.topic for queue in ends}
+    if absent or not ends:
+        raise InvalidError(f"it has nothing of {', '.join(sorted(absent or wanted))}", where=where)
+    with open_store(call, options.dir, begins=ends) as store:
+        for topic in sorted({queue.topic for queue in ends}):
+            many = max(queue.queue_id for queue in ends if queue.topic == topic) + 1
+            store.create_topic(topic, queues=many, is_compacted=True)
+        rows = [_refill(store, source, queue) for queue in sorted(ends)]
+    document = {"format": 1, "store": store.root, "from": where, "queues": rows}
+    show(
+        call, document, rows=rows, columns=["topic", "queue_id", "had_from", "messages", "unknown"]
+    )
+    return NEEDS_A_PERSON if any(row["unknown"] for row in rows) else DONE
+
+
+def _refill(
+    store: MessageStore, source: _TierSource | _LocalSource, queue: MessageQueue
+) -> dict[str, Any]:
+    low, end = store.reader.bounds(queue)
+    met = _Met(low if end else 0)
+    messages = 0
+    if met.limit:
+        messages = store.refill(queue, met.passing(source.batches(queue, met.limit)))
+    return {
+        "topic": queue.topic,
+        "queue_id": queue.queue_id,
+        "had_from": low,
+        "messages": messages,
+        "unknown": met.unknown,
+    }
+
+
+class _Met:
+    """Counts what a source has not got."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit  # queue offset up to which it is looked at
+        # Queue offsets, from the first that it has on, of which it has neither a message nor the word that a newer one
+        # has replaced it.
+        self.unknown = 0
+
+    def passing(self, batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        """The batches, looked at."""
+        import numpy as np
+
+        from tiered.local.interface import HoleReason
+
+        at = None
+        for batch in batches:
+            base = int(batch.base_offset)
+            count = min(self.limit - base, batch.count)
+            if count <= 0:
+                break
+            is_known = (batch.sizes > 0) | (batch.tag_codes == HoleReason.COMPACTED)
+            self.unknown += int(np.count_nonzero(~is_known[:count]))
+            self.unknown += base - at if at is not None else 0
+            at = base + count
+            yield batch
+        self.unknown += self.limit - at if at is not None else 0

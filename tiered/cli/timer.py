@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from base64 import b64encode
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.local_files import is_vacant
-from tiered.addresses import Address, address, addresses
+from tiered.addresses import Address, addresses
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command, make_program
+from tiered.cli.frame import group
 from tiered.cli.options import argument, flag, option, required
-from tiered.cli.output import Output, Row
-from tiered.cli.serve import announce_lease, metrics_served
+from tiered.cli.output import Output, Row, Table, picked, show
+from tiered.cli.serve import MetricsOptions, announce_lease, metrics_served
 from tiered.cli.signals import Stopper
-from tiered.cli.values import (
-    counted,
-    format_duration,
-    format_size,
-    format_time,
-    parse_duration,
-    parse_time,
-    seconds_above_zero,
-    whole,
-)
+from tiered.cli.values import counted, few, format_duration, format_size, format_time, parse_time
 from tiered.errors import ClosedError, DataError, InvalidError
 
 if TYPE_CHECKING:
@@ -34,14 +25,13 @@ if TYPE_CHECKING:
     from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
     from tiered.attach.timer_import import TimerImport
-    from tiered.attach.timer_place import TimerPlace
     from tiered.attach.timer_run import Delivering, TimerDelivery
     from tiered.cli.call import Call
     from tiered.cli.stderr import Progressed
     from tiered.log.parts import TierState
     from timer.dequeue import Damaged, DueMessage, HourRow, TimerReader
 
-HOUR_COLUMNS = ["hour", "messages", "bytes", "due_min_ms", "due_max_ms"]
+HOUR_COLUMNS = ["hour_ms", "messages", "bytes", "due_min_ms", "due_max_ms"]
 MESSAGE_COLUMNS = [
     *("hour_ms", "due_timestamp_ms", "topic", "queue_id", "msg_id", "tags", "keys"),
     *("properties", "body_base64"),
@@ -55,26 +45,44 @@ _DAMAGED_NAMED = 8
 # -- import ---------------------------------------------------------------------------------------
 
 
+TIMER = group(
+    "timer",
+    "Keeps messages that are due much later.",
+    examples=[
+        "tiered timer ls s3://bucket/prefix",
+        "tiered timer import /data/rocketmq/store --to s3://bucket/prefix",
+    ],
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimerImportOptions:
     """What ``tiered timer import`` can be told."""
 
     store: str = argument()
-    to: str = required("URL of the tier", "URL", str)
+    to: str = required("URL of the tier", kinds.URL)
     near_ms: int = option(
         "leave what is due within so long with the broker, as 4h; 0s: take all that is pending, due or not",
-        "DURATION",
-        parse_duration,
+        kinds.DURATION_MS,
         default=4 * 3_600_000,
-        default_text="4h",
     )
     no_wait: bool = flag(
         "end with code 4 when another process writes these timers, instead of waiting"
     )
 
 
+@TIMER.has("import", TimerImportOptions)
 def run_import(call: Call, options: TimerImportOptions) -> int:
-    """Take what is pending and due late enough."""
+    """Takes a broker's pending timers into the tier, once.
+
+    Messages that are due in days or months keep a broker's disk from being freed. This takes those of a store, live
+    or dead, that are due later than the near window, and may be run again at any time. docs/timers.md says what a
+    broker that lives on does with its own copies.
+
+    Examples:
+        tiered timer import /data/rocketmq/store --to s3://bucket/prefix
+        tiered timer import /data/rocketmq/store --to s3://bucket/prefix --near 0s
+    """
     from tiered.attach.timer_import import ImportSettings, import_timers
 
     near_ms = options.near_ms
@@ -114,10 +122,8 @@ def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
         "cluster": made.place.cluster,
         "broker": made.place.broker,
         "near_ms": near_ms,
-        "due_from_ms": made.due_from_ms,
         **asdict(made.total),
-        "bundles": made.bundles,
-        "entries": made.entries,
+        **picked(made, "due_from_ms", "bundles", "entries"),
         "waiting_records": made.waiting.records,
         "waiting_reason": made.waiting.reason,
         "sources": sources,
@@ -125,11 +131,12 @@ def import_document(made: TimerImport, near_ms: int) -> dict[str, Any]:
 
 
 def _tell_import(call: Call, document: dict[str, Any]) -> None:
-    output = Output(call)
-    if output.form != "table":
-        output.emit(document, document["sources"], list((document["sources"] or [{}])[0]))
-        return
-    output.line(f"{document['cluster']}/{document['broker']}")
+    columns = list((document["sources"] or [{}])[0])
+    show(call, document, rows=document["sources"], columns=columns, lines=_import_lines(document))
+
+
+def _import_lines(document: dict[str, Any]) -> Iterator[str]:
+    yield f"{document['cluster']}/{document['broker']}"
     lines = {
         "taken": (document["taken"], "message", f"in {counted(document['bundles'], 'object')}"),
         "marks": (document["marks"], "delete mark", "of messages that were taken before"),
@@ -147,7 +154,7 @@ def _tell_import(call: Call, document: dict[str, Any]) -> None:
     }
     for word, (count, one, rest) in lines.items():
         if count or word in {"taken", "stays"}:
-            output.line(f"  {word:<10}{counted(count, one)} {rest}")
+            yield f"  {word:<10}{counted(count, one)} {rest}"
 
 
 # -- ls and show ----------------------------------------------------------------------------------
@@ -163,33 +170,35 @@ class TimerLsOptions:
     cost: bool = flag("say what handing over and keeping them comes to, requests and dollars")
 
 
+@TIMER.has("ls", TimerLsOptions)
 def run_ls(call: Call, options: TimerLsOptions) -> int:
-    """List hours, or messages."""
+    """Lists the hours in which messages are due.
+
+    Examples:
+        tiered timer ls s3://bucket/prefix
+        tiered timer ls file:///tmp/tier --messages
+    """
     from timer.dequeue import refused_in
 
-    output, damaged = Output(call), dict[int, DataError]()
-    with _opened(call, options.url) as (reader, place):
-        head = {"format": 1, "cluster": place.cluster, "broker": place.broker}
-        if options.messages or options.refused:
-            what = reader.refused if options.refused else reader.pending
-            _emit_messages(call, head, what, reader.state.timers.hours)
-            return DONE
-        found = list(reader.listing(damaged))
-        refused = sum(len(refused_in(reader.state, hour)) for hour in reader.state.timers.hours)
-    rows = [_hour_row(row) for row in found]
+    damaged = dict[int, DataError]()
+    reader, head = _opened(call, options.url)
+    if options.messages or options.refused:
+        what = reader.refused if options.refused else reader.pending
+        _emit_messages(call, head, what, reader.state.timers.hours)
+        return DONE
+    found = list(reader.listing(damaged))
+    refused = sum(len(refused_in(reader.state, hour)) for hour in reader.state.timers.hours)
+    rows = [
+        {
+            **picked(row, "hour_ms", "messages", "due_min_ms", "due_max_ms"),
+            "bytes": row.size_bytes,
+        }
+        for row in found
+    ]
     cost = {"cost": cost_document(found)} if options.cost else {}
-    if output.form == "table":
-        _draw(output, rows)
-        if refused:
-            output.line(
-                f"{counted(refused, 'message')} refused by the target: --refused lists them"
-            )
-        if cost:
-            _tell_cost(output, cost["cost"])
-    else:
-        columns = ["hour_ms", *HOUR_COLUMNS[1:]]
-        said = {"refused": refused, "damaged": _damaged_rows(damaged), **cost}
-        output.emit({**head, "hours": rows, **said}, rows, columns)
+    said = {"refused": refused, "damaged": _damaged_rows(damaged), **cost}
+    lines = _hour_lines(rows, refused, cost)
+    show(call, {**head, "hours": rows, **said}, rows=rows, columns=HOUR_COLUMNS, lines=lines)
     _require_sound(call, damaged)
     return DONE
 
@@ -210,13 +219,6 @@ def cost_document(hours: Sequence[HourRow]) -> dict[str, Any]:
     }
 
 
-def _tell_cost(output: Output, cost: dict[str, Any]) -> None:
-    output.line(
-        f"handing over takes {cost['writes']:,} requests that write or list, and {cost['reads']:,} that read:"
-        f" ${cost['dollars']:.4f}, ${cost['dollars_per_million']:.2f} a million"
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class TimerShowOptions:
     """What ``tiered timer show`` can be told."""
@@ -225,8 +227,14 @@ class TimerShowOptions:
     hour: str = argument()
 
 
+@TIMER.has("show", TimerShowOptions)
 def run_show(call: Call, options: TimerShowOptions) -> int:
-    """List the messages of one hour."""
+    """Lists the messages that are due in one hour.
+
+    Examples:
+        tiered timer show s3://bucket/prefix 2026-12-24T18:00:00Z
+        tiered timer show file:///tmp/tier 1798131600000 --json
+    """
     from tiered.log.timers import HOUR_MS
 
     text = options.hour
@@ -234,39 +242,27 @@ def run_show(call: Call, options: TimerShowOptions) -> int:
         hour = parse_time(text, call.clock.now_ms()) // HOUR_MS
     except ValueError as error:
         raise InvalidError(f"HOUR {text}: {error}", do="give a time within it") from None
-    with _opened(call, options.url) as (reader, place):
-        head = {"format": 1, "cluster": place.cluster, "broker": place.broker}
-        hours = [hour] if hour in reader.state.timers.hours else []
-        _emit_messages(call, {**head, "hour_ms": hour * HOUR_MS}, reader.pending, hours)
+    reader, head = _opened(call, options.url)
+    hours = [hour] if hour in reader.state.timers.hours else []
+    _emit_messages(call, {**head, "hour_ms": hour * HOUR_MS}, reader.pending, hours)
     return DONE
 
 
-@contextlib.contextmanager
-def _opened(call: Call, url: str) -> Iterator[tuple[TimerReader, TimerPlace]]:
-    from tiered.api.stores import backend_errors
+def _opened(call: Call, url: str) -> tuple[TimerReader, dict[str, Any]]:
+    """What reads a broker's timers, and how a document of them begins."""
     from tiered.attach.timer_place import choose_timers
-    from tiered.cli.call import open_objects
     from timer.dequeue import TimerReader
 
-    with contextlib.ExitStack() as stack, backend_errors():
-        store = open_objects(call, url, stack)
-        place = choose_timers(store, call.common.cluster, call.common.broker)
-        reader = TimerReader(store, place.prefix)
-        reader.refresh()
-        yield reader, place
+    store = call.objects(url)
+    place = choose_timers(store, call.common.cluster, call.common.broker)
+    reader = TimerReader(store, place.prefix)
+    reader.refresh()
+    return reader, {"format": 1, "cluster": place.cluster, "broker": place.broker}
 
 
-def _hour_row(row: HourRow) -> Row:
-    return {
-        "hour_ms": row.hour_ms,
-        "messages": row.messages,
-        "bytes": row.size_bytes,
-        "due_min_ms": row.due_min_ms,
-        "due_max_ms": row.due_max_ms,
-    }
-
-
-def _draw(output: Output, rows: list[Row]) -> None:
+def _hour_lines(
+    rows: list[Row], refused: int, cost: dict[str, dict[str, Any]]
+) -> Iterator[str | Table]:
     """A histogram: a line an hour; where these are too many to look at, a day (UTC)."""
     name, width_ms = ("hour", 3_600_000) if len(rows) <= _LINES_MAX else ("day", 24 * 3_600_000)
     bins: dict[int, tuple[int, int]] = {}
@@ -284,10 +280,17 @@ def _draw(output: Output, rows: list[Row]) -> None:
         }
         for begin_ms, (count, size) in bins.items()
     ]
-    output.table(shown, [name, "messages", "size", ""])
+    yield Table(shown, [name, "messages", "size", ""])
     total = sum(row["messages"] for row in rows)
     all_of_it = format_size(sum(row["bytes"] for row in rows))
-    output.line(f"{counted(total, 'message')} in {counted(len(rows), 'hour')}, {all_of_it}")
+    yield f"{counted(total, 'message')} in {counted(len(rows), 'hour')}, {all_of_it}"
+    if refused:
+        yield f"{counted(refused, 'message')} refused by the target: --refused lists them"
+    for one in cost.values():
+        yield (
+            f"handing over takes {one['writes']:,} requests that write or list, and {one['reads']:,} that read:"
+            f" ${one['dollars']:.4f}, ${one['dollars_per_million']:.2f} a million"
+        )
 
 
 def _damaged_rows(damaged: Damaged) -> list[Row]:
@@ -310,10 +313,9 @@ def _require_sound(call: Call, damaged: Damaged) -> None:
         return
     call.stdout.flush()
     hours = sorted(damaged)
-    named = ", ".join(format_time(hour * HOUR_MS) for hour in hours[:_DAMAGED_NAMED])
-    more = f" and {len(hours) - _DAMAGED_NAMED} more" if len(hours) > _DAMAGED_NAMED else ""
+    named = few([format_time(hour * HOUR_MS) for hour in hours], _DAMAGED_NAMED)
     raise DataError(
-        f"{counted(len(hours), 'hour')} cannot be read whole: {named}{more}: {damaged[hours[0]].what}",
+        f"{counted(len(hours), 'hour')} cannot be read whole: {named}: {damaged[hours[0]].what}",
         where=damaged[hours[0]].where,
         do="`tiered verify URL --timers --deep` names what is damaged",
     )
@@ -321,6 +323,8 @@ def _require_sound(call: Call, damaged: Damaged) -> None:
 
 def message_row(message: DueMessage) -> Row:
     """One pending message, as JSON."""
+    from base64 import b64encode
+
     from tiered.format.message_forms import decompress_body
     from tiered.format.record import decode_record, offset_msg_id
     from tiered.format.sysflag import COMPRESSED
@@ -387,24 +391,26 @@ class TimerCancelOptions:
     msg_id: str = argument()
     give_up_s: float = option(
         "end with code 3 when the store has refused for so long",
-        "DURATION",
-        seconds_above_zero,
+        kinds.DURATION_S,
         name="give-up-seconds",
         default=60.0,
     )
 
 
+@TIMER.has("cancel", TimerCancelOptions)
 def run_cancel(call: Call, options: TimerCancelOptions) -> int:
-    """Take one pending message back."""
-    from tiered.api.stores import backend_errors
+    """Takes one pending message back.
+
+    Examples:
+        tiered timer cancel s3://bucket/prefix AC1100010BF04E0E2F2A676C58850000
+        tiered timer cancel file:///tmp/tier AC1100010BF04E0E2F2A676C58850000 --json
+    """
     from tiered.cli.planned import open_workplace
     from tiered.upkeep.cancel_timer import cancel
 
     msg_id = options.msg_id
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s, timers=True)
-        found = cancel(at, msg_id)
-    output = Output(call)
+    at = open_workplace(call, options.url, give_up_s=options.give_up_s, timers=True)
+    found = cancel(at, msg_id)
     document = {
         "format": 1,
         "cluster": at.place.cluster,
@@ -412,12 +418,12 @@ def run_cancel(call: Call, options: TimerCancelOptions) -> int:
         "msg_id": msg_id,
         "cancelled": found,
     }
-    if output.form == "table":
-        output.line(f"{counted(len(found), 'message')} cancelled: {msg_id}")
-        for row in found:
-            output.line(f"  due {format_time(row['due_timestamp_ms'])}")
-    else:
-        output.emit(document, found, ["hour_ms", "due_timestamp_ms", "queue_offset"])
+    lines = [
+        f"{counted(len(found), 'message')} cancelled: {msg_id}",
+        *(f"  due {format_time(row['due_timestamp_ms'])}" for row in found),
+    ]
+    columns = ["hour_ms", "due_timestamp_ms", "queue_offset"]
+    show(call, document, rows=found, columns=columns, lines=lines)
     return DONE
 
 
@@ -425,42 +431,40 @@ def run_cancel(call: Call, options: TimerCancelOptions) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimerRunOptions:
+class TimerRunOptions(MetricsOptions):
     """What ``tiered timer run`` can be told."""
 
     url: str = argument()
     to: str = required(
         "where the messages go: a store directory of ours, made if need be, or live brokers, by their name servers",
-        "DIR|namesrv://HOST:PORT[;HOST:PORT...]",
-        str,
+        kinds.Kind("DIR|namesrv://HOST:PORT[;HOST:PORT...]", str),
     )
     near_ms: int = option(
         "hand an hour's messages over so long before it begins, as 1h",
-        "DURATION",
-        parse_duration,
+        kinds.DURATION_MS,
         default=3_600_000,
-        default_text="1h",
     )
     once: bool = flag(
         "end when nothing is due within the near window, and all that was is delivered"
     )
     rate: int = option(
-        "messages handed over in a second, at most; 0: no limit",
-        "N",
-        whole(low=0),
-        default=0,
+        "messages handed over in a second, at most; 0: no limit", kinds.NUMBER, default=0
     )
     no_wait: bool = flag("end with code 4 when another run is at work, instead of waiting")
-    metrics_listen: Address | None = option(
-        "serve Prometheus metrics (/metrics) and /healthz at this address",
-        "HOST:PORT",
-        address,
-        default_text="not served",
-    )
 
 
+@TIMER.has("run", TimerRunOptions)
 def run_run(call: Call, options: TimerRunOptions) -> int:
-    """Hand over, and stay until we are stopped."""
+    """Hands messages over before they are due, each once.
+
+    Hands messages over ahead of time, hour by hour: to a store directory of ours, and delivers each to its topic
+    there when it is due; or to live brokers, which deliver by their own wheel. It may be killed at any moment: the
+    next run goes on. docs/timers.md has what is guaranteed.
+
+    Examples:
+        tiered timer run s3://bucket/prefix --to /data/timers
+        tiered timer run s3://bucket/prefix --to namesrv://10.0.0.7:9876,10.0.0.8:9876
+    """
     from tiered.attach.timer_run import RunSettings, hand_over
 
     settings = RunSettings(
@@ -494,28 +498,22 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
         "format": 1,
         "cluster": made.place.cluster,
         "broker": made.place.broker,
-        "run": made.run,
         **asdict(made.counters),
-        "refused": made.refused,
-        "missing": made.missing,
-        "delivered": made.delivered,
-        "waiting": made.waiting,
+        **picked(made, "run", "refused", "missing", "delivered", "waiting"),
         "next_hand_over_ms": made.next_ms,
     }
-    output = Output(call)
-    if output.form != "table":
-        output.emit(document, [document], list(document))
-    elif not call.common.quiet:
-        theirs = "the brokers deliver them" if "://" in options.to else ""
-        output.line(
-            f"{counted(made.counters.handed + made.counters.found, 'message')} handed over, "
-            + (theirs or f"{made.delivered:,} delivered, {made.waiting:,} waiting there")
+    is_theirs = "://" in options.to
+    there = f"{made.delivered:,} delivered, {made.waiting:,} waiting there"
+    lines = [
+        f"{counted(made.counters.handed + made.counters.found, 'message')} handed over, "
+        + ("the brokers deliver them" if is_theirs else there)
+    ]
+    if made.counters.held:
+        lines.append(
+            f"{counted(made.counters.held, 'message')} of {counted(made.counters.damaged, 'hour')} held back for"
+            " damage: `tiered verify URL --timers --deep --repair --store DIR` mends it"
         )
-        if made.counters.held:
-            output.line(
-                f"{counted(made.counters.held, 'message')} of {counted(made.counters.damaged, 'hour')} held back for"
-                " damage: `tiered verify URL --timers --deep --repair --store DIR` mends it"
-            )
+    show(call, document, lines=() if call.common.quiet else lines)
     return NEEDS_A_PERSON if made.refused or made.missing or made.counters.damaged else DONE
 
 
@@ -535,14 +533,13 @@ def _beside(
         return Progressed(text, done, done + left)
 
     with contextlib.ExitStack() as stack:
-        if options.metrics_listen is not None:
-            served = metrics_served(
-                call,
-                options.metrics_listen,
-                metrics=lambda: render([*work.samples(), *request_samples(meter)], TIMER_METRICS),
-                health=lambda: work.trouble,
-            )
-            stack.enter_context(served)
+        served = metrics_served(
+            call,
+            options.metrics_listen,
+            metrics=lambda: render([*work.samples(), *request_samples(meter)], TIMER_METRICS),
+            health=lambda: work.trouble,
+        )
+        stack.enter_context(served)
         if options.once:
             stack.enter_context(call.progress("timers", progressed))
         else:
@@ -655,64 +652,3 @@ def _require_other(call: Call, directory: str, state: TierState) -> None:
             where=directory,
             do="name another directory; it is made if need be",
         )
-
-
-IMPORT = make_command(
-    "timer.import",
-    TimerImportOptions,
-    run_import,
-    examples=[
-        "tiered timer import /data/rocketmq/store --to s3://bucket/prefix",
-        "tiered timer import /data/rocketmq/store --to s3://bucket/prefix --near 0s",
-    ],
-    details=(
-        "Messages that are due in days or months keep a broker's disk from being freed. This takes those of a store, live"
-        " or dead, that are due later than the near window, and may be run again at any time. docs/timers.md says what"
-        " a broker that lives on does with its own copies."
-    ),
-)
-LS = make_command(
-    "timer.ls",
-    TimerLsOptions,
-    run_ls,
-    examples=["tiered timer ls s3://bucket/prefix", "tiered timer ls file:///tmp/tier --messages"],
-)
-SHOW = make_command(
-    "timer.show",
-    TimerShowOptions,
-    run_show,
-    examples=[
-        "tiered timer show s3://bucket/prefix 2026-12-24T18:00:00Z",
-        "tiered timer show file:///tmp/tier 1798131600000 --json",
-    ],
-)
-CANCEL = make_command(
-    "timer.cancel",
-    TimerCancelOptions,
-    run_cancel,
-    examples=[
-        "tiered timer cancel s3://bucket/prefix AC1100010BF04E0E2F2A676C58850000",
-        "tiered timer cancel file:///tmp/tier AC1100010BF04E0E2F2A676C58850000 --json",
-    ],
-)
-RUN = make_command(
-    "timer.run",
-    TimerRunOptions,
-    run_run,
-    examples=[
-        "tiered timer run s3://bucket/prefix --to /data/timers",
-        "tiered timer run s3://bucket/prefix --to namesrv://10.0.0.7:9876,10.0.0.8:9876",
-    ],
-    details=(
-        "Hands messages over ahead of time, hour by hour: to a store directory of ours, and delivers each to its topic there"
-        " when it is due; or to live brokers, which deliver by their own wheel. It may be killed at any moment: the next run"
-        " goes on. docs/timers.md has what is guaranteed."
-    ),
-)
-COMMAND = make_program(
-    "timer",
-    examples=[
-        "tiered timer ls s3://bucket/prefix",
-        "tiered timer import /data/rocketmq/store --to s3://bucket/prefix",
-    ],
-)

@@ -1,4 +1,4 @@
-"""Values as people write and read them: sizes, counts, times, durations, addresses, and what else options take.
+"""Values as people write and read them: sizes, counts, times and durations.
 
 What reads a text raises ``ValueError`` with what is wrong and how it should look.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -46,6 +46,12 @@ def format_size(size_bytes: float) -> str:
     scaled = size_bytes / _STEP_BYTES**power
     digits = 0 if power == 0 or scaled >= 100 else 1  # noqa: PLR2004 (three digits tell enough)
     return f"{scaled:.{digits}f} {_NAMES[power]}"
+
+
+def few(names: Sequence[str], count_max: int) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - count_max
+    return ", ".join(names[:count_max]) + (f" and {more} more" if more > 0 else "")
 
 
 def format_count(count: int) -> str:
@@ -189,105 +195,6 @@ def _epoch_ms(moment: datetime) -> int:
     return since.days * 86_400_000 + since.seconds * 1000 + since.microseconds // 1000
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-
-
-def not_below_zero(text: str) -> float:
-    """A finite number, 0 at least."""
-    number = _number(text)
-    if not (number >= 0 and math.isfinite(number)):
-        raise ValueError(f"{text} must not be below 0")
-    return number
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    number = _number(text)
-    if not 0 <= number <= 1:
-        raise ValueError(f"{text} is not a share: give a number from 0 to 1")
-    return number
-
-
-def whole(low: int) -> Callable[[str], int]:
-    """Takes a whole number, ``low`` at least."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is no whole number") from None
-        if number < low:
-            raise ValueError(f"{number} must be at least {low}")
-        return number
-
-    return parse
-
-
-def incarnation(text: str) -> str:
-    """``all``, or a whole number."""
-    return text if text == "all" else str(whole(0)(text))
-
-
-def start(text: str) -> str | Moment:
-    """``earliest``, ``latest``, or a time."""
-    return text if text in {"earliest", "latest"} else Moment(text)
-
-
-def pair(text: str) -> str:
-    """``NAME=VALUE``."""
-    name, equals, _ = text.partition("=")
-    if not (name.strip() and equals):
-        raise ValueError("write NAME=VALUE")  # the text may hold a token
-    return text
-
-
-class TopicDuration(NamedTuple):
-    """A duration for the topics that a glob fits."""
-
-    glob: str
-    duration_ms: int
-
-    def __str__(self) -> str:
-        return f"{self.glob}={format_duration(self.duration_ms)}"
-
-
-def topic_duration(text: str) -> TopicDuration:
-    """``GLOB=DURATION``."""
-    glob, _, duration = text.rpartition("=")
-    return TopicDuration(glob.strip(), parse_duration(duration.strip()))
-
-
-def compression(text: str) -> str:
-    """``zstd``, ``zstd:LEVEL`` or ``none``."""
-    if text != "none":
-        compression_level(text)
-    return text
-
-
-def compression_level(text: str) -> int | None:
-    """The level that ``zstd:LEVEL`` names; None for ``zstd`` alone.
-
-    Raises:
-        ValueError: It is neither.
-    """
-    name, colon, level = text.partition(":")
-    if name != "zstd" or (colon and not level):
-        raise ValueError(f"it is zstd, zstd:LEVEL or none, not {text!r}")
-    return whole(1)(level) if colon else None
-
-
-def destination(text: str) -> str:
-    """``iceberg:CATALOG#NAMESPACE``; without a namespace it is ``default``."""
-    kind, _, rest = text.partition(":")
-    if kind != "iceberg" or not rest.partition("#")[0]:
-        raise ValueError("write iceberg:CATALOG#NAMESPACE, the catalog as a URI or by its name")
-    return text
-
-
 def topic_filter(globs: Sequence[str], excluded: Sequence[str] = ()) -> Callable[[str], bool]:
     """Whether a topic fits one of the globs (all, without any) and none of the excluding ones."""
 
@@ -319,23 +226,6 @@ class _Safe(dict[int, str]):
 
 SAFE = _Safe()
 """For ``str.translate``: nothing that a terminal would obey is left."""
-
-
-_NOT_PARQUET = re.compile(
-    r"\.(csv|tsv|txt|json|jsonl|ndjson|xlsx?|ods|html?|md|xml|yaml|arrow|feather|ipc|orc|avro|db|duckdb|sqlite3?)"
-    r"(\.(gz|zst|zstd|bz2|xz|zip|lz4))?/*$",
-    re.IGNORECASE,
-)
-
-
-def parquet_name(text: str) -> str:
-    """The name of what is written as Parquet: a name that promises another form is a mistake."""
-    found = _NOT_PARQUET.search(text)
-    if found:
-        raise ValueError(
-            f"{text!r} is named as {found[1].lower()}, and what is written is Parquet: name it .parquet"
-        )
-    return text
 
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode

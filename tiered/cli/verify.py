@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from tiered.cli import kinds
 from tiered.cli.exits import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import make_command
+from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option
-from tiered.cli.output import Output
+from tiered.cli.output import Table, picked, show
 from tiered.cli.planned import (
     TIMERS_TEXT,
     Document,
@@ -22,7 +22,6 @@ from tiered.cli.planned import (
     show_result,
     typed_plan,
 )
-from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_count, format_size
 from tiered.errors import InvalidError, OtherVersionError, TieredStoreError
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from tiered.local.interface import LocalStore
     from tiered.log.verify_report import VerifyReport
     from tiered.upkeep.rebuild import RebuildPlan
-    from tiered.upkeep.repair import Repairer, RepairReport
+    from tiered.upkeep.repair import Repairer
     from tiered.upkeep.workplace import Workplace
 
 THREADS = 4
@@ -55,10 +54,7 @@ class VerifyOptions:
     url: str = argument()
     deep: bool = flag("read and check every byte of every object")
     store: str | None = option(
-        "local store directory to compare with, message by message",
-        "DIR",
-        str,
-        default_text="none",
+        "local store directory to compare with, message by message", kinds.DIR
     )
     repair: bool = flag(
         "upload again what is damaged and the local store (or another object) still has, and check again"
@@ -67,13 +63,17 @@ class VerifyOptions:
     timers: bool = flag("check the broker's timers, which lie apart, instead of its topics")
 
 
+@command("verify", VerifyOptions)
 def run(call: Call, options: VerifyOptions) -> int:
-    """Check and print."""
+    """Checks that a tier is whole, or equal to a local store.
+
+    Examples:
+        tiered verify file:///tmp/tier --deep
+        tiered verify s3://bucket/prefix --store /data/rocketmq/store --json
+    """
     from backends.errors import BackendError
     from tiered.api.broker_place import choose_place
-    from tiered.api.stores import backend_errors
     from tiered.attach.timer_place import choose_timers
-    from tiered.cli.call import open_both
     from tiered.log.verify import verify_tier
 
     if options.timers and options.store and not options.repair:
@@ -82,28 +82,25 @@ def run(call: Call, options: VerifyOptions) -> int:
             where=call.path,
             do="leave --store out, or add --repair, which takes lost records from it",
         )
-    output = Output(call)
-    done = Progressed("reading the journal")
-
-    def told(done_bytes: int, total_bytes: int) -> None:
-        nonlocal done
-        text = f"{format_size(done_bytes)} of {format_size(total_bytes)}"
-        done = Progressed(text, done_bytes, total_bytes)
-
-    with contextlib.ExitStack() as stack, backend_errors():
-        raw, store = open_both(call, options.url, stack)
-        directory = options.store
-        local = _local(call, directory, stack, timers=options.timers) if directory else None
-        choose = choose_timers if options.timers else choose_place
-        place = choose(store, call.common.cluster, call.common.broker)
-        executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-verify"))
-        stack.enter_context(call.progress("verifying", lambda: done))
+    raw, store = call.both(options.url)
+    local = _local(call, options.store, timers=options.timers) if options.store else None
+    choose = choose_timers if options.timers else choose_place
+    place = choose(store, call.common.cluster, call.common.broker)
+    with (
+        ThreadPoolExecutor(THREADS, "tiered-verify") as executor,
+        call.progress("verifying", "reading the journal") as progress,
+    ):
 
         def verified() -> VerifyReport:
-            is_deep = options.deep
-            compared = None if options.timers else local
             return verify_tier(
-                store, place.prefix, deep=is_deep, local=compared, executor=executor, progress=told
+                store,
+                place.prefix,
+                deep=options.deep,
+                local=None if options.timers else local,
+                executor=executor,
+                progress=lambda done, total: progress.tell(
+                    f"{format_size(done)} of {format_size(total)}", done, total
+                ),
             )
 
         report, repair = verified(), None
@@ -113,7 +110,9 @@ def run(call: Call, options: VerifyOptions) -> int:
         elif options.repair and report.damaged:
             repairer = _repairer(call, raw, store, place, local, timers=options.timers)
             try:
-                repair = _document_of(repairer.run(report.damaged))
+                done = repairer.run(report.damaged)
+                repair = picked(done, "parts", "repaired_bytes")
+                repair["unrepaired"] = [picked(one, "where", "reason") for one in done.unrepaired]
                 report = verified()
             except (TieredStoreError, BackendError) as error:
                 failure = error  # what was found is shown first: it may have taken hours
@@ -121,27 +120,23 @@ def run(call: Call, options: VerifyOptions) -> int:
         for line in unlooked(is_deep=options.deep, has_store=local is not None):
             call.say(line)
     document = report_document(report, place, store.url, is_deep=options.deep, repair=repair)
-    if output.form == "table":
-        _show(output, document)
-    else:
-        output.emit(document, document["problems"], ["kind", "where", "detail"])
+    columns = ["kind", "where", "detail"]
+    show(call, document, rows=document["problems"], columns=columns, lines=_lines(document))
     if failure is not None:
-        with backend_errors():
-            raise failure
+        raise failure
     if report.is_whole:
         return InvalidError.exit_code  # told by its rows, and no damage
     is_fine = report.is_clean and not (options.strict and has_recorded(document))
     return DONE if is_fine else NEEDS_A_PERSON
 
 
-def _local(call: Call, directory: str, stack: contextlib.ExitStack, *, timers: bool) -> LocalStore:
+def _local(call: Call, directory: str, *, timers: bool) -> LocalStore:
     """The broker's store, with its timer topics where these are meant."""
-    from tiered.cli.call import open_local
     from timer.progress import opened
 
     if timers:
-        return stack.enter_context(opened(directory, call.clock))
-    return open_local(call, directory, stack)
+        return call.opened.enter_context(opened(directory, call.clock))
+    return call.local(directory)
 
 
 def _repairer(
@@ -179,11 +174,6 @@ def unlooked(*, is_deep: bool, has_store: bool) -> list[str]:
     return lines
 
 
-def _document_of(done: RepairReport) -> dict[str, Any]:
-    unrepaired = [{"where": one.where, "reason": one.reason} for one in done.unrepaired]
-    return {"parts": done.parts, "repaired_bytes": done.repaired_bytes, "unrepaired": unrepaired}
-
-
 def report_document(
     report: VerifyReport,
     place: Place,
@@ -217,46 +207,38 @@ def has_recorded(document: dict[str, Any]) -> bool:
     return any(value for name, value in document["recorded"].items() if name not in _NEUTRAL)
 
 
-def _show(output: Output, document: dict[str, Any]) -> None:
-    output.line(f"{document['cluster']}/{document['broker']}")
-    output.line(
+def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
+    yield f"{document['cluster']}/{document['broker']}"
+    yield (
         f"  named     {counted(document['messages'], 'message')} in {counted(document['queues'], 'queue')},"
         f" {format_size(document['named_bytes'])} in {counted(document['named_objects'], 'object')}"
     )
     if document["is_deep"]:
-        output.line(
+        yield (
             f"  checked   {counted(document['checked_messages'], 'message')},"
             f" {format_size(document['checked_bytes'])}"
             f" in {counted(document['checked_objects'], 'object')}"
         )
     if document["comparison"]:
-        found = ", ".join(_counts(document["comparison"]))
-        output.line(f"  compared  {found or 'nothing'}")
+        yield f"  compared  {', '.join(_counts(document['comparison'])) or 'nothing'}"
     unindexed = document["recorded"]["unindexed_messages"]
     recorded = _counts({**document["recorded"], "unindexed_messages": 0})
     if recorded:
-        output.line(f"  recorded  {', '.join(recorded)}")
+        yield f"  recorded  {', '.join(recorded)}"
     if unindexed:
-        output.line(
-            f"  normal    {counted(unindexed, 'message')} not in the key index yet: a lookup by key reads them instead"
-        )
+        yield f"  normal    {counted(unindexed, 'message')} not in the key index yet: a lookup by key reads them instead"
     for note in document["recorded"]["notes"]:
-        output.line(f"  note      {note}")
-    if document["repair"]:
-        _show_repair(output, document["repair"])
+        yield f"  note      {note}"
+    if repair := document["repair"]:
+        yield f"  repaired  {counted(repair['parts'], 'part')}, {format_size(repair['repaired_bytes'])}"
+        for one in repair["unrepaired"]:
+            yield f"  left      {one['where']}: {one['reason']}"
     if document["is_clean"]:
-        output.line("  result    whole" + ("" if document["is_deep"] else " (--deep reads all)"))
+        yield "  result    whole" + ("" if document["is_deep"] else " (--deep reads all)")
         return
-    output.line(f"  result    {counted(document['problem_count'], 'problem')}")
-    output.line()
-    output.table(document["problems"], ["kind", "where", "detail"])
-
-
-def _show_repair(output: Output, repair: dict[str, Any]) -> None:
-    size = format_size(repair["repaired_bytes"])
-    output.line(f"  repaired  {counted(repair['parts'], 'part')}, {size}")
-    for one in repair["unrepaired"]:
-        output.line(f"  left      {one['where']}: {one['reason']}")
+    yield f"  result    {counted(document['problem_count'], 'problem')}"
+    yield ""
+    yield Table(document["problems"], ["kind", "where", "detail"])
 
 
 def _counts(fields: dict[str, Any]) -> list[str]:
@@ -266,17 +248,6 @@ def _counts(fields: dict[str, Any]) -> list[str]:
         for name, value in fields.items()
         if isinstance(value, int) and value
     ]
-
-
-COMMAND = make_command(
-    "verify",
-    VerifyOptions,
-    run,
-    examples=[
-        "tiered verify file:///tmp/tier --deep",
-        "tiered verify s3://bucket/prefix --store /data/rocketmq/store --json",
-    ],
-)
 
 
 # -- tiered rebuild --------------------------------------------------------------------------------
@@ -295,49 +266,49 @@ class RebuildOptions(PlanOptions):
         "go without the messages of bundles that cannot be read, or of which only journal entries tell"
     )
     timers: bool = flag(TIMERS_TEXT)
-    index: bool = flag("not the journal but the key index: what is damaged, lost or not there yet")
+    index: bool = flag(
+        "not the journal but the key index: what is damaged, lost or not there yet; timers have none",
+        excludes="timers accept-gaps accept-unread",
+    )
 
 
+@command("rebuild", RebuildOptions)
 def rebuild(call: Call, options: RebuildOptions) -> int:
-    """Plan, and apply if told to."""
+    """Makes a lost journal again, from the objects.
+
+    Examples:
+        tiered rebuild file:///tmp/tier
+        tiered rebuild s3://bucket/prefix --index --apply -
+    """
     from tiered.api.broker_place import ANY_SIGN
-    from tiered.api.stores import backend_errors
     from tiered.upkeep.rebuild import apply_rebuild, load_rebuild, plan_document, save_rebuild
 
     if options.index:
         return run_index(call, options)
-    output = Output(call)
-    plan_file, apply_file = options.plan, options.apply
-    if plan_file and apply_file not in {None, "-"}:
+    plan_file, apply_file = options.plan, options.apply or ""
+    if plan_file and apply_file not in {"", "-"}:
         raise InvalidError("--plan and --apply FILE contradict each other", do="give one of them")
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(
-            call,
-            options.url,
-            stack,
-            give_up_s=options.give_up_s,
-            signs=ANY_SIGN,
-            timers=options.timers,
+    at = open_workplace(
+        call, options.url, give_up_s=options.give_up_s, signs=ANY_SIGN, timers=options.timers
+    )
+    plan = (
+        _planned(call, at)
+        if apply_file in {"", "-"}
+        else load_rebuild(apply_file, at.place, at.store.url)
+    )
+    if plan_file:
+        save_rebuild(plan, at.place, at.store.url, plan_file)
+    document = plan_document(plan, at.place, at.store.url)
+    if apply_file and plan.damage:
+        is_new = apply_rebuild(
+            at, plan, accept_gaps=options.accept_gaps, accept_unread=options.accept_unread
         )
-        if apply_file and apply_file != "-":
-            plan = load_rebuild(apply_file, at.place, at.store.url)
-        else:
-            plan = _planned(call, at, stack)
-        if plan_file:
-            save_rebuild(plan, at.place, at.store.url, plan_file)
-        document = plan_document(plan, at.place, at.store.url)
-        if apply_file and plan.damage:
-            is_new = apply_rebuild(
-                at, plan, accept_gaps=options.accept_gaps, accept_unread=options.accept_unread
-            )
-            document |= {"is_applied": True, "was_applied": not is_new}
-    if output.form == "table":
-        _show_rebuild(output, document)
-    else:
-        output.emit(document, document["losses"], ["topic", "queue_id", "start", "end"])
+        document |= {"is_applied": True, "was_applied": not is_new}
+    columns = ["topic", "queue_id", "start", "end"]
+    show(call, document, rows=document["losses"], columns=columns, lines=_rebuild_lines(document))
     if document["refused"] and not (document["is_applied"] and options.accept_unread):
         # nobody can tell which messages lie in them
-        if output.form not in {"table", "json"}:
+        if call.form in {"jsonl", "csv"}:
             for one in document["refused"]:
                 call.say(f"tiered: refused: {one['key']}: {one['reason']}", level="warning")
         return NEEDS_A_PERSON
@@ -345,28 +316,27 @@ def rebuild(call: Call, options: RebuildOptions) -> int:
     return NEEDS_A_PERSON if has_work and options.exit_code else DONE
 
 
-def _planned(call: Call, at: Workplace, stack: contextlib.ExitStack) -> RebuildPlan:
+def _planned(call: Call, at: Workplace) -> RebuildPlan:
     from tiered.upkeep.rebuild import plan_rebuild
 
-    done = Progressed("reading the journal")
+    with (
+        ThreadPoolExecutor(REBUILD_THREADS, "tiered-rebuild") as executor,
+        call.progress("planning", "reading the journal") as progress,
+    ):
 
-    def told(count: int, total: int) -> None:
-        nonlocal done
-        text = f"{format_count(count)} of {counted(total, 'object')}"
-        done = Progressed(text, count, total)
+        def told(count: int, total: int) -> None:
+            progress.tell(f"{format_count(count)} of {counted(total, 'object')}", count, total)
 
-    executor = stack.enter_context(ThreadPoolExecutor(REBUILD_THREADS, "tiered-rebuild"))
-    with call.progress("planning", lambda: done):
         return plan_rebuild(at.store, at.prefix, executor, told)
 
 
-def _show_rebuild(output: Output, document: dict[str, Any]) -> None:
-    output.line(f"{document['cluster']}/{document['broker']}")
+def _rebuild_lines(document: dict[str, Any]) -> Iterator[str]:
+    yield f"{document['cluster']}/{document['broker']}"
     if not document["is_needed"]:
-        output.line("  result    the journal can be read; there is nothing to rebuild")
+        yield "  result    the journal can be read; there is nothing to rebuild"
         return
-    output.line(f"  damage    {document['damage']}")
-    output.line(
+    yield f"  damage    {document['damage']}"
+    yield (
         f"  found     {counted(document['messages'], 'message')} in {counted(document['queues'], 'queue')},"
         f" {counted(document['parts'], 'part')} of {counted(document['objects'], 'object')}"
     )
@@ -379,9 +349,9 @@ def _show_rebuild(output: Output, document: dict[str, Any]) -> None:
     for name, words in named.items():
         count = document[name] if name == "gaps" else len(document[name])
         if count:
-            output.line(f"  {name:<9} {counted(count, *words)}")
+            yield f"  {name:<9} {counted(count, *words)}"
     for note in document["notes"][:LISTED_MAX]:
-        output.line(f"  note      {note}")
+        yield f"  note      {note}"
     rows = {
         "lost": [
             f"{loss['topic']}/{loss['queue_id']} incarnation {loss['incarnation']}"
@@ -393,10 +363,10 @@ def _show_rebuild(output: Output, document: dict[str, Any]) -> None:
     }
     for title, lines in rows.items():
         for line in lines[:LISTED_MAX]:
-            output.line(f"  {title:<9} {line}")
+            yield f"  {title:<9} {line}"
         if len(lines) > LISTED_MAX:
-            output.line(f"  {title:<9} and {format_count(len(lines) - LISTED_MAX)} more (--json)")
-    output.line(f"  result    {_result(document)}")
+            yield f"  {title:<9} and {format_count(len(lines) - LISTED_MAX)} more (--json)"
+    yield f"  result    {_result(document)}"
 
 
 def _result(document: dict[str, Any]) -> str:
@@ -411,7 +381,6 @@ def _result(document: dict[str, Any]) -> str:
 
 def run_index(call: Call, options: RebuildOptions) -> int:
     """Plan, and apply if told to."""
-    from tiered.api.stores import backend_errors
     from tiered.upkeep.rebuild import (
         INDEX_WHAT,
         IndexPlan,
@@ -419,22 +388,14 @@ def run_index(call: Call, options: RebuildOptions) -> int:
         plan_rebuild_index,
     )
 
-    done = Progressed("reading the journal")
-
-    def told(what: str, count: int, total: int) -> None:
-        nonlocal done
-        done = Progressed(f"{what}: {format_count(count)} of {format_count(total)}", count, total)
-
-    if options.timers or options.accept_gaps or options.accept_unread:
-        raise InvalidError(
-            "--index goes with neither --timers, which have no key index, nor --accept-gaps or --accept-unread",
-            where=call.path,
-            do="leave it out",
-        )
     applied = None
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
-        stack.enter_context(call.progress("rebuilding", lambda: done))
+    at = open_workplace(call, options.url, give_up_s=options.give_up_s)
+    with call.progress("rebuilding", "reading the journal") as progress:
+
+        def told(what: str, count: int, total: int) -> None:
+            text = f"{what}: {format_count(count)} of {format_count(total)}"
+            progress.tell(text, count, total)
+
         plan = typed_plan(options, IndexPlan, INDEX_WHAT, at, lambda: plan_rebuild_index(at, told))
         if options.apply and plan.has_work:
             applied = apply_rebuild_index(at, plan, items_max=1 << 20, told=told)
@@ -464,14 +425,3 @@ def _index_lines(document: Document) -> Iterator[str]:
         yield "nothing is changed; --apply - does it"
     else:
         yield "result    the index is whole"
-
-
-REBUILD = make_command(
-    "rebuild",
-    RebuildOptions,
-    rebuild,
-    examples=[
-        "tiered rebuild file:///tmp/tier",
-        "tiered rebuild s3://bucket/prefix --index --apply -",
-    ],
-)
