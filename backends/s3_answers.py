@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Answer(NamedTuple):
+class Refusal(NamedTuple):
     """What a refusal means."""
 
     kind: type[BackendError]  # our error
@@ -70,109 +70,109 @@ FOREIGN: Final = "NotS3"
 CUT: Final = "CutListing"
 """Code of ours: a listing that says that it goes on, and not where."""
 
-_BY_CODE: Final[Mapping[str, Answer]] = {
+_BY_CODE: Final[Mapping[str, Refusal]] = {
     # Who we are
-    "AccessDenied": Answer(PermissionDeniedError, PERMISSION, "", "check credentials and permissions (`tiered policy`)"),
-    "InvalidAccessKeyId": Answer(PermissionDeniedError, PERMISSION, "does not know the access key", _KEYS),
-    "SignatureDoesNotMatch": Answer(
+    "AccessDenied": Refusal(PermissionDeniedError, PERMISSION, "", "check credentials and permissions (`tiered policy`)"),
+    "InvalidAccessKeyId": Refusal(PermissionDeniedError, PERMISSION, "does not know the access key", _KEYS),
+    "SignatureDoesNotMatch": Refusal(
         PermissionDeniedError, PERMISSION, "says that the signature does not match",
         f"{_KEYS}; a proxy that changes host or headers breaks it, too",
     ),
-    "ExpiredToken": Answer(PermissionDeniedError, PERMISSION, "says that the credentials have expired", _RENEW),
-    "TokenRefreshRequired": Answer(
+    "ExpiredToken": Refusal(PermissionDeniedError, PERMISSION, "says that the credentials have expired", _RENEW),
+    "TokenRefreshRequired": Refusal(
         PermissionDeniedError, PERMISSION, "says that the credentials have expired", _RENEW
     ),
-    "InvalidToken": Answer(PermissionDeniedError, PERMISSION, "does not accept the session token", _RENEW),
-    "InvalidSecurity": Answer(PermissionDeniedError, PERMISSION, "does not accept the credentials", _KEYS),
-    "AccountProblem": Answer(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
-    "AllAccessDisabled": Answer(PermissionDeniedError, PERMISSION, "says that all access is switched off", _ACCOUNT),
-    "NotSignedUp": Answer(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
-    "InvalidPayer": Answer(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
+    "InvalidToken": Refusal(PermissionDeniedError, PERMISSION, "does not accept the session token", _RENEW),
+    "InvalidSecurity": Refusal(PermissionDeniedError, PERMISSION, "does not accept the credentials", _KEYS),
+    "AccountProblem": Refusal(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
+    "AllAccessDisabled": Refusal(PermissionDeniedError, PERMISSION, "says that all access is switched off", _ACCOUNT),
+    "NotSignedUp": Refusal(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
+    "InvalidPayer": Refusal(PermissionDeniedError, PERMISSION, "says that the account may not be used", _ACCOUNT),
     # The time
-    "RequestTimeTooSkewed": Answer(PermissionDeniedError, CLOCK, "says that this machine's clock is wrong", _CLOCK),
-    "RequestExpired": Answer(PermissionDeniedError, CLOCK, "says that the request came too late", _CLOCK),
+    "RequestTimeTooSkewed": Refusal(PermissionDeniedError, CLOCK, "says that this machine's clock is wrong", _CLOCK),
+    "RequestExpired": Refusal(PermissionDeniedError, CLOCK, "says that the request came too late", _CLOCK),
     # What it does with objects
-    "InvalidObjectState": Answer(
+    "InvalidObjectState": Refusal(
         RefusedError, ARCHIVED, "has moved the object to an archive class",
         "restore the object there (RestoreObject), and let no lifecycle rule move objects of the tier",
     ),
-    "KMS.ThrottlingException": Answer(UnavailableError, ENCRYPTION, "is slowed down by its key service", _PASSES),
-    "InvalidEncryptionAlgorithmError": Answer(RefusedError, ENCRYPTION, "does not encrypt so", _KMS),
-    "KeyTooLongError": Answer(InvalidKeyError, SETTINGS, "", "use a shorter prefix in the URL"),
-    "XMinioInvalidObjectName": Answer(InvalidKeyError, SETTINGS, "", "use another prefix in the URL"),
-    "XMinioInvalidResourceName": Answer(InvalidKeyError, SETTINGS, "", "use another prefix in the URL"),
-    "ObjectParentIsFile": Answer(InvalidKeyError, SETTINGS, "", "use another prefix in the URL: an object has its name"),
-    "EntityTooLarge": Answer(
+    "KMS.ThrottlingException": Refusal(UnavailableError, ENCRYPTION, "is slowed down by its key service", _PASSES),
+    "InvalidEncryptionAlgorithmError": Refusal(RefusedError, ENCRYPTION, "does not encrypt so", _KMS),
+    "KeyTooLongError": Refusal(InvalidKeyError, SETTINGS, "", "use a shorter prefix in the URL"),
+    "XMinioInvalidObjectName": Refusal(InvalidKeyError, SETTINGS, "", "use another prefix in the URL"),
+    "XMinioInvalidResourceName": Refusal(InvalidKeyError, SETTINGS, "", "use another prefix in the URL"),
+    "ObjectParentIsFile": Refusal(InvalidKeyError, SETTINGS, "", "use another prefix in the URL: an object has its name"),
+    "EntityTooLarge": Refusal(
         RefusedError, SETTINGS, "takes no object of this size in one request", "make smaller ones (--bundle-size)"
     ),
-    "InvalidStorageClass": Answer(RefusedError, SETTINGS, "has no such storage class", "leave the header out"),
+    "InvalidStorageClass": Refusal(RefusedError, SETTINGS, "has no such storage class", "leave the header out"),
     # Room
-    "XMinioStorageFull": Answer(StoreFullError, FULL, "", "make room"),
-    "XMinioAdminBucketQuotaExceeded": Answer(StoreFullError, FULL, "", "make room, or raise the quota"),
-    "QuotaExceeded": Answer(StoreFullError, FULL, "", "make room, or raise the quota"),
-    "InsufficientStorage": Answer(StoreFullError, FULL, "", "make room"),
+    "XMinioStorageFull": Refusal(StoreFullError, FULL, "", "make room"),
+    "XMinioAdminBucketQuotaExceeded": Refusal(StoreFullError, FULL, "", "make room, or raise the quota"),
+    "QuotaExceeded": Refusal(StoreFullError, FULL, "", "make room, or raise the quota"),
+    "InsufficientStorage": Refusal(StoreFullError, FULL, "", "make room"),
     # Where the bucket is
-    NO_SUCH_BUCKET: Answer(ObjectNotFoundError, SETTINGS, "has no such bucket", "check the URL, or make the bucket"),
-    "InvalidBucketName": Answer(RefusedError, SETTINGS, "does not accept the bucket's name", _NAME),
-    "InvalidBucketState": Answer(RefusedError, SETTINGS, "has the bucket in a state that does not allow this", _API),
-    "AuthorizationHeaderMalformed": Answer(RefusedError, SETTINGS, _ELSEWHERE, _REGION),
-    "AuthorizationQueryParametersError": Answer(RefusedError, SETTINGS, "does not accept the signature's form", _REGION),
-    "PermanentRedirect": Answer(RefusedError, SETTINGS, _ELSEWHERE, _REGION),
-    "IllegalLocationConstraintException": Answer(
+    NO_SUCH_BUCKET: Refusal(ObjectNotFoundError, SETTINGS, "has no such bucket", "check the URL, or make the bucket"),
+    "InvalidBucketName": Refusal(RefusedError, SETTINGS, "does not accept the bucket's name", _NAME),
+    "InvalidBucketState": Refusal(RefusedError, SETTINGS, "has the bucket in a state that does not allow this", _API),
+    "AuthorizationHeaderMalformed": Refusal(RefusedError, SETTINGS, _ELSEWHERE, _REGION),
+    "AuthorizationQueryParametersError": Refusal(RefusedError, SETTINGS, "does not accept the signature's form", _REGION),
+    "PermanentRedirect": Refusal(RefusedError, SETTINGS, _ELSEWHERE, _REGION),
+    "IllegalLocationConstraintException": Refusal(
         RefusedError, SETTINGS, _ELSEWHERE, _REGION
     ),
-    "IllegalLocationConstraint": Answer(
+    "IllegalLocationConstraint": Refusal(
         RefusedError, SETTINGS, _ELSEWHERE, _REGION
     ),
-    "TemporaryRedirect": Answer(UnavailableError, FAILING, "moves the bucket just now", _PASSES),
+    "TemporaryRedirect": Refusal(UnavailableError, FAILING, "moves the bucket just now", _PASSES),
     # What it can
-    "InvalidRequest": Answer(RefusedError, SETTINGS, "does not accept the request", _API),
-    "InvalidArgument": Answer(RefusedError, SETTINGS, "does not accept the request", _API),
-    "InvalidDigest": Answer(RefusedError, SETTINGS, "does not accept the checksum", _API),
-    "MissingSecurityHeader": Answer(RefusedError, SETTINGS, "misses a header", _API),
-    "MethodNotAllowed": Answer(UnsupportedError, SETTINGS, "does not do this", _API),
-    "NotImplemented": Answer(UnsupportedError, SETTINGS, "does not do this", _API),
-    "MissingContentLength": Answer(UnsupportedError, SETTINGS, "does not do this", _API),
+    "InvalidRequest": Refusal(RefusedError, SETTINGS, "does not accept the request", _API),
+    "InvalidArgument": Refusal(RefusedError, SETTINGS, "does not accept the request", _API),
+    "InvalidDigest": Refusal(RefusedError, SETTINGS, "does not accept the checksum", _API),
+    "MissingSecurityHeader": Refusal(RefusedError, SETTINGS, "misses a header", _API),
+    "MethodNotAllowed": Refusal(UnsupportedError, SETTINGS, "does not do this", _API),
+    "NotImplemented": Refusal(UnsupportedError, SETTINGS, "does not do this", _API),
+    "MissingContentLength": Refusal(UnsupportedError, SETTINGS, "does not do this", _API),
     # What passes
-    "SlowDown": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "SlowDownRead": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "SlowDownWrite": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "ServiceUnavailable": Answer(UnavailableError, FAILING, "", _PASSES),
-    "Throttling": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "ThrottlingException": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "RequestLimitExceeded": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "BandwidthLimitExceeded": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "TooManyRequests": Answer(UnavailableError, FAILING, "asks to slow down", _PASSES),
-    "OperationAborted": Answer(UnavailableError, FAILING, "", _PASSES),
-    "ConditionalRequestConflict": Answer(UnavailableError, FAILING, "", _PASSES),
-    "RequestTimeout": Answer(UnavailableError, FAILING, "has waited for the request's bytes in vain", _PASSES),
-    "IncompleteBody": Answer(UnavailableError, FAILING, "has not got the whole request", _PASSES),
-    "BadDigest": Answer(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
-    "XAmzContentChecksumMismatch": Answer(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
-    "XAmzContentSHA256Mismatch": Answer(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
-    "XMinioServerNotInitialized": Answer(UnavailableError, FAILING, "is starting", _PASSES),
-    FOREIGN: Answer(UnavailableError, SETTINGS, "answers, but not as an S3 server does", _OTHER),
-    CUT: Answer(UnavailableError, FAILING, "gives listings that are not whole", _OTHER),
+    "SlowDown": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "SlowDownRead": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "SlowDownWrite": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "ServiceUnavailable": Refusal(UnavailableError, FAILING, "", _PASSES),
+    "Throttling": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "ThrottlingException": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "RequestLimitExceeded": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "BandwidthLimitExceeded": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "TooManyRequests": Refusal(UnavailableError, FAILING, "asks to slow down", _PASSES),
+    "OperationAborted": Refusal(UnavailableError, FAILING, "", _PASSES),
+    "ConditionalRequestConflict": Refusal(UnavailableError, FAILING, "", _PASSES),
+    "RequestTimeout": Refusal(UnavailableError, FAILING, "has waited for the request's bytes in vain", _PASSES),
+    "IncompleteBody": Refusal(UnavailableError, FAILING, "has not got the whole request", _PASSES),
+    "BadDigest": Refusal(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
+    "XAmzContentChecksumMismatch": Refusal(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
+    "XAmzContentSHA256Mismatch": Refusal(UnavailableError, FAILING, "has got other bytes than were sent", _PASSES),
+    "XMinioServerNotInitialized": Refusal(UnavailableError, FAILING, "is starting", _PASSES),
+    FOREIGN: Refusal(UnavailableError, SETTINGS, "answers, but not as an S3 server does", _OTHER),
+    CUT: Refusal(UnavailableError, FAILING, "gives listings that are not whole", _OTHER),
 }  # fmt: skip
-_KMS_ANSWER: Final = Answer(RefusedError, ENCRYPTION, "cannot use the encryption key", _KMS)
+_KMS_ANSWER: Final = Refusal(RefusedError, ENCRYPTION, "cannot use the encryption key", _KMS)
 _EXPIRED: Final = _BY_CODE["RequestExpired"]
-_BY_STATUS: Final[Mapping[int, Answer]] = {
+_BY_STATUS: Final[Mapping[int, Refusal]] = {
     301: _BY_CODE["PermanentRedirect"],
     307: _BY_CODE["TemporaryRedirect"],
     308: _BY_CODE["PermanentRedirect"],
-    401: Answer(PermissionDeniedError, PERMISSION, "", _KEYS),
+    401: Refusal(PermissionDeniedError, PERMISSION, "", _KEYS),
     403: _BY_CODE["AccessDenied"],
-    404: Answer(ObjectNotFoundError, "", "", "check the URL"),
+    404: Refusal(ObjectNotFoundError, "", "", "check the URL"),
     405: _BY_CODE["MethodNotAllowed"],
-    407: Answer(PermissionDeniedError, PERMISSION, "is behind a proxy that wants credentials", "see to the proxy"),
+    407: Refusal(PermissionDeniedError, PERMISSION, "is behind a proxy that wants credentials", "see to the proxy"),
     411: _BY_CODE["MissingContentLength"],
     413: _BY_CODE["EntityTooLarge"],
-    416: Answer(InvalidRangeError, "", "", ""),
+    416: Refusal(InvalidRangeError, "", "", ""),
     429: _BY_CODE["SlowDown"],
     501: _BY_CODE["NotImplemented"],
     507: _BY_CODE["InsufficientStorage"],
 }  # fmt: skip
-_REST: Final = Answer(RefusedError, SETTINGS, "", _API)
+_REST: Final = Refusal(RefusedError, SETTINGS, "", _API)
 _REFUSALS: Final = frozenset({401, 403, 405, 407})
 _FIRST_SERVER_FAULT: Final = 500
 _REQUEST_TIMEOUT: Final = 408
@@ -182,7 +182,7 @@ ELEMENTS: Final = ("Message", "Region", "RequestTime", "ServerTime", "Expires")
 _ELEMENT: Final = re.compile(rf"<({'|'.join(ELEMENTS)})>([^<]*)</\1>")
 
 
-def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool) -> Answer:
+def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool) -> Refusal:
     """What a refusal means.
 
     Args:
@@ -205,7 +205,7 @@ def answer_for(status: int, code: str, facts: Mapping[str, str], *, write: bool)
         return found
     if status >= _FIRST_SERVER_FAULT or status in {0, _REQUEST_TIMEOUT}:
         kind = UnknownOutcomeError if write else UnavailableError
-        return Answer(kind, FAILING, "", _PASSES) if status else Answer(kind, "", _SILENT, "")
+        return Refusal(kind, FAILING, "", _PASSES) if status else Refusal(kind, "", _SILENT, "")
     return _REST
 
 
@@ -217,7 +217,7 @@ def elements_of(text: str) -> dict[str, str]:
     }
 
 
-def particulars(answer: Answer, facts: Mapping[str, str]) -> str:
+def particulars(answer: Refusal, facts: Mapping[str, str]) -> str:
     """What the answer says in numbers or names: how far the clock is off, or which region is meant."""
     if answer.reason == CLOCK and (skew_s := _skew_s(facts)) is not None:
         way = "ahead of" if skew_s > 0 else "behind"
@@ -242,7 +242,7 @@ def _time(text: str) -> datetime | None:
     return None
 
 
-def rows() -> list[tuple[str, Answer]]:
+def rows() -> list[tuple[str, Refusal]]:
     """The table, for documentation: code or status, and what it means."""
     by_status = [(str(status), answer) for status, answer in _BY_STATUS.items()]
     return [*_BY_CODE.items(), ("KMS.*", _KMS_ANSWER), *by_status]

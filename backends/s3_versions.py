@@ -32,7 +32,7 @@ _NEEDS = "old versions in a bucket are deleted by boto3, which is not installed;
 _SCHEMES = ("s3://", "s3a://")
 
 
-class _Wire(Protocol):
+class _VersionsWire(Protocol):
     def versioning(self) -> str: ...
 
     def versions(self, folder: str) -> Iterator[Sequence[StoredVersion]]: ...
@@ -59,7 +59,7 @@ class BucketVersions:
         except ImportError as error:
             raise ConfigurationError(_NEEDS) from error
         self._server = settings.server
-        self._wire = cast("Callable[..., _Wire]", module.BotoWire)(settings)
+        self._wire = cast("Callable[..., _VersionsWire]", module.BotoWire)(settings)
 
     def status(self) -> str:
         """``Enabled``, ``Suspended`` (what is old stays), or "" for a bucket that never kept any."""

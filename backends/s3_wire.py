@@ -23,7 +23,7 @@ from backends.local_files import read_regular
 from backends.s3_answers import (
     FOREIGN,
     NO_SUCH_BUCKET,
-    Answer,
+    Refusal,
     answer_for,
     elements_of,
     particulars,
@@ -191,7 +191,7 @@ def to_error(
     return error
 
 
-def _told(failure: S3Failure, answer: Answer, where: str, endpoint: str, permission: str) -> str:
+def _told(failure: S3Failure, answer: Refusal, where: str, endpoint: str, permission: str) -> str:
     if failure.code == NO_SUCH_BUCKET:
         return f"no such bucket: {where} at {endpoint}"
     if answer.kind is ObjectNotFoundError:

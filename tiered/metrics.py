@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Kind(enum.Enum):
+class MetricType(enum.Enum):
     """What the number does."""
 
     GAUGE = "gauge"
@@ -26,7 +26,7 @@ class Metric:
     """One metric."""
 
     name: str  # with the unit last (``_total`` after it for counters)
-    kind: Kind  # gauge or counter
+    kind: MetricType  # gauge or counter
     help: str  # what it says, and what to do about it where that is not plain
     labels: tuple[str, ...] = ()  # names of its labels
 
@@ -40,7 +40,7 @@ class Sample:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-_G, _C = Kind.GAUGE, Kind.COUNTER
+_G, _C = MetricType.GAUGE, MetricType.COUNTER
 
 METRICS: tuple[Metric, ...] = (
     Metric("tiered_up", _G, "1 while messages are tiered, 0 when this process has given up."),

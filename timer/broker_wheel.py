@@ -60,7 +60,7 @@ _MIB, _UNITS_MIN = 1 << 20, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingMessages:
     """Messages that wait in a wheel, in due order."""
 
     dues: Longs  # int64[n], as noted (``TIMER_OUT_MS``)
@@ -70,7 +70,13 @@ class Waiting:
 
 
 def leave_wheel(
-    root: str, waiting: Waiting, last: tuple[int, int], *, queue_end: int, read_ms: int, now_ms: int
+    root: str,
+    waiting: PendingMessages,
+    last: tuple[int, int],
+    *,
+    queue_end: int,
+    read_ms: int,
+    now_ms: int,
 ) -> None:
     """Leave what a broker needs; see the module.
 
@@ -91,7 +97,7 @@ def leave_wheel(
 
 
 def plan_wheel(
-    waiting: Waiting, last: tuple[int, int], second: int, now_ms: int
+    waiting: PendingMessages, last: tuple[int, int], second: int, now_ms: int
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
     """Units of the log, and slots of the wheel that name them by number. Pure.
 

@@ -45,7 +45,7 @@ from tiered.store.disk import is_for_room
 from tiered.store.embedded import MessageStore
 from tiered.store.encoding import PROPERTIES_BYTES_MAX, QUEUE_ID_MAX
 from tiered.store.restored import ReadyRecords
-from timer.broker_wheel import Waiting, leave_wheel
+from timer.broker_wheel import PendingMessages, leave_wheel
 from timer.dequeue import DueBlock
 from timer.enqueue import Enqueue
 from timer.progress import WheelState, delivered_since, delivered_so_far, noted, opened
@@ -209,7 +209,7 @@ class LocalTarget:
         except OSError as error:
             _LOG.error("a broker that starts on this store would deliver timers again: %s", error)
 
-    def _waiting(self, dues: Longs, offsets: Longs) -> Waiting:
+    def _waiting(self, dues: Longs, offsets: Longs) -> PendingMessages:
         """Where the records lie of what waits in the wheel's topic; those that are gone are left out."""
         columns: list[tuple[Longs, Longs, Longs, Flags]] = []
         order = np.argsort(offsets)
@@ -226,12 +226,12 @@ class LocalTarget:
                 columns.append((own[number], block.physical_offsets[found], sizes, marks))
         if not columns:
             none = np.empty(0, np.int64)
-            return Waiting(none, none, none, np.empty(0, np.bool_))
+            return PendingMessages(none, none, none, np.empty(0, np.bool_))
         found_dues, physical, sizes = (
             np.concatenate([row[n] for row in columns]) for n in range(3)
         )
         marks = np.concatenate([row[3] for row in columns])
-        return Waiting(found_dues, physical, sizes, marks)
+        return PendingMessages(found_dues, physical, sizes, marks)
 
     # -- the face of a target -------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiered.cli.docs import pages
-from tiered.metrics import METRICS, Kind, Sample, render
+from tiered.metrics import METRICS, MetricType, Sample, render
 
 DOCS = Path(__file__).parents[2] / "docs"
 LINE = re.compile(r'^[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? -?[0-9.e+-]+$')
@@ -19,7 +19,7 @@ def test_names_follow_the_rules():
     assert len(set(names)) == len(names)
     for metric in METRICS:
         assert re.fullmatch(r"tiered_[a-z]+(_[a-z]+)*", metric.name)
-        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+        assert metric.name.endswith("_total") == (metric.kind is MetricType.COUNTER)
         assert metric.help.endswith(".")
 
 

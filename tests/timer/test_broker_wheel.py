@@ -23,7 +23,7 @@ from timer.broker_wheel import (
     ROLL_S,
     SLOT,
     SLOTS,
-    Waiting,
+    PendingMessages,
     leave_wheel,
     log_file_bytes,
     plan_wheel,
@@ -94,7 +94,7 @@ def test_a_broker_that_starts_on_our_directory_delivers_what_waits_and_nothing_a
 def test_what_is_due_in_days_is_looked_at_before_and_slots_are_chained():
     now_ms, second = 1_700_000_000_000, 1_700_000_000 - 5
     dues = np.array([now_ms - 9_000, now_ms + 5_000, now_ms + 5_900, now_ms + 3 * ROLL_S * 1000])
-    waiting = Waiting(
+    waiting = PendingMessages(
         dues, np.arange(4) * 100, np.full(4, 90), np.array([False, True, False, False])
     )
     units, slots = plan_wheel(waiting, (300, 90), second, now_ms)
@@ -132,7 +132,7 @@ def test_files_of_the_log_are_as_large_as_a_broker_made_them(
 
 @pytest.mark.parametrize("cut", [0, 100, 4096])
 def test_a_wheel_and_a_log_that_were_cut_are_made_as_a_broker_has_them(tmp_path: Path, cut: int):
-    waiting = Waiting(
+    waiting = PendingMessages(
         np.array([1_700_000_005_000]), np.array([0]), np.array([90]), np.array([False])
     )
 

@@ -339,7 +339,7 @@ def _require_no_overlap(
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _Runs:
     """What runs say together, in order of lane and offset: of each the last run that speaks of it."""
 
     runs: tuple[SavedRun, ...] = ()  # the oldest first
@@ -355,7 +355,7 @@ class _View:
     """How many pieces lie in each file, of the kinds of which somebody has asked: it costs a look at all of a kind."""
 
     @classmethod
-    def of(cls, runs: Sequence[SavedRun], *, with_gone: bool = False) -> _View:
+    def of(cls, runs: Sequence[SavedRun], *, with_gone: bool = False) -> _Runs:
         """Of runs, the oldest first.
 
         Args:
@@ -441,7 +441,7 @@ class Stretches(Mapping[ArchiveLane, tuple[Archived, ...]]):
         Raises:
             ValueError: They overlap.
         """
-        self._saved = _View.of(runs)
+        self._saved = _Runs.of(runs)
         self._changes: dict[ArchiveLane, dict[int, Archived]] = {}
         self._starts: dict[ArchiveLane, list[int]] = {}  # of what changed, in order
         self._named: Counter[str] = Counter()  # how many pieces more lie in each file
@@ -593,7 +593,7 @@ class Stretches(Mapping[ArchiveLane, tuple[Archived, ...]]):
             joined.insert(0, runs.pop())
             size += len(joined[0].data)
         if len(joined) > 1 or not runs:  # of what is not there the oldest run says nothing
-            view = _View.of(joined, with_gone=bool(runs))
+            view = _Runs.of(joined, with_gone=bool(runs))
             joined = [SavedRun.of(view.tables())] if len(view.run) else []
         return Stretches([*runs, *joined])
 

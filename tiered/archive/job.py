@@ -64,7 +64,7 @@ from tiered.journal.append import JournalWriter
 from tiered.journal.checkpoint import trim_journal
 from tiered.log.parts import Gap
 from tiered.log.reader import QueueReader, TierReader
-from tiered.metrics import Kind, Metric, Sample, render
+from tiered.metrics import Metric, MetricType, Sample, render
 from tiered.upkeep.engine import first_failure
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ _GAUGES = {
     "size_bytes": "Bytes of the files.",
 }
 METRICS = tuple(
-    Metric(f"tiered_archive_run_{name}", Kind.GAUGE, text) for name, text in _GAUGES.items()
+    Metric(f"tiered_archive_run_{name}", MetricType.GAUGE, text) for name, text in _GAUGES.items()
 )
 
 

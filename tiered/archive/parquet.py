@@ -227,7 +227,7 @@ def _unordered(low: int) -> InternalError:
     return InternalError(f"rows are not in order of queue offset at {low}; they are not published")
 
 
-class Piece(NamedTuple):
+class RowRange(NamedTuple):
     """Rows of one stretch in a file."""
 
     lane: ArchiveLane
@@ -241,7 +241,7 @@ class Written:
 
     data: tuple[memoryview, bytes]  # its bytes, in buffers one behind the other
     crc: int  # CRC-32 of them
-    pieces: tuple[Piece, ...]  # in order
+    pieces: tuple[RowRange, ...]  # in order
 
     @property
     def size_bytes(self) -> int:
@@ -258,7 +258,7 @@ class FileWriter:
     _writer: Any = None
     _waiting: list[Any] = field(default_factory=list)
     _waiting_bytes: int = 0
-    _pieces: list[Piece] = field(default_factory=list)
+    _pieces: list[RowRange] = field(default_factory=list)
     _given: Digest = field(default_factory=Digest)
 
     def add(self, rows: pa.RecordBatch, lane: ArchiveLane, start: int) -> None:
@@ -272,11 +272,11 @@ class FileWriter:
         """
         proof, last = proof_of(rows), self._pieces[-1] if self._pieces else None
         if last is not None and (last.lane, last.start) == (lane, start):
-            self._pieces[-1] = Piece(lane, start, last.proof.then(proof))
+            self._pieces[-1] = RowRange(lane, start, last.proof.then(proof))
         elif last is not None and (last.lane, last.proof.high) > (lane, proof.low):
             raise _unordered(proof.low)
         else:
-            self._pieces.append(Piece(lane, start, proof))
+            self._pieces.append(RowRange(lane, start, proof))
         self._given.add(rows)
         self.size_bytes += rows.nbytes
         self._waiting.append(rows)
@@ -316,7 +316,7 @@ class FileWriter:
         self._waiting, self._waiting_bytes = [], 0
 
 
-def _said_of(pieces: tuple[Piece, ...]) -> dict[str, str]:
+def _said_of(pieces: tuple[RowRange, ...]) -> dict[str, str]:
     """What a file says of itself: each piece, and all of them together."""
     whole = pieces[0].proof
     for piece in pieces[1:]:

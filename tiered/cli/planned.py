@@ -18,7 +18,6 @@ from tiered.cli.exits import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import command
 from tiered.cli.options import argument, flag, option, several
 from tiered.cli.output import Output
-from tiered.cli.stderr import Progressed
 from tiered.cli.values import (
     counted,
     format_count,
@@ -230,39 +229,34 @@ def run_gc(call: Call, options: GcOptions) -> int:
 
     limit = options.max_deletions
     applied = erased = None
-    done = Progressed("listing, and reading the journal")
+    at = open_workplace(call, options.url, give_up_s=options.give_up_s, timers=options.timers)
+    with (
+        backend_errors(),
+        call.progress("gc", "listing, and reading the journal") as progress,
+        ThreadPoolExecutor(GC_THREADS, "tiered-gc") as executor,
+    ):
 
-    def told(count: int, total: int) -> None:
-        nonlocal done
-        done = Progressed(f"{count} of {total} objects deleted", count, total)
+        def told(count: int, total: int) -> None:
+            progress.tell(f"{count} of {total} objects deleted", count, total)
 
-    def told_erased(count: int, total: int) -> None:
-        nonlocal done
-        done = Progressed(f"{count} of {total} objects rewritten", count, total)
+        def told_erased(count: int, total: int) -> None:
+            progress.tell(f"{count} of {total} objects rewritten", count, total)
 
-    with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, options.url, give_up_s=options.give_up_s, timers=options.timers)
-        stack.enter_context(call.progress("gc", lambda: done))
-        executor = stack.enter_context(ThreadPoolExecutor(GC_THREADS, "tiered-gc"))
         journal = JournalBytes(executor)
         what = "gc --timers" if options.timers else "gc"
-        plan = typed_plan(
-            options,
-            GcPlan,
-            what,
-            at,
-            lambda: plan_gc(
-                at.store,
-                at.place,
-                at.clock,
+
+        def make() -> GcPlan:
+            return plan_gc(
+                *(at.store, at.place, at.clock),
                 grace_ms=options.grace_ms,
                 max_deletions=limit,
                 journal=journal,
                 what=what,
                 erases=options.erase,
                 executor=executor,
-            ),
-        )
+            )
+
+        plan = typed_plan(options, GcPlan, what, at, make)
         _require_as_planned(options, plan, is_grace_given=call.is_given("gc.grace"))
         erases_now = bool(plan.erases and options.apply and not plan.refusals)
         # Before anything is rewritten: what may not be erased for good is not said to be.

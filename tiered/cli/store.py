@@ -431,7 +431,9 @@ class RefillOptions(StoreDirOptions):
         kinds.Kind("WHERE", str),
     )
     topic: tuple[str, ...] = several(
-        "compacted topics of the store to refill", kinds.Kind("TOPIC,...", str), default_text="all"
+        "compacted topics of the store to refill",
+        kinds.Kind("TOPIC,...", str),
+        default_text="all",
     )
 
 

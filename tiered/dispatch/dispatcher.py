@@ -224,7 +224,23 @@ class TieredDispatcher:
         )
         self._stop, self._wake = self._context.stop, self._context.wake
         # Makes the objects.
-        self.uploader = Uploader(
+        self.uploader = self._make_uploader(store, prefix, escapes_case=escapes_case)
+        self._catch_up_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-catch-up")
+        self._rounds = RoundBuilder(journal, clock, committed=self._committed)
+        # Has the next journal entry say something else than parts (a ``Fact``). From any thread.
+        self.say = self._rounds.state_fact
+        self._commits = self._make_commits()
+        # Holds what was taken against the local store.
+        self.continuity = self._make_continuity(store, prefix)
+        self._compensation = self._make_compensation()
+        self._merging = self._make_merging(store, prefix)
+        self._read_throttle = self._context.throttle(settings.read_rate_bytes_s)
+        self._last_commit_s = clock.monotonic_s()
+        self._stall_said_s: float | None = None
+        self._threads: list[threading.Thread] = []
+
+    def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
+        return Uploader(
             store,
             prefix,
             epoch=self._journal.epoch,
@@ -233,15 +249,12 @@ class TieredDispatcher:
             escapes_case=escapes_case,
             budget=self.budget,
         )
-        self._catch_up_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-catch-up")
-        self._rounds = RoundBuilder(journal, clock, committed=self._committed)
-        # Has the next journal entry say something else than parts (a ``Fact``). From any thread.
-        self.say = self._rounds.state_fact
-        self._commits = GroupCommitter(
-            self.uploader, self._rounds.submit, self._context, guard=self._guard
-        )
-        # Holds what was taken against the local store.
-        self.continuity = Continuity(
+
+    def _make_commits(self) -> GroupCommitter:
+        return GroupCommitter(self.uploader, self._rounds.submit, self._context, guard=self._guard)
+
+    def _make_continuity(self, store: ObjectStore, prefix: str) -> Continuity:
+        return Continuity(
             self._local,
             store,
             prefix,
@@ -250,7 +263,9 @@ class TieredDispatcher:
             state=lambda: self._journal.state,
             say=self._rounds.state_fact,
         )
-        self._compensation = Compensation(
+
+    def _make_compensation(self) -> Compensation:
+        return Compensation(
             self._local,
             self._context,
             take=self._take_compensated,
@@ -258,7 +273,9 @@ class TieredDispatcher:
             state_fact=self._rounds.state_fact,
             continuity=self.continuity,
         )
-        self._merging = MergeThread(
+
+    def _make_merging(self, store: ObjectStore, prefix: str) -> MergeThread:
+        return MergeThread(
             self.uploader,
             store,
             prefix,
@@ -266,10 +283,6 @@ class TieredDispatcher:
             state=lambda: self._journal.state,
             say=self._rounds.state_fact,
         )
-        self._read_throttle = self._context.throttle(settings.read_rate_bytes_s)
-        self._last_commit_s = clock.monotonic_s()
-        self._stall_said_s: float | None = None
-        self._threads: list[threading.Thread] = []
 
     # -- the plug-in way ------------------------------------------------------------------------
 
@@ -701,11 +714,7 @@ class Compensation:
                 file.queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
             )
             if batch is None or batch.base_offset > start:
-                # What the commit log has lost a compacted topic may keep elsewhere.
-                compacted = self._local.read_compacted(
-                    file.queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
-                )
-                batch = compacted or batch
+                batch = self._compacted(file.queue, start) or batch
             if batch is None:
                 is_sound = not has_taken or self._is_as_taken(file.queue, start, last)
                 return is_sound and not self._has_emptied(file, start)
@@ -721,6 +730,12 @@ class Compensation:
             has_taken = True
             self._counters.compensated += 1
         return False
+
+    def _compacted(self, queue: MessageQueue, start: QueueOffset) -> RecordBatch | None:
+        """What the commit log has lost, and a compacted topic keeps elsewhere."""
+        return self._local.read_compacted(
+            queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
+        )
 
     def _is_as_taken(
         self, queue: MessageQueue, start: QueueOffset, last: tuple[QueueOffset, int] | None

@@ -30,7 +30,7 @@ from tiered.format.record import MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC, RecordFault
 from tiered.local.classification import Case
 from tiered.local.consumequeues import QueueTail, Rebuilt
 from tiered.local.interface import Waiting
-from tiered.local.matching import Listing, match_states
+from tiered.local.matching import SmallQueues, match_states
 from tiered.local.orphan_records import OrphanRecords
 from tiered.local.pieces import LogPieces, Piece, find_log_end, plan_start, read_heads
 from tiered.local.queue_reader import Bounds, fetch, held_end, plan_count
@@ -126,7 +126,7 @@ class DeadView:
         """Know nothing yet."""
         self.log_end = 0  # where the log ends
         self.torn_bytes = 0  # bytes behind it that are not zero
-        self.listing = Listing()  # entries of the small queues
+        self.listing = SmallQueues()  # entries of the small queues
         self._tails: dict[MessageQueue, QueueTail] = {}
         self._listed: dict[MessageQueue, int] = {}
         """One past the last queue offset of which a record was seen that counts."""
@@ -146,7 +146,7 @@ class DeadView:
         self.catalog.load()
         if not self.log.bases:
             return
-        self.listing = Listing(self.catalog.states.values())
+        self.listing = SmallQueues(self.catalog.states.values())
         known = self.listing.ends(0, 0)
         for queue, state in self.catalog.states.items():
             self._tails[queue] = known[queue][0] if queue in known else state.index.tail()

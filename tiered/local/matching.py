@@ -3,7 +3,7 @@
 As a rule a piece of the log holds, of each queue, records whose queue offsets follow each other, and whose consume queue
 lists them as they are. ``match_groups`` sees that with one small read a queue and one comparison for all of them; what it
 finds otherwise is looked at queue by queue (``match``). Of a stopped store with many small queues all entries are read
-once, into columns (``Listing``): then a piece costs by its records, and not by its queues.
+once, into columns (``SmallQueues``): then a piece costs by its records, and not by its queues.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Match:
 
 
 _LISTED_BYTES_MAX = 32 << 20
-"""Of entries that a ``Listing`` keeps."""
+"""Of entries that a ``SmallQueues`` keeps."""
 _UNITS_READ = (128, 1024, 8192)
 """Entries that are read of a queue; the next number where all of those were written. What has more is no small queue."""
 _READ_TOGETHER = 1 << 17
 """Entries of many queues that are looked at together."""
 
 
-class Listing:
+class SmallQueues:
     """Entries of the small queues of a stopped store, as they stand: plain queues of one file. For any thread, once made.
 
     20 bytes an entry are kept, 32 MiB at most; what does not fit, or is no such queue, is none of these.
@@ -165,7 +165,7 @@ class Listing:
 
 
 def _is_small(index: QueueIndex) -> bool:
-    """Whether it may be in a ``Listing``."""
+    """Whether it may be in a ``SmallQueues``."""
     return not index.is_batch and len(index.row.bases) == 1 and not index.row.bases[0] % ITEM_BYTES
 
 
@@ -186,7 +186,7 @@ def match_groups(
     indexes: Sequence[QueueIndex | None],
     block: RecordBlock,
     groups: Groups,
-    listing: Listing | None = None,
+    listing: SmallQueues | None = None,
 ) -> list[Match | None]:
     """Compare the records of many queues with their entries.
 
@@ -238,7 +238,7 @@ def _items(
     groups: Groups,
     offsets: Longs,
     wanted: Flags,
-    listing: Listing | None,
+    listing: SmallQueues | None,
 ) -> Items:
     """The entries of all records, as the files have them; zeros where one read does not give those of a queue."""
     if listing is None:

@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from backends.s3_settings import S3Options
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ArchiveLane, ParquetFile
-    from tiered.spark.stretches import TierPlan
+    from tiered.spark.stretches import ReadPlan
 
 Value = str | int | bool | datetime | list[str] | tuple[str, ...]
 """Of an option. A time is milliseconds since 1970, UTC, or a ``datetime``; without a zone it is UTC."""
@@ -237,7 +237,7 @@ def messages(
     return archived.unionByName(_of_source(spark, _pinned(named, plan), "rmq_tier", chosen))
 
 
-def _pinned(named: Mapping[str, str], plan: TierPlan) -> dict[str, str]:
+def _pinned(named: Mapping[str, str], plan: ReadPlan) -> dict[str, str]:
     """Options that read the very messages of a plan."""
     return {**named, "pinned": in_one_option(pins_of(plan.stretches))}
 
@@ -276,7 +276,7 @@ def _chosen(names: Sequence[str] | None) -> pa.Schema | None:
 
 def _plan(
     named: Mapping[str, str], wanted: Selection, instead: str
-) -> tuple[TierPlan, ArchiveState | None]:
+) -> tuple[ReadPlan, ArchiveState | None]:
     if kind_of(named, None) != TIER:
         where = named["path"]
         raise InvalidError("this is an archive, and no tier", where=where, do=f"say {instead}")

@@ -18,7 +18,7 @@ from tiered.spark.stretches import (
     SKIP,
     Key,
     OffsetRun,
-    TierPlan,
+    ReadPlan,
     prefixes_of,
     queues_of,
     runs_of_life,
@@ -507,7 +507,7 @@ def batch_of(
     """
     queues = {one.key: one for one in queues_of(states, archive)}
     prefixes = prefixes_of(states)
-    plan, short = TierPlan([], {}), dict[Key, int]()
+    plan, short = ReadPlan([], {}), dict[Key, int]()
     for key, at in sorted(end.items()):
         if at == at.settled:
             continue

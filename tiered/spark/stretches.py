@@ -229,7 +229,7 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class TierPlan:
+class ReadPlan:
     """What a selection reads of a tier, and of the archive beside it."""
 
     stretches: list[Stretch]  # in order of broker, queue and offset
@@ -257,7 +257,7 @@ def plan_tier(
     wanted: Selection,
     archive: ArchiveState | None = None,
     takes: Callable[[Key], bool] = lambda _key: True,
-) -> TierPlan:
+) -> ReadPlan:
     """Everything that is wanted and there now.
 
     Args:
@@ -266,7 +266,7 @@ def plan_tier(
     Raises:
         InvalidError: A topic is asked for that the tier has not; or the archive is of another tier.
     """
-    plan = TierPlan([], {})
+    plan = ReadPlan([], {})
     queues = list(queues_of(states, archive))
     require_topics(queues, wanted)
     require_own(states, archive, wanted, takes)
@@ -318,7 +318,7 @@ def prefixes_of(states: Iterable[Place]) -> dict[tuple[str, str], str]:
 
 
 def _plan_life(
-    plan: TierPlan, prefix: str, queue: QueueLives, number: int, wanted: Selection
+    plan: ReadPlan, prefix: str, queue: QueueLives, number: int, wanted: Selection
 ) -> None:
     lives, lane = queue.lives[number], queue.lane(number)
     life = lives[-1]
@@ -349,7 +349,7 @@ def cut(
     life: QueueLife,
     span: tuple[int, int],
     wanted: Selection,
-    plan: TierPlan | None = None,
+    plan: ReadPlan | None = None,
 ) -> Iterator[Stretch]:
     """Offsets ``[low, high)`` of a life as stretches, one or more for each segment; gaps are in none.
 
@@ -395,7 +395,7 @@ def _stretch(history: StretchHistory, run: Parts, span: tuple[int, int]) -> Iter
         yield Stretch(history.prefix, Task(history.lane, start, end, run, history.tails))
 
 
-def _leave(plan: TierPlan, reason: str, count: int) -> None:
+def _leave(plan: ReadPlan, reason: str, count: int) -> None:
     if count:
         plan.parts_left[reason] = plan.parts_left.get(reason, 0) + count
 
@@ -448,7 +448,7 @@ def _runs_of_parts(life: QueueLife, start: int, end: int) -> Iterator[OffsetRun]
 
 
 def take_history(
-    plan: TierPlan,
+    plan: ReadPlan,
     prefix: str,
     queue: QueueLives,
     history: tuple[int, int],
@@ -508,9 +508,9 @@ def pins_of(stretches: Iterable[Stretch]) -> str:
 
 def plan_pinned(
     states: Mapping[Place, TierState], wanted: Selection, archive: ArchiveState | None, pins: str
-) -> TierPlan:
+) -> ReadPlan:
     """The very messages that were planned before, wherever they lie now."""
-    plan, prefixes = TierPlan([], {}), prefixes_of(states)
+    plan, prefixes = ReadPlan([], {}), prefixes_of(states)
     queues = {queue.key: queue for queue in queues_of(states, archive)}
     for row, tails, spans in json.loads(pins):
         lane = ArchiveLane.of(row)

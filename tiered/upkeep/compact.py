@@ -62,7 +62,7 @@ from tiered.upkeep.compact_work import (
     BundleWork,
     Guest,
     KeysWork,
-    Stretch,
+    PartRange,
     make_bundle,
     plan_runs,
     read_keys,
@@ -126,7 +126,7 @@ class CompactSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class QueuePass:
     """A queue that a pass is over."""
 
     queue: MessageQueue
@@ -147,7 +147,7 @@ class Look:
 class Judged:
     """A queue whose messages are looked at, or have been: what stays of each part."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: QueuePass) -> None:
         """Nothing stays yet."""
         self.look = look
         self.counts = dict.fromkeys(("keys", "rounds", "reads", "keyless", "tombstones"), 0)
@@ -194,7 +194,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SectionWork:
     """Neighbouring parts of a queue that become one section."""
 
     judged: Judged  # the queue
@@ -288,15 +288,17 @@ class Compactor:
         files = [_file(one) for one in life.segments if one.base_queue_offset < end]
         return plan_pass(files, compacted_to, self.settings.passes, now_ms)
 
-    def _look(self, state: TierState, queue: MessageQueue, planned: PassPlan, now_ms: int) -> Look:
+    def _look(
+        self, state: TierState, queue: MessageQueue, planned: PassPlan, now_ms: int
+    ) -> QueuePass:
         lives = state.queues[queue]
         life = lives[-1]
         able = tuple(one for one in life.segments if one.base_queue_offset < planned.end)
         parts = Parts.joined(segment.parts for segment in able)
         gone_to = tombstones_gone(life.passes, self.settings.retention, now_ms)
-        return Look(queue, len(lives) - 1, life, planned, able, parts, gone_to)
+        return QueuePass(queue, len(lives) - 1, life, planned, able, parts, gone_to)
 
-    def _judge_sound(self, state: TierState, looks: list[Look], now_ms: int) -> list[Judged]:
+    def _judge_sound(self, state: TierState, looks: list[QueuePass], now_ms: int) -> list[Judged]:
         """As ``_judge``, of each queue as far as nothing is damaged; what is is noted."""
         try:
             return self._judge(state, looks)
@@ -306,7 +308,7 @@ class Compactor:
                 raise  # it is something else
         return self._judge(state, [look for look in sound if look is not None])
 
-    def _before_damage(self, state: TierState, look: Look, now_ms: int) -> Look | None:
+    def _before_damage(self, state: TierState, look: QueuePass, now_ms: int) -> QueuePass | None:
         """A look that ends before the first segment in which something is damaged; None: a pass would find nothing to do."""
         reader = QueueReader.of_life(self._at.store, self._at.prefix, look.queue, look.life)
         rows: list[dict[str, Any]] = [
@@ -322,8 +324,8 @@ class Compactor:
         is_due = has_work if self.settings.across_queues else planned.is_due
         return self._look(state, look.queue, planned, now_ms) if is_due else None
 
-    def _judge(self, state: TierState, looks: list[Look]) -> list[Judged]:
-        """Look at queues of one topic, and remember what was found."""
+    def _judge(self, state: TierState, looks: list[QueuePass]) -> list[Judged]:
+        """QueuePass at queues of one topic, and remember what was found."""
         if not looks:
             return []
         is_across = self.settings.across_queues
@@ -344,7 +346,7 @@ class Compactor:
     def _judge_together(
         self, judged: list[Judged], seen_ms: int, keys_max: int
     ) -> list[npt.NDArray[np.uint64]]:
-        """Look at queues by the same works; of each queue some of the digests that were new in it."""
+        """QueuePass at queues by the same works; of each queue some of the digests that were new in it."""
         settings = self.settings
         is_across, keeps_keyless = settings.across_queues, settings.retention.keeps_keyless
         samples = [np.empty(0, np.uint64) for _ in judged]
@@ -483,8 +485,8 @@ class Compactor:
         }
 
     def _judge_again(self, plan: Plan, state: TierState) -> None:
-        """Look at what a plan of another process is over, topic by topic."""
-        looks: dict[str, list[Look]] = defaultdict(list)
+        """QueuePass at what a plan of another process is over, topic by topic."""
+        looks: dict[str, list[QueuePass]] = defaultdict(list)
         for step in plan["steps"]:
             look = self._planned_look(step, plan, state)
             if look is None:
@@ -498,7 +500,7 @@ class Compactor:
                 raise moved_on(f"some queues of {topic} were compacted since, and not all")
             self._judge(state, some)
 
-    def _planned_look(self, step: dict[str, Any], plan: Plan, state: TierState) -> Look | None:
+    def _planned_look(self, step: dict[str, Any], plan: Plan, state: TierState) -> QueuePass | None:
         """A step's queue as it is now; None when the step was carried out before."""
         queue, number = MessageQueue(step["topic"], step["queue_id"]), int(step["life"])
         lives = state.queues.get(queue, ())
@@ -556,7 +558,7 @@ class _CompactRun:
             ("steps", "already_done", "entries", "bundles", "stored_bytes"), 0
         )
         self._passes: list[list[Any]] = []
-        self._bundles: list[list[Piece]] = []
+        self._bundles: list[list[SectionWork]] = []
         self._size = 0  # of what stays of the last of them
 
     def run(self) -> None:
@@ -622,7 +624,7 @@ class _CompactRun:
                 raise moved_on(f"the parts of {queue} have changed, as merging or expiry does")
 
 
-def pieces_of(judged: Judged) -> Iterator[Piece]:
+def pieces_of(judged: Judged) -> Iterator[SectionWork]:
     """What is to be rewritten of a queue."""
     look, changed, base = judged.look, judged.changed(), 0
     for segment in look.segments:
@@ -630,13 +632,13 @@ def pieces_of(judged: Judged) -> Iterator[Piece]:
         for begin, end in plan_runs(segment.parts, changed[some], judged.left_bytes[some].tolist()):
             parts = look.parts[base + begin : base + end]
             place = (look.queue, look.number, look.life.incarnation, segment.base_offset)
-            yield Piece(judged, MergeRun(*place, parts), base + begin)
+            yield SectionWork(judged, MergeRun(*place, parts), base + begin)
         base += len(segment.parts)
 
 
-def _together(looks: Sequence[Look], keys_max: int) -> Iterator[list[Look]]:
+def _together(looks: Sequence[QueuePass], keys_max: int) -> Iterator[list[QueuePass]]:
     """Queues that are looked at together: as many as have no more messages than keys fit, so that small ones share works."""
-    some: list[Look] = []
+    some: list[QueuePass] = []
     messages = 0
     for look in looks:
         if some and messages + look.parts.messages > keys_max:
@@ -647,9 +649,9 @@ def _together(looks: Sequence[Look], keys_max: int) -> Iterator[list[Look]]:
     yield some
 
 
-def _stretches(looks: Sequence[Look], tell: Tell) -> Iterator[tuple[Stretch, ...]]:
+def _stretches(looks: Sequence[QueuePass], tell: Tell) -> Iterator[tuple[PartRange, ...]]:
     """What is read by each work: neighbouring parts of one queue or of several."""
-    work: list[Stretch] = []
+    work: list[PartRange] = []
     size = 0
     for number, look in enumerate(looks):
         parts, begin = look.parts, 0
@@ -659,7 +661,7 @@ def _stretches(looks: Sequence[Look], tell: Tell) -> Iterator[tuple[Stretch, ...
             if size < STRETCH_BYTES and at < len(parts) - 1:
                 continue
             some = parts[begin : at + 1]
-            work.append(Stretch(look.queue, number, begin, some, look.tombstones_to, look.last))
+            work.append(PartRange(look.queue, number, begin, some, look.tombstones_to, look.last))
             tell(look.queue, int(some[0].queue_offset), int(parts.queue_end))
             begin = at + 1
             if size >= STRETCH_BYTES:
@@ -669,7 +671,7 @@ def _stretches(looks: Sequence[Look], tell: Tell) -> Iterator[tuple[Stretch, ...
         yield tuple(work)
 
 
-def seen_until_ms(state: TierState, looks: Sequence[Look]) -> int:
+def seen_until_ms(state: TierState, looks: Sequence[QueuePass]) -> int:
     """The store time before which a pass looks at all messages of a topic.
 
     A tombstone behind it has to wait: an older value of its key may lie where the pass does not look. That may be in a queue

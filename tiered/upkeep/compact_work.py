@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PartRange:
     """Neighbouring parts of a queue."""
 
     queue: MessageQueue
@@ -66,7 +66,7 @@ class Stretch:
 class KeysWork:
     """Stretches whose keys are read by one."""
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[PartRange, ...]
     keeps_keyless: bool
     seen_ms: int  # tombstones stored before may go
     is_across: bool  # by store time among all queues; else each queue by itself, by offset
@@ -108,7 +108,7 @@ def read_keys(bench: Workbench, work: KeysWork) -> tuple[Rows, list[PartRead]]:
     return newest.rows(), found
 
 
-def _judged_by_itself(rows: Rows, stretch: Stretch, work: KeysWork) -> Rows:
+def _judged_by_itself(rows: Rows, stretch: PartRange, work: KeysWork) -> Rows:
     """Rows of messages with a key, as they are held against others."""
     goes = rows["flags"] & EMPTY > 0
     goes &= (rows["offset"] < stretch.tombstones_to) & (rows["time_ms"] < work.seen_ms)
