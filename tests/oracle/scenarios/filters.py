@@ -237,7 +237,7 @@ def ask(asked: dict[str, list[object]], *command: str) -> list[dict[str, str]]:
     told = subprocess.run(
         [ORACLE, *command], input=json.dumps(asked).encode(), stdout=subprocess.PIPE, check=True
     )
-    return [json.loads(line) for line in told.stdout.decode().splitlines()]
+    return [json.loads(line) for line in told.stdout.splitlines()]
 
 
 def main() -> None:
