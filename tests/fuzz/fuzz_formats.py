@@ -14,7 +14,16 @@ with atheris.instrument_imports(include=["tiered.format", "tiered.journal.entry"
     import numpy as np
 
     from tiered.errors import TieredStoreError
-    from tiered.format import block, broker_checkpoint, bundle, fastjson, items, record, scalar
+    from tiered.format import (
+        block,
+        broker_checkpoint,
+        bundle,
+        fastjson,
+        items,
+        property_columns,
+        record,
+        scalar,
+    )
     from tiered.format import object as described
     from tiered.format.message_forms import decompress_body
     from tiered.journal.entry import decode_entry
@@ -59,7 +68,7 @@ def compare(data: bytes) -> None:
         twin = scalar.parse(data, position, int(found.sizes[index]))
         scalar.check(data, twin, expected_physical=position)
         assert int(found.faults[index]) == int(twin.fault), (position, found.faults[index], twin)
-    block.tag_hashes(found)
+    property_columns.tag_hashes(found)
     block.inner_counts(found)
     grouped = [indices for _, indices in block.group_by_queue(found)]
     assert sum(map(len, grouped)) == int(np.count_nonzero(found.faults == 0))
