@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAMES = ("s05b-torn", "s08-crash-continue", "s06-expired", "s11-lmq-batchcq", "s03-transactions")
 REFUSALS = ("the commit log has a hole", "no commit log", "not a RocketMQ store")
-RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ def test_a_wrong_place_in_an_entry_is_mended_from_the_log(tmp_path: Path):
     store.close()
 
 
-@settings(RELAXED, max_examples=30)
+@settings(RELAXED, max_examples=15)
 @example(  # the log ends before what the entries list
     name="s03-transactions",
     damage=[Blow("commitlog", 0, 0.9, "cut", 1)],

@@ -165,7 +165,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(  # a new record stands where a stale entry names it, before the broker lists the one ahead of it
     before=43,
     given_up=7,
