@@ -124,3 +124,12 @@ def test_a_whole_document_of_another_form_is_another_version_s(missing: str):
 def test_whole_text_that_is_no_document_is_another_version_s(line: bytes):
     with pytest.raises(OtherVersionError):
         open_text(line + b"\n%08x\n" % zlib.crc32(line), where="k")
+
+
+@pytest.mark.parametrize(
+    ("where", "option"), [("c/b/journal/07", ""), ("c/b/timer/journal/07", " --timers")]
+)
+def test_damage_of_a_journal_advises_the_command_that_looks_at_it(where: str, option: str):
+    with pytest.raises(DataError) as caught:
+        open_text(b"{}\n00000000\n", where=where)
+    assert caught.value.do == f"run `tiered verify{option}` to see what is damaged"

@@ -122,7 +122,7 @@ def _read_description(text: bytes, where: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise OtherVersionError("the description is not JSON object", where=where)
+        raise OtherVersionError("the description is not a JSON object", where=where)
     return found
 
 

@@ -191,7 +191,7 @@ def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
     if end < len(text):
         raise FrameError(f"a header whose JSON ends at character {end} of {len(text)}")
     if not isinstance(document, dict):
-        raise FrameError("a header that is not JSON object")
+        raise FrameError("a header that is not a JSON object")
     fields = document.get("extFields") or {}
     if not isinstance(fields, dict) or len(fields) > FIELDS_MAX:
         raise FrameError(f"extFields is not an object of {FIELDS_MAX} values at most")

@@ -24,6 +24,7 @@ from zlib_ng import zlib_ng
 
 from tiered.errors import DataError, OtherVersionError
 from tiered.journal.typed import AnyInt, as_object
+from tiered.keys import TIMER
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -116,14 +117,15 @@ def open_text(
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % zlib_ng.crc32(line):
-        do = "run `tiered verify` to see what is damaged"
+        option = " --timers" if f"/{TIMER}" in where else ""
+        do = f"run `tiered verify{option}` to see what is damaged"
         raise DataError("the checksum is wrong", where=where, do=do)
     try:
         document = json.loads(require_sparse(line))
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise OtherVersionError("it is not JSON object", where=where)
+        raise OtherVersionError("it is not a JSON object", where=where)
     found = document.get("format")
     if type(found) is not int or found not in versions:
         raise OtherVersionError(f"format {found!r:.80} is unknown", where=where)

@@ -278,7 +278,7 @@ def document(request: Command) -> dict[str, Any]:
     except JsonError as error:
         raise RefusalError(Code.SYSTEM_ERROR, f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise RefusalError(Code.SYSTEM_ERROR, "the body is not JSON object")
+        raise RefusalError(Code.SYSTEM_ERROR, "the body is not a JSON object")
     return found
 
 
