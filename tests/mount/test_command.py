@@ -72,6 +72,14 @@ def test_it_serves_until_it_is_told_to_stop_and_keeps_where_consumers_are(url: s
         assert found.fields == {"offset": "17"}
 
 
+def test_a_misspelled_topic_is_told(url: str, tmp_path: Path):
+    options = (*ANY, "--topics", "oders", "--topics", "ord*")
+    with MountProcess(url, tmp_path / "log", *options) as mount:
+        until(lambda: "--topics" in mount.text, "the name is told")
+        assert "no topic matches --topics oders yet" in mount.text
+        assert "ord*" not in mount.text
+
+
 def test_after_a_crash_another_begins_at_the_last_snapshot(url: str, tmp_path: Path):
     options = (*ANY, "--snapshot-seconds", "0.1")
     with MountProcess(url, tmp_path / "log", *options) as mount:

@@ -16,7 +16,7 @@ from tiered.cli.options import argument, flag, option, several, taken
 from tiered.cli.output import show
 from tiered.cli.serve import ServingOptions, announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
-from tiered.cli.values import counted, topic_filter
+from tiered.cli.values import counted, topic_filter, unmatched
 from tiered.errors import InvalidError
 from tiered.metrics import FLEET_METRICS, MOUNT_METRICS, render
 
@@ -169,7 +169,7 @@ def run(call: Call, options: MountOptions) -> int:
         mounts.append(mount)
         try:
             with observed(call, options, mount, MOUNT_METRICS):
-                mount.run(lambda ready: tell(call, ready))
+                mount.run(lambda ready: tell(call, options, ready))
             document = summary(mount, call.clock.monotonic_s() - began_s)
         finally:
             mount.close()
@@ -301,15 +301,17 @@ def tls_context(options: MountOptions) -> ssl.SSLContext | None:
     return context
 
 
-def tell(call: Call, mount: Mount) -> None:
+def tell(call: Call, options: MountOptions, mount: Mount) -> None:
     """Say what is served."""
     place = mount.store.opened.place
     queues = list(mount.store.tiered_queues())
-    topics = len({queue.topic for queue in queues})
+    topics = {queue.topic for queue in queues}
     call.say(
         f"tiered: serving {mount.store.opened.meter.url} as {place.cluster}/{mount.name} at {mount.address}:"
-        f" {counted(topics, 'topic')}, {counted(len(queues), 'queue')}, read-only"
+        f" {counted(len(topics), 'topic')}, {counted(len(queues), 'queue')}, read-only"
     )
+    for glob in unmatched(options.topics, topics):
+        call.say(f"tiered: no topic matches --topics {glob} yet")
     if mount.handover is not None:
         call.say(
             "tiered: the broker was decommissioned:"
