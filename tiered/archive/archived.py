@@ -252,7 +252,7 @@ class SavedRun:
         _require_no_overlap(np.cumsum(is_new), start, end)
 
     def group(self, number: int) -> _Group:
-        """A row group. The last one that was asked for is held: whoever looks at one goes on to the next row of it."""
+        """A row group. The last one that was asked for is held, since the next row of it is usually asked for next."""
         held = self._held
         if held is None or held[0] != number:
             try:
@@ -392,7 +392,7 @@ class _Runs:
         return cls(tuple(runs), there, number[order], row[order])
 
     def numbers(self, lane: ArchiveLane) -> npt.NDArray[np.int64]:
-        """``COLUMNS`` of the rows of a lane; they are held, since whoever asks of a lane goes on with it."""
+        """``COLUMNS`` of the rows of a lane; they are held, since the same lane is usually asked for next."""
         found = self.held.get(lane)
         if found is None:
             first, last = self.lanes.get(lane, (0, 0))

@@ -289,8 +289,8 @@ class NewFile:
 class Fence:
     """Which files an entry may still make part of the archive, so that others can be deleted.
 
-    Whoever makes files has read the epoch in the log before, and their keys depend on it. A fence begins the next epoch and
-    names the keys that are about to be deleted. Behind it no entry can name these: who knows the new epoch makes other
+    A job has read the epoch in the log before it makes files, and their keys depend on it. A fence begins the next epoch
+    and names the keys that are about to be deleted. Behind it no entry can name these: who knows the new epoch makes other
     keys, work of the epoch before is refused if it has one of them, and older work is refused whatever it has. So a file
     that a fence has condemned may be deleted at any time, also by a process that has slept for a week.
     """
@@ -348,8 +348,8 @@ def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
 # share is possible because no partition says a queue. Nothing but files of messages ends in ``.parquet``. Nobody here parses
 # a key: what is known of a file says the log.
 #
-# A key is a pure function of the sealed segments, or of the files, that the file is made of, so that whoever does the same
-# work again, after a crash or beside us, makes the same object. The digest tells brokers and incarnations apart, and a life
+# A key is a pure function of the sealed segments, or of the files, that the file is made of, so that the same work
+# done again, after a crash or beside us, makes the same object. The digest tells brokers and incarnations apart, and a life
 # that the broker truncated from the one that came in its place; and it changes with the schema and with the columns that are
 # added to it, since no object is ever replaced. A file of several pieces has their number in the place of queue and offsets.
 

@@ -1,8 +1,8 @@
 """Typed records as JSON, and back: the types of a dataclass's fields say its form, and what of it is checked.
 
-A right checksum proves that bytes are as they were written, not that a writer of ours wrote them: whoever may write into
-the bucket can compute it. So types and bounds are checked where JSON becomes values, once; whether the values make sense
-together is replay's business, and ``tiered.log.verify_report``'s.
+A right checksum proves that bytes are as they were written, not that a writer of ours wrote them: anybody who may
+write into the bucket can compute it. So types and bounds are checked where JSON becomes values, once; whether these make
+sense together is replay's business, and ``tiered.log.verify_report``'s.
 
 ========================= ========================================================================================
 type                      JSON

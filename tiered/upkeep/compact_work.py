@@ -1,6 +1,6 @@
 """The work of key compaction, as engines do it (``tiered.upkeep.engine``): keys of a stretch read, and a bundle made.
 
-Whoever does a work, this process or a task of Spark, comes to the same rows and makes the same bytes under the same key; a
+This process and a task of Spark come to the same rows, and make the same bytes under the same key; a
 work that is done twice adopts what is there.
 
 Memory: of keys a part and the rows of a quarter million messages, or of ``NARROW_ROWS`` keys; of a bundle the two parts that
@@ -318,7 +318,7 @@ def plan_runs(
 def section_of(
     run: MergeRun, lefts: Iterable[PartLeft], packer: Packer | None
 ) -> tuple[SectionRow, Section]:
-    """The sparse section that takes the place of neighbouring parts; the same bytes of the same parts, whoever makes it.
+    """The sparse section that takes the place of neighbouring parts; the same bytes of the same parts, in any process.
 
     Args:
         lefts: What stays of each, in order.

@@ -151,7 +151,7 @@ def lease_word(lease: LeaseState | None, now_ms: int, *, exists: bool) -> str:
 
 
 def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) -> bool:
-    """Free the lease, whoever holds it.
+    """Free the lease, no matter who holds it.
 
     Args:
         breaker: Our 8-hex-digit id, other than the holder's, so that the holder sees that it lost the lease.
@@ -180,7 +180,7 @@ def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) 
 
 # --------------------------------------------------------------------------------------------------
 # A short epoch for a command that must be sure that no writer is at work: lease, epoch, and the lease given back at
-# once. **Fence, then look again.** Whoever replaces or deletes by what it has read or listed (``gc``, ``delete-
+# once. **Fence, then look again.** A command that replaces or deletes by what it has read or listed (``gc``, ``delete-
 # topic``, ``rebuild``) goes through ``in_new_epoch``: after the epoch's entry nothing that an earlier writer made can be
 # named any more, however long it sleeps. So what came in between is there to be seen by then, and the work looks again
 # at all that it presumes, and only then acts: ``gc`` follows the journal before each batch, ``delete-topic`` holds
@@ -284,7 +284,7 @@ def in_new_epoch(
 # named any more, and what a crash leaves here unnamed goes with the next ``gc``. The lease is renewed as the work goes on
 # (``renew``): a command that hangs for longer than a minute may be followed by a writer, and is fenced then.
 #
-# Threads: one. Errors: whoever writes already refuses us (``FencedError``).
+# Threads: one. Errors: a writer at work refuses us (``FencedError``).
 # --------------------------------------------------------------------------------------------------
 
 
