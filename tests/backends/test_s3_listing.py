@@ -16,7 +16,7 @@ from botocore.credentials import Credentials
 from support.servers import serving
 
 from backends.errors import ConfigurationError
-from backends.s3_listing import SignedGet
+from backends.s3_listing import Lister, SignedGet
 from backends.s3_settings import Credential, S3Settings
 from backends.s3_wire import S3Failure
 
@@ -33,6 +33,7 @@ class Server:
         self.came: list[tuple[str, dict[str, str]]] = []
         self.connections: set[object] = set()
         self.closes = False
+        self.body, self.also = b"yes", dict[str, str]()  # of each answer; headers besides
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,9 +45,11 @@ class Server:
                 owner.connections.add(self.client_address)
                 owner.came.append((self.path, {k.lower(): v for k, v in self.headers.items()}))
                 self.send_response(200)
-                self.send_header("Content-Length", "3")
+                for name, value in owner.also.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(owner.body)))
                 self.end_headers()
-                self.wfile.write(b"yes")
+                self.wfile.write(owner.body)
                 self.close_connection = owner.closes  # not said to the client
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -111,6 +114,21 @@ def test_connections_are_kept_and_one_that_the_server_closed_is_made_anew(server
         assert asking.get({}) == (200, b"yes")
     assert len(server.connections) == 3
     asking.close()
+
+
+@pytest.mark.parametrize(
+    ("also", "asked"), [({}, [True]), ({"x-localstack": "true"}, [True, False])]
+)
+def test_localstack_is_asked_without_escapes(
+    server: Server, also: dict[str, str], asked: list[bool]
+):
+    """It compares prefixes with escaped keys, and leaves out those that are escaped otherwise than the prefix."""
+    server.body = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+    server.also = also
+    lister = Lister(settings_of(f"http://{server.address}"))
+    assert list(lister.pages("p/%41/", "")) == [[]]
+    lister.close()
+    assert ["encoding-type=url" in path for path, _ in server.came] == asked
 
 
 def test_a_proxy_is_asked_by_the_whole_address(server: Server, monkeypatch: pytest.MonkeyPatch):
