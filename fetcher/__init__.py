@@ -1,3 +1,3 @@
-"""Cold reads from the tier. Home of TieredMessageFetcher; for now the plain sequential reader lives in ``tiered.log``."""
+"""Cold reads from the tier: TieredMessageFetcher. The plain sequential reader is in ``tiered.log``."""
 
 __distribution__ = "tieredmq"

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from fetcher.requests import Data
     from fetcher.transfers import Transfers
     from tiered.clock import Clock
-    from tiered.log.cursor import LifeView
+    from tiered.log.cursor import IncarnationView
     from tiered.log.parts import Part, SectionRange
     from tiered.log.sections import OpenSection
     from tiered.model import MessageQueue, QueueOffset
@@ -655,7 +655,7 @@ class Stock:
     def prepare(
         self,
         stream: Stream,
-        view: LifeView,
+        view: IncarnationView,
         start: QueueOffset,
         window: int,
         *,
@@ -742,7 +742,12 @@ class Stock:
     # Reads that wait for room get it in turn, or a large record would wait for ever behind small ones
 
     def prepare_urgently(
-        self, waiting: WaitingRead, stream: Stream, view: LifeView, start: QueueOffset, window: int
+        self,
+        waiting: WaitingRead,
+        stream: Stream,
+        view: IncarnationView,
+        start: QueueOffset,
+        window: int,
     ) -> list[Fetch]:
         """Prepare what a reader waits for; nothing when others have waited longer, or there is no room: it is in the row."""
         fetches: list[Fetch] = []

@@ -31,7 +31,7 @@ from tiered.model import LogOffset
 if TYPE_CHECKING:
     from backends.base import ByteRange
     from fetcher.limits import FetchSettings
-    from tiered.log.cursor import LifeView
+    from tiered.log.cursor import IncarnationView
     from tiered.log.parts import Part
     from tiered.model import QueueOffset
 
@@ -90,7 +90,7 @@ class FetchPlan:
 
 
 def plan_fetches(
-    view: LifeView,
+    view: IncarnationView,
     start: QueueOffset,
     window: int,
     known: Known,
@@ -106,7 +106,7 @@ def plan_fetches(
             whole, a little beyond the window or with the next plan, rather than its index now and its records in pieces.
     """
     requests: list[FetchRequest] = []
-    asked = view.life.log_end
+    asked = view.incarnation.log_end
     left = window
     sure = _Sure(start, until, window, settings)
     for part in islice(view.parts_from(start), PARTS_MAX):
@@ -158,7 +158,7 @@ class _Sure:
 
 
 def _indexes_behind(
-    view: LifeView, part: Part, left: int, known: Known, sure: _Sure
+    view: IncarnationView, part: Part, left: int, known: Known, sure: _Sure
 ) -> list[FetchRequest]:
     """Requests for the indexes behind a part that ends so far (0 or less) behind the window, if they are surely read."""
     if left + sure.look_bytes(part) <= 0:
@@ -170,7 +170,7 @@ def _indexes_behind(
 
 
 def _indexes_ahead(
-    view: LifeView, part: Part, left: int, known: Known, sure: _Sure
+    view: IncarnationView, part: Part, left: int, known: Known, sure: _Sure
 ) -> list[FetchRequest]:
     """Requests for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
     requests = []

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from fetcher.window import Name, Stream
     from tiered.clock import Clock
-    from tiered.log.cursor import HistoryPlace, LifeView, QueueCursor
+    from tiered.log.cursor import HistoryPlace, IncarnationView, QueueCursor
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
     from tiered.log.reader import TierReader
@@ -205,7 +205,9 @@ class TieredMessageFetcher:
         if start >= place.end:
             return True
         try:
-            found = place.view.locate(max(start, place.view.life.min_offset), where=self._prefix)
+            found = place.view.locate(
+                max(start, place.view.incarnation.min_offset), where=self._prefix
+            )
         except DataError:
             return True
         if found is None or isinstance(found, Gap):
@@ -269,7 +271,7 @@ class TieredMessageFetcher:
     ) -> TierBatch | Gap | None:
         self._forget_gone()
         state, view = self.tier.state, place.view
-        start = QueueOffset(max(start, view.life.min_offset))
+        start = QueueOffset(max(start, view.incarnation.min_offset))
         if start >= place.end:
             self._drop([name])
             return None
@@ -311,7 +313,7 @@ class TieredMessageFetcher:
     def _fetch_warily(  # noqa: PLR0917 (one caller, in this order)
         self,
         stream: Stream,
-        view: LifeView,
+        view: IncarnationView,
         part: Part,
         start: QueueOffset,
         bytes_max: int,
@@ -345,7 +347,7 @@ class TieredMessageFetcher:
 
     # Reading ahead
 
-    def _stream(self, name: Name, view: LifeView) -> Stream:
+    def _stream(self, name: Name, view: IncarnationView) -> Stream:
         stream = self._readers.make(name, self._clock.monotonic_s())
         stream.look(view)
         return stream
@@ -359,7 +361,7 @@ class TieredMessageFetcher:
         view = stream.view
         if stream.here <= stream.calm_to:
             return ()
-        if view is None or stream.asked >= view.life.log_end or self._stock.is_closed:
+        if view is None or stream.asked >= view.incarnation.log_end or self._stock.is_closed:
             return ()
         window = stream.ahead_now(self._share())
         position = QueueOffset(stream.position)
@@ -395,7 +397,7 @@ class TieredMessageFetcher:
                 stream = self._readers.announce(names[-1])
                 stream.look(place.view)
                 stream.say(until)
-                first = QueueOffset(max(start, place.view.life.min_offset))
+                first = QueueOffset(max(start, place.view.incarnation.min_offset))
                 end = QueueOffset(min(until, place.end))
                 stream.begin_at(first)
                 members.append(Member(stream, place.view, first, end))
@@ -538,7 +540,7 @@ class Obtainer:
     def __call__(  # noqa: PLR0917 (one caller, in this order)
         self,
         stream: Stream,
-        view: LifeView,
+        view: IncarnationView,
         part: Part,
         start: QueueOffset,
         window: int,
@@ -568,7 +570,7 @@ class Obtainer:
         self,
         waiting: WaitingRead,
         stream: Stream,
-        view: LifeView,
+        view: IncarnationView,
         part: Part,
         start: QueueOffset,
         window: int,
@@ -656,7 +658,7 @@ class CarefulReader:
     def __call__(  # noqa: PLR0917 (one caller, in this order)
         self,
         stream: Hashable,
-        view: LifeView,
+        view: IncarnationView,
         start: QueueOffset,
         bytes_max: int,
         count_max: int,
@@ -668,6 +670,6 @@ class CarefulReader:
             StoreUnavailableError: They did not come before the deadline.
         """
         store = AskingStore(self._transfers, self._store, stream, self._clock, deadline_s)
-        reader = QueueReader.of_life(store, self._prefix, view.queue, view.life)
+        reader = QueueReader.of_incarnation(store, self._prefix, view.queue, view.incarnation)
         found = reader.read_warily(start, bytes_max=bytes_max, count_max=count_max)
         return cast("TierBatch", found)

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from fetcher.statuses import KeyLookup, KeyQuery
     from tiered.clock import Clock
     from tiered.local.interface import LocalStore, RecordBatch
-    from tiered.log.cursor import HistoryPlace, LifeView
+    from tiered.log.cursor import HistoryPlace, IncarnationView
     from tiered.log.decode import TierBatch
     from tiered.log.reader import TierReader
 
@@ -526,14 +526,18 @@ class TierSide:
         self._executor = executor
         self._clock = clock
 
-    def view(self, queue: MessageQueue) -> LifeView | None:
-        """The present life of a queue, as last seen."""
+    def view(self, queue: MessageQueue) -> IncarnationView | None:
+        """The present incarnation of a queue, as last seen."""
         return self._reader.present(queue)
 
     def bounds(self, queue: MessageQueue) -> QueueBounds | None:
         """As last seen; None: no such queue."""
-        life = self._reader.state.life(queue)
-        return None if life is None else QueueBounds(life.min_offset, life.commit_offset)
+        incarnation = self._reader.state.incarnation(queue)
+        return (
+            None
+            if incarnation is None
+            else QueueBounds(incarnation.min_offset, incarnation.commit_offset)
+        )
 
     def last_fingerprint(
         self, queue: MessageQueue, low: int, end: int
@@ -615,7 +619,7 @@ class TierSide:
         view = self.view(queue)
         if view is None:
             return None
-        for part in view.parts_from(view.life.min_offset):
+        for part in view.parts_from(view.incarnation.min_offset):
             if part.store_min_ms >= 0 and part.queue_offset < high:
                 return part.store_min_ms
         return None

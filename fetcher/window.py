@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from fetcher.limits import FetchSettings, WindowLimits
     from fetcher.runs import Cached, Thing
-    from tiered.log.cursor import History, LifeView
+    from tiered.log.cursor import History, IncarnationView
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
     from tiered.model import MessageQueue
@@ -114,7 +114,7 @@ class Stream:
     queue: MessageQueue  # what
     limits: WindowLimits
     window: int = 0  # bytes to read ahead
-    view: LifeView | None = None  # the life that it read last
+    view: IncarnationView | None = None  # the incarnation that it read last
     state: object = None
     """The journal's state in which that was the newest view of it; None: to be looked up."""
     held: ReferenceType[Cached[Thing]] | None = None
@@ -134,10 +134,10 @@ class Stream:
     ahead_max: int = 0  # bytes to read ahead at most; 0: no limit but the others
     wary: range = range(0)  # queue offsets near damage: no more is asked for than is needed
     paused_s: float = 0.0  # nothing is read ahead before, since that failed; monotonic seconds
-    _end: tuple[int, LifeView | None, int] = (-1, None, 0)
+    _end: tuple[int, IncarnationView | None, int] = (-1, None, 0)
     used_s: float = 0.0  # when it was last read, monotonic seconds
 
-    def look(self, view: LifeView) -> None:
+    def look(self, view: IncarnationView) -> None:
         """Go on with a view; what was read of another one says nothing of it."""
         if self.view is not view:
             self.view, self.held, self.run, self.state = view, None, None, None
@@ -257,13 +257,13 @@ class Stream:
             min(self.sure_max, max(share // 2, share - SERVED_BYTES), self.ahead_max or share), 1
         )
 
-    def _reached(self, view: LifeView) -> int:
+    def _reached(self, view: IncarnationView) -> int:
         """Log offset at which it stands. Records need not be alike: where nothing was read, or too much, by their number."""
         if self.next_offset >= 0 and self.here < self._sure_end(view):
             return self.here
         return view.about(QueueOffset(self.position))
 
-    def _sure_end(self, view: LifeView) -> int:
+    def _sure_end(self, view: IncarnationView) -> int:
         """Log offset behind what it says that it will read, about."""
         known_until, known_view, end = self._end
         if known_until != self.until or known_view is not view:
@@ -409,7 +409,7 @@ class Member(NamedTuple):
     """One of the queues that a reader reads."""
 
     stream: Stream  # its reader
-    view: LifeView  # what is read
+    view: IncarnationView  # what is read
     start: QueueOffset  # first queue offset
     until: QueueOffset  # one past the last
 

@@ -125,7 +125,7 @@ class DataKey:
     object_id: ObjectId  # who made it
     topic: str = ""  # whose data; empty for ``bundle``
     queue_id: int = -1  # likewise; -1 for ``bundle`` and ``topic``
-    incarnation: int = -1  # which life of the queue; -1 likewise
+    incarnation: int = -1  # which incarnation of the queue; -1 likewise
     level: int = -1  # of a ``bundle`` or ``topic``; else -1
     begins: int = 0  # queue offset of the first item, or the time at which the bundle was begun, ms
     escapes_case: bool = False  # capital letters of the topic are escaped
@@ -392,9 +392,9 @@ def _parse_data_key(rest: str) -> DataKey | None:
         )
     if kind not in {"queue", "quarantine"}:
         return None
-    *name, queue_id, life = names
+    *name, queue_id, incarnation = names
     topic, escapes = _topic(name)
-    place = int(queue_id), int(life)
+    place = int(queue_id), int(incarnation)
     return DataKey(kind, made, topic, *place, begins=int(begins), escapes_case=escapes)
 
 
@@ -423,5 +423,5 @@ def _queue_path(queue: MessageQueue, *, escapes_case: bool) -> str:
 
 
 def _data_key(root: str, incarnation: int, offset: int, made: ObjectId) -> str:
-    life = f"{incarnation:0{NUMBER_DIGITS}d}"
-    return f"{root}{life}/{offset:0{OFFSET_DIGITS}d}-{made}"
+    folder = f"{incarnation:0{NUMBER_DIGITS}d}"
+    return f"{root}{folder}/{offset:0{OFFSET_DIGITS}d}-{made}"

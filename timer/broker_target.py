@@ -3,11 +3,11 @@
 Overview: ``give`` sends each message to a broker that has its topic, with the property ``TIMER_DELIVER_MS``; when one
 refuses the next is tried, and all of them again, after a pause, when all do. ``has`` asks brokers by unique id.
 
-Which of a batch is there: as long as this process lives it knows what was acknowledged, and which broker may have what was
-not. Of a batch that an earlier process began, each message is asked of every broker that may have got it; nothing is sent
-to a broker before the journal names it (``mark``). A broker finds a message by unique id in the wheel's topic or, delivered,
-in its own; with the same due time it is the same message. One without a unique id gets one that is made of its place, so
-that it is found, too.
+Which of a batch is there: as long as this process lives it knows what was acknowledged, and which broker may have
+what was not. Of a batch that an earlier process began, each message is asked of every broker that may have got it; nothing
+is sent to a broker before the journal names it (``mark``). A broker finds a message by unique id in the wheel's topic or,
+delivered, in its own; with the same due time it is the same message. One without a unique id gets one that is made of its
+place, so that it is found, too.
 
 A broker that may have something and does not answer is waited for, ``WAITED_S``; then the message is given to another one,
 and comes twice if the first comes back with it. So it does where a broker keeps no index (``messageIndexEnable=false``).

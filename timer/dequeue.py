@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.local.interface import RecordBatch
-    from tiered.log.parts import QueueLife, TierState
+    from tiered.log.parts import Incarnation, TierState
     from tiered.log.salvage import Salvaged
     from timer.records import Flags, Longs
 
@@ -253,8 +253,8 @@ class TimerReader:
             none of them.
         """
         state = self.state if state is None else state
-        facts, life = state.timers.hours[hour], state.life(hour_queue(hour))
-        low = int(life.min_offset) if life else 0
+        facts, incarnation = state.timers.hours[hour], state.incarnation(hour_queue(hour))
+        low = int(incarnation.min_offset) if incarnation else 0
         items = self._load(state, hour, (low, facts.end), held=facts.held)
         return items, is_in(items.offsets, facts.held)
 
@@ -323,23 +323,23 @@ class TimerReader:
         return read_hours(self.state.timers.hours, self._rows, damaged)
 
     def _rows(self, hour: int) -> Iterator[HourRow]:
-        facts, life = self.state.timers.hours[hour], self.state.life(hour_queue(hour))
-        if life is not None and facts.left(life.commit_offset):
+        facts, incarnation = self.state.timers.hours[hour], self.state.incarnation(hour_queue(hour))
+        if incarnation is not None and facts.left(incarnation.commit_offset):
             errors: list[DataError] = []
-            row = self._row(hour, facts, life, errors)
+            row = self._row(hour, facts, incarnation, errors)
             if row.messages:
                 yield row
             if errors:
                 raise errors[0]
 
     def _row(
-        self, hour: int, facts: TimerHour, life: QueueLife, errors: list[DataError]
+        self, hour: int, facts: TimerHour, incarnation: Incarnation, errors: list[DataError]
     ) -> HourRow:
         low = facts.held[0][0] if facts.held else facts.done
-        parts = sum(1 for part in life.parts() if part.queue_end > low)
-        if not facts.marks and facts.done == life.min_offset == facts.end:
-            count = life.commit_offset - facts.done - len(facts.cancels)
-            size = life.parts().log_bytes
+        parts = sum(1 for part in incarnation.parts() if part.queue_end > low)
+        if not facts.marks and facts.done == incarnation.min_offset == facts.end:
+            count = incarnation.commit_offset - facts.done - len(facts.cancels)
+            size = incarnation.parts().log_bytes
             return HourRow(hour, count, size, facts.due_min_ms, facts.due_max_ms, parts)
         count, size, dues = 0, 0, []
         for items, left in self._pending(hour, errors):
@@ -350,8 +350,8 @@ class TimerReader:
 
     def _pending(self, hour: int, errors: list[DataError]) -> Iterator[tuple[DueItems, Longs]]:
         """Items, and which of them are to be handed over; what is damaged is added to ``errors``."""
-        facts, life = self.state.timers.hours[hour], self.state.life(hour_queue(hour))
-        high = int(life.commit_offset) if life else 0
+        facts, incarnation = self.state.timers.hours[hour], self.state.incarnation(hour_queue(hour))
+        high = int(incarnation.commit_offset) if incarnation else 0
         for what in ("held", "left", "new"):
             if what == "held" and facts.held:
                 items, flags = self.load_held(hour)
@@ -417,10 +417,14 @@ def first_left(facts: TimerHour, items: DueItems) -> int:
 
 def refused_in(state: TierState, hour: int) -> list[int]:
     """Queue offsets of what the target refused of an hour, and its file has still."""
-    facts, life = state.timers.hours.get(hour), state.life(hour_queue(hour))
-    if facts is None or life is None:
+    facts, incarnation = state.timers.hours.get(hour), state.incarnation(hour_queue(hour))
+    if facts is None or incarnation is None:
         return []
-    return [offset for offset in facts.refused if life.min_offset <= offset < life.commit_offset]
+    return [
+        offset
+        for offset in facts.refused
+        if incarnation.min_offset <= offset < incarnation.commit_offset
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
     from tiered.journal.append import JournalWriter
-    from tiered.log.parts import QueueLife, TierState
+    from tiered.log.parts import Incarnation, TierState
     from tiered.log.timers import TimerHour
     from timer.dequeue import DueBlock, DueItems, DueMessage, TimerReader
     from timer.records import Longs
@@ -199,7 +199,7 @@ class HandOver:
     _sweep: _Sweep | None = None
     _freeing: _Freeing | None = None
     _again: deque[int] = field(default_factory=deque)  # hours of which something is held
-    _tried: dict[int, QueueLife] = field(default_factory=dict)  # and their files, when last read
+    _tried: dict[int, Incarnation] = field(default_factory=dict)  # and their files, when last read
     _told: dict[int, Ranges] = field(default_factory=dict)  # held of an hour, as counted
     _copy: FactsCopy | None = None
     _damaged: dict[int, int] = field(default_factory=dict)  # hours, and where their file ended
@@ -351,8 +351,11 @@ class HandOver:
         """The next hour of which something that was held can be read; none while a sweep was left behind in its midst."""
         while self._again and not self._is_amid():
             hour = self._again[0]
-            facts, life = self._facts(hour)[0], self.journal.state.life(hour_queue(hour))
-            if not facts.held or life is None or self._tried.get(hour) is life:
+            facts, incarnation = (
+                self._facts(hour)[0],
+                self.journal.state.incarnation(hour_queue(hour)),
+            )
+            if not facts.held or incarnation is None or self._tried.get(hour) is incarnation:
                 self._again.popleft()
                 continue
             items, is_held = self.reader.load_held(hour, self.journal.state)
@@ -363,7 +366,7 @@ class HandOver:
                 self._since = self.journal.state.timers.run.target
                 return _Freeing(hour, items, np.flatnonzero(is_held))
             items.close()
-            self._tried[hour] = life
+            self._tried[hour] = incarnation
             items.lost = lost
             self._tell_held(hour, items)
             if lost != facts.held:
@@ -489,9 +492,9 @@ class HandOver:
             return None
         if items.lost:
             self._tell_held(hour, items)
-            life = self.journal.state.life(hour_queue(hour))
-            if life is not None and not self._facts(hour)[0].held:
-                self._tried[hour] = life
+            incarnation = self.journal.state.incarnation(hour_queue(hour))
+            if incarnation is not None and not self._facts(hour)[0].held:
+                self._tried[hour] = incarnation
         return items
 
     def _declare(self, hour: int, low: int, high: int, items: DueItems) -> None:
@@ -515,8 +518,8 @@ class HandOver:
     def _facts(self, hour: int) -> tuple[TimerHour, int]:
         """What the journal says of an hour, and where its file ends."""
         state = self.journal.state
-        life = state.life(hour_queue(hour))
-        return state.timers.hours[hour], life.commit_offset if life else 0
+        incarnation = state.incarnation(hour_queue(hour))
+        return state.timers.hours[hour], incarnation.commit_offset if incarnation else 0
 
     def _look(self) -> None:
         """Find the hours that have something to hand over: a sweep that was left behind first, then by time."""

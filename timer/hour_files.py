@@ -26,7 +26,7 @@ from tiered.local.queue_reader import cut_records
 from tiered.log.actions import action_of
 from tiered.log.bundles import bundle_row
 from tiered.log.composite import AppendResult, CommitPolicy, CompositeFlatFile
-from tiered.log.parts import QueueLife
+from tiered.log.parts import Incarnation
 from tiered.log.timers import HOUR_MS, TIMER_TOPIC, HourTaken, TimersTaken, TimerTake, hour_queue
 from tiered.model import QueueOffset
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 _NAME: Final = TIMER_TOPIC.encode()
-_NO_LIFE: Final = QueueLife(0, QueueOffset(0), QueueOffset(0))
+_NO_INCARNATION: Final = Incarnation(0, QueueOffset(0), QueueOffset(0))
 
 
 class TimerFlatFile:
@@ -57,11 +57,11 @@ class TimerFlatFile:
         marks: Delete marks since then.
     """
 
-    def __init__(self, hour: int, life: QueueLife | None, policy: CommitPolicy) -> None:
+    def __init__(self, hour: int, incarnation: Incarnation | None, policy: CommitPolicy) -> None:
         """Go on where the journal says."""
         self.hour = hour  # since 1970
         # Its offsets, buffer and segments. Used with its lock held by the writer, the only thread.
-        self.file = CompositeFlatFile(hour_queue(hour), life or _NO_LIFE, policy)
+        self.file = CompositeFlatFile(hour_queue(hour), incarnation or _NO_INCARNATION, policy)
         self.reset()
 
     def reset(self) -> None:
@@ -90,8 +90,8 @@ class TimerFlatFileTable:
         """The file of an hour."""
         found = self._files.get(hour)
         if found is None:
-            life = self._state.life(hour_queue(hour))
-            found = self._files[hour] = TimerFlatFile(hour, life, self._policy)
+            incarnation = self._state.incarnation(hour_queue(hour))
+            found = self._files[hour] = TimerFlatFile(hour, incarnation, self._policy)
         return found
 
     def buffered(self) -> Iterator[TimerFlatFile]:

@@ -68,7 +68,7 @@ def test_a_folder_is_read_directly_as_through_the_fetcher(tmp_path: Path, bytes_
 def test_directly_too_a_damaged_block_costs_what_lies_in_it(tmp_path: Path):
     made = made_in(tmp_path)
     with made.open() as tier:
-        part = max(tier.reader.cursor(ORDERS).life.parts(), key=lambda one: one.log_bytes)
+        part = max(tier.reader.cursor(ORDERS).incarnation.parts(), key=lambda one: one.log_bytes)
         path = tmp_path / (tier.place.prefix + part.bundle.key)
     data = bytearray(path.read_bytes())
     data[part.section.start + 20 * 30_000] ^= 1

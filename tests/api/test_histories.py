@@ -68,7 +68,7 @@ def by_queue_reader(tier: Tier) -> Iterator[bytes]:
     from tiered.log.messages import items
 
     reader = tier.reader.queue(ORDERS)
-    batches = reader.batches(reader.life.min_offset, bytes_max=1)
+    batches = reader.batches(reader.incarnation.min_offset, bytes_max=1)
     return (item.record.body for batch in batches for item in items(batch.records))  # type: ignore[union-attr]
 
 
@@ -154,7 +154,7 @@ def test_what_was_truncated_and_has_expired_says_where_to_go_on(
         reading = door(opened)
         found: list[bytes] = []
         part_ways(tier)
-        tier.expire(2, 6, life=0)
+        tier.expire(2, 6, incarnation=0)
         opened.refresh()
         with pytest.raises(ExpiredError) as told:
             found += reading
@@ -169,7 +169,7 @@ def test_a_part_of_what_was_truncated_that_has_expired_is_not_passed_over():
     with tier.open() as opened:
         reading = opened.read("orders", 0)
         part_ways(tier)
-        tier.expire(2, 4, life=0)
+        tier.expire(2, 4, incarnation=0)
         opened.refresh()
         found: list[bytes] = []
         with pytest.raises(ExpiredError) as told:
@@ -244,13 +244,13 @@ def test_a_follower_misses_nothing_of_what_came_in_place_of_what_has_expired():
         def then(found: list[bytes]) -> None:
             if len(found) == len(OLD):
                 part_ways(tier)
-                tier.expire(2, 6, life=0)
+                tier.expire(2, 6, incarnation=0)
 
         found = follow(opened, NEW[-1], then=then)
     assert found == [*OLD, *NEW[2:]]
 
 
-def test_a_follower_is_given_the_rest_of_a_life_that_is_over_before_the_new_one():
+def test_a_follower_is_given_the_rest_of_a_incarnation_that_is_over_before_the_new_one():
     tier = made()
     with tier.open() as opened:
 

@@ -228,7 +228,7 @@ def test_follow_gives_what_is_committed_later_and_ends_when_told():
     assert found == [b"body 1", b"body 2", b"new"]
 
 
-def test_follow_begins_at_the_end_and_goes_into_a_new_life():
+def test_follow_begins_at_the_end_and_goes_into_a_new_incarnation():
     tier, stop, found = made(3), threading.Event(), []
     with tier.open() as opened:
         tier.begin_again()
@@ -283,9 +283,9 @@ def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):
 
     url = attach(unpack("s01-basic", tmp_path), tmp_path / "tier")
     with open_tier(url) as tier:
-        life = tier.state.life(MessageQueue("orders", 0))
-        assert life is not None
-        for part in life.parts():
+        incarnation = tier.state.incarnation(MessageQueue("orders", 0))
+        assert incarnation is not None
+        for part in incarnation.parts():
             (file,) = (tmp_path / "tier").rglob(part.bundle.key)
             data = bytearray(file.read_bytes())
             data[part.section.start + part.log_bytes // 2] ^= 0x40

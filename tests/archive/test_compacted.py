@@ -44,7 +44,7 @@ def test_what_is_compacted_since_is_no_damage(keys: str) -> None:
     at = workshop(tier.store)
     archive(at)
     assert compact(tier)["applied"]
-    segments = tier.journal.state.life(QUEUE).segments
+    segments = tier.journal.state.incarnation(QUEUE).segments
     assert segments[0].parts.holes
     again = archive(at)
     assert (again.plan.strange, again.segments, again.harmed) == ((), 0, {})

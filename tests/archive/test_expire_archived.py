@@ -133,11 +133,11 @@ def evidence(at: Workshop) -> Evidence:
 
 
 def proved(tier: TierBuilder, at: Workshop, queue: Any = QUEUE) -> list[list[bool]]:
-    """Of each segment of each life, in order."""
+    """Of each segment of each incarnation, in order."""
     state, found = tier.journal.state, evidence(at)
     return [
-        [found.holds(state, queue, number, segment) for segment in life.segments]
-        for number, life in enumerate(state.queues[queue])
+        [found.holds(state, queue, number, segment) for segment in incarnation.segments]
+        for number, incarnation in enumerate(state.queues[queue])
     ]
 
 
@@ -204,7 +204,9 @@ def test_what_the_broker_truncated_proves_nothing_for_its_successor() -> None:
     archive(at)
     again = with_other_messages_behind(tier, b"new c", b"new d", b"open")
     found = proved(again, at)
-    assert not any(flag for life in found for flag in life), "same offsets, other messages"
+    assert not any(flag for incarnation in found for flag in incarnation), (
+        "same offsets, other messages"
+    )
     archive(at)
     tail, present = proved(again, at)
     assert not any(tail)

@@ -173,7 +173,7 @@ def test_what_was_truncated_and_expired_before_the_archive_met_it_is_forgotten_t
     at = workshop(tier.store)
     archive(at)
     again = with_other_messages_behind(tier, b"new c", b"new d", b"open")
-    again.say(queue_action("expire", QUEUE, 0, life=0, min_from=2, min_to=5))
+    again.say(queue_action("expire", QUEUE, 0, position=0, min_from=2, min_to=5))
     archive(at)
     check(at)
     ((_, stretches),) = log_writer(at).state.lanes.items()
@@ -205,7 +205,7 @@ def test_what_was_truncated_is_known_again_when_its_parts_are_merged(
     for first, times in ((6, (2000, 2001)), (8, (2002,)), (9, (2003,))):
         tier.post(queue, numbered(first, *times), roll=True)
     archive(at)
-    tier.say(queue_action("expire", queue, 0, life=1, min_from=0, min_to=4))
+    tier.say(queue_action("expire", queue, 0, position=1, min_from=0, min_to=4))
     before = read_log(at)
     assert merge_tier(tier, MergePolicy(fan_in=2))
     assert len(tier.journal.state.queues[queue][0].parts()) == 1
@@ -217,8 +217,8 @@ def test_what_was_truncated_is_known_again_when_its_parts_are_merged(
 
 def ends_of(state: TierState) -> list[Truncation]:
     """Of all that was truncated of the one queue."""
-    lives, lane = state.queues[KEYED], ArchiveLane("c", "b", "t", 0, 0)
-    found = [overtaken_by(ArchiveState(), lane, life) for life in lives[:-1]]
+    incarnations, lane = state.queues[KEYED], ArchiveLane("c", "b", "t", 0, 0)
+    found = [overtaken_by(ArchiveState(), lane, incarnation) for incarnation in incarnations[:-1]]
     return [one.mark for some in found for one in some]
 
 
@@ -238,15 +238,15 @@ def test_ends_truncated_are_told_apart_whatever_becomes_of_them() -> None:
     assert len(set(wanted)) == 4
     assert [(one.low, one.high) for one in wanted] == [(4, 7)] * 3 + [(2, 8)]
     assert not any(one.knows(other) for one, other in permutations(wanted, 2))
-    tails = [life.parts() for life in tier.journal.state.queues[KEYED][:-1]]
+    tails = [incarnation.parts() for incarnation in tier.journal.state.queues[KEYED][:-1]]
     assert merge_tier(tier, MergePolicy(fan_in=2))
-    after = [life.parts() for life in tier.journal.state.queues[KEYED][:-1]]
+    after = [incarnation.parts() for incarnation in tier.journal.state.queues[KEYED][:-1]]
     assert all(one != other for one, other in zip(tails, after, strict=True))
     assert ends_of(tier.journal.state) == wanted
     assert compact(tier)["applied"]
     assert ends_of(tier.journal.state) == wanted
-    tier.say(queue_action("expire", KEYED, 0, life=1, min_from=4, min_to=7))
-    tier.say(queue_action("expire", KEYED, 0, life=3, min_from=2, min_to=4))
+    tier.say(queue_action("expire", KEYED, 0, position=1, min_from=4, min_to=7))
+    tier.say(queue_action("expire", KEYED, 0, position=3, min_from=2, min_to=4))
     assert ends_of(tier.journal.state) == wanted
     for is_saved in (False, True):
         if is_saved:

@@ -296,10 +296,10 @@ def test_the_command_names_what_is_damaged_and_takes_it_away(tmp_path: Path):
 def test_of_a_topic_whose_keys_are_all_deleted_the_table_is_empty():
     history = History()
     history.tier.post(QUEUES[0], [Mail(("k",), body=b"", time_ms=1_600_000_000_000)])
-    life = history.tier.journal.state.life(QUEUES[0])
-    assert life
-    base = life.segments[-1].base_offset
-    history.tier.say(queue_action("seal", QUEUES[0], life.incarnation, segment=base))
+    incarnation = history.tier.journal.state.incarnation(QUEUES[0])
+    assert incarnation
+    base = incarnation.segments[-1].base_offset
+    history.tier.say(queue_action("seal", QUEUES[0], incarnation.number, segment=base))
     jobs.archive(history.at)
     history.update("run")
     assert ask(history.at.archive, 'FROM "t$latest"').rows.num_rows == 0

@@ -260,16 +260,16 @@ def test_another_tier_of_the_same_name_is_not_taken_for_this_one() -> None:
     assert [(lane.queue, start) for lane, start in found.strange] == [(QUEUE, 0)]
 
 
-def shifted(life: Any, by_ms: int) -> Any:
+def shifted(incarnation: Any, by_ms: int) -> Any:
     """The same offsets, stored at other times."""
     segments = []
-    for segment in life.segments:
+    for segment in incarnation.segments:
         parts = [
             replace(p, store_min_ms=p.store_min_ms + by_ms, store_max_ms=p.store_max_ms + by_ms)
             for p in segment.parts
         ]
         segments.append(replace(segment, parts=Parts.of(parts)))
-    return replace(life, segments=tuple(segments))
+    return replace(incarnation, segments=tuple(segments))
 
 
 def test_the_command_in_parts(

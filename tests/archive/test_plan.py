@@ -24,7 +24,7 @@ from tiered.archive.model import (
 from tiered.archive.selection import selection_of
 from tiered.archive.tables import plan_files
 from tiered.journal.entry import Entry
-from tiered.log.parts import Parts, QueueLife, TierState
+from tiered.log.parts import Incarnation, Parts, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def test_a_thousand_segments_a_queue_of_which_nine_in_ten_are_archived(queues: i
 
 def test_a_segment_that_was_joined_afterwards_is_archived_as_far_as_it_is_not() -> None:
     joined = replace(segment(0), parts=Parts.joined(segment(n).parts for n in range(3)))
-    life = QueueLife(0, QueueOffset(0), QueueOffset(3 * COUNT), LogOffset(3000), (joined,))
-    there = TierState(queues={MessageQueue("t", 0): (life,)})
+    incarnation = Incarnation(0, QueueOffset(0), QueueOffset(3 * COUNT), LogOffset(3000), (joined,))
+    there = TierState(queues={MessageQueue("t", 0): (incarnation,)})
     found = plan(there, state(1, range(1, 2))).tasks
     assert [(task.start, task.end, len(task.parts)) for task in found] == [
         (0, COUNT, 1),

@@ -176,9 +176,9 @@ def test_a_topic_of_which_all_was_truncated_leaves_an_empty_table(
         tier = TierBuilder()
         tier.add([b"a"])
         tier.add([b"old b", b"old c"], roll=True)
-        life = tier.journal.state.life(QUEUE)
-        assert life is not None
-        tier.say(queue_action("seal", QUEUE, 0, segment=life.segments[-1].base_offset))
+        incarnation = tier.journal.state.incarnation(QUEUE)
+        assert incarnation is not None
+        tier.say(queue_action("seal", QUEUE, 0, segment=incarnation.segments[-1].base_offset))
         at = workshop(tier.store, store)
         late = Limits(from_ms=TIME_MS + 1)
         run_job(at, local_engine(at.bench, 1), limits=late)

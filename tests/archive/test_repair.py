@@ -214,7 +214,7 @@ def test_what_was_truncated_and_is_nowhere_any_more_is_refused_and_holds_up_its_
     tier.add([b"new", b"newer"], roll=True)
     tier.add([b"open"], roll=True)
     tier.add([b"more"], queue=SECOND, roll=True)
-    tier.say(queue_action("expire", QUEUE, 0, life=0, min_from=5, min_to=12))
+    tier.say(queue_action("expire", QUEUE, 0, position=0, min_from=5, min_to=12))
     (shared,) = keys(at)
     harm(at, shared, "gone")
     result = archive(at)

@@ -50,7 +50,7 @@ def test_what_is_truncated_beyond_what_was_printed_changes_nothing():
     assert out.getvalue() == b"01A"
 
 
-def test_a_new_life_is_printed_from_its_beginning():
+def test_a_new_incarnation_is_printed_from_its_beginning():
     made, out = Made(), BytesIO()
     made.add(b"0", b"1")
     with made.open() as tier:
@@ -137,7 +137,7 @@ def test_what_was_truncated_is_said_while_following():
     assert "from offset 1 on" in one
 
 
-def test_the_rest_of_a_life_that_is_over_is_printed_before_the_new_one():
+def test_the_rest_of_a_incarnation_that_is_over_is_printed_before_the_new_one():
     made, out = Made(), BytesIO()
     made.add(b"0")
     with made.open() as tier:

@@ -65,7 +65,7 @@ def test_one_queue_with_anything_is_not_begun():
     tier, store = opened(2)
     with tier:
         readers = [tier.reader.queue(queue) for queue in QUEUES]
-        begins = {reader.queue: reader.life.commit_offset for reader in readers[1:]}
+        begins = {reader.queue: reader.incarnation.commit_offset for reader in readers[1:]}
         iterator = queues_ahead(tier, "g", readers, lambda r: begins.get(r.queue, QueueOffset(0)))
         assert [reader.queue for reader in iterator] == QUEUES
         assert store.barrier.n_waiting == 0

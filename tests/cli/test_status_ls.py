@@ -29,7 +29,7 @@ from tiered.clock import ManualClock
 from tiered.journal.entry import seal_text
 from tiered.journal.replay import JournalReader
 from tiered.keys import checkpoint_key
-from tiered.log.state import Parts, QueueLife, Segment, TierMachine, TierState
+from tiered.log.state import Incarnation, Parts, Segment, TierMachine, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.upkeep.status import read_status, status_document
 
@@ -234,18 +234,18 @@ def test_of_several_brokers_one_whose_objects_are_refused_hides_no_other(
 
 
 def big_state(queues: int, parts: int) -> TierState:
-    lives = {}
+    incarnations = {}
     for queue in range(queues):
         row = Parts.of(
             made_part(number, 100 * number, 1, 100, key=f"bundle-{queue}-{number}")
             for number in range(parts)
         )
         segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=row)
-        life = QueueLife(
+        incarnation = Incarnation(
             0, QueueOffset(0), QueueOffset(parts), LogOffset(100 * parts), segments=(segment,)
         )
-        lives[MessageQueue(f"t{queue % 10}", queue // 10)] = (life,)
-    return TierState(epoch=1, writer="0badcafe", queues=lives)
+        incarnations[MessageQueue(f"t{queue % 10}", queue // 10)] = (incarnation,)
+    return TierState(epoch=1, writer="0badcafe", queues=incarnations)
 
 
 def status_of(state: TierState) -> tuple[dict[str, Any], int]:
@@ -276,8 +276,10 @@ def test_status_tells_what_is_stored_and_not_named():
     doubled = replace(half, bundle=replace(half.bundle, size_bytes=2 * half.bundle.size_bytes))
     parts = Parts.of([doubled, behind])
     segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=parts)
-    life = QueueLife(0, QueueOffset(0), QueueOffset(200), LogOffset(200_000), segments=(segment,))
-    broker, _ = status_of(TierState(epoch=1, queues={MessageQueue("t", 0): (life,)}))
+    incarnation = Incarnation(
+        0, QueueOffset(0), QueueOffset(200), LogOffset(200_000), segments=(segment,)
+    )
+    broker, _ = status_of(TierState(epoch=1, queues={MessageQueue("t", 0): (incarnation,)}))
     assert [(row["level"], row["objects"]) for row in broker["levels"]] == [(0, 1), (1, 1)]
     assert broker["space_amplification"] == pytest.approx(1.5, abs=0.01)
     assert broker["size_bytes"] == sum(row["size_bytes"] for row in broker["levels"])
@@ -290,8 +292,8 @@ def test_names_that_a_terminal_would_obey_are_shown_as_text(
     from tiered.log.reader import TierReader
 
     state = big_state(1, 1)
-    life = next(iter(state.queues.values()))
-    evil = TierState(epoch=1, queues={MessageQueue("evil\x1b[2J\udcff", 0): life})
+    incarnation = next(iter(state.queues.values()))
+    evil = TierState(epoch=1, queues={MessageQueue("evil\x1b[2J\udcff", 0): incarnation})
     monkeypatch.setattr(TierReader, "state", property(lambda _self: evil))
     table = tiered.good(command, basic_tier)
     assert b"\x1b" not in table.out

@@ -178,7 +178,7 @@ def test_a_plan_of_a_queue_that_went_on_is_refused(shop: Shop, tmp_path: Path):
     assert "20 as to, not 21" in other.error
 
 
-def test_it_refuses_while_a_writer_lives(shop: Shop, start: Start):
+def test_it_refuses_while_a_writer_incarnations(shop: Shop, start: Start):
     with start("attach", shop.store, "--to", shop.url, "--freshness", "0.1") as process:
         try:
             deadline = time.monotonic() + 120

@@ -53,8 +53,8 @@ def flip(tier: KeyedTier, part: Part) -> bytes:
 
 def parts(tier: KeyedTier, queue: MessageQueue) -> list[Part]:
     """Of each sealed segment the first part."""
-    life = tier.journal.state.queues[queue][-1]
-    return [one.parts[0] for one in life.segments[:-1]]
+    incarnation = tier.journal.state.queues[queue][-1]
+    return [one.parts[0] for one in incarnation.segments[:-1]]
 
 
 def mend(tier: KeyedTier, part: Part, before: bytes) -> None:
@@ -90,8 +90,8 @@ def test_no_value_is_lost_beside_damage_and_none_comes_back_with_the_repair(
     truth = latest(rows(tier), across=across)
     number = rng.randrange(len(parts(tier, queue)))
     part = parts(tier, queue)[number]
-    life = tier.journal.state.queues[queue][-1]
-    behind, bounds = life.segments[number:], life.segments[number].parts
+    incarnation = tier.journal.state.queues[queue][-1]
+    behind, bounds = incarnation.segments[number:], incarnation.segments[number].parts
     before = flip(tier, part)
     for _ in range(2):
         done = compact(tier, retention=ROCKETMQ, across_queues=across)

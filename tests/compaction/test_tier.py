@@ -88,11 +88,11 @@ def test_the_newest_of_each_key_stays_in_its_place_and_byte_for_byte():
     assert messages(tier) == [(at, before[at]) for at in sorted({*kept, 40})]
     assert (done["messages"], done["gone_messages"], done["keys"]) == (40, 40 - len(kept), 4)
     assert done["applied"]["steps"] == 1
-    life = tier.journal.state.life(QUEUE)
-    assert life
-    assert (life.min_offset, life.commit_offset) == (0, 41)
-    assert life.passes[-1].end == 40
-    assert {part.section.gone > 0 for part in life.parts()} == {True, False}
+    incarnation = tier.journal.state.incarnation(QUEUE)
+    assert incarnation
+    assert (incarnation.min_offset, incarnation.commit_offset) == (0, 41)
+    assert incarnation.passes[-1].end == 40
+    assert {part.section.gone > 0 for part in incarnation.parts()} == {True, False}
     check(tier)
 
 
@@ -225,10 +225,10 @@ def test_k5_whatever_comes_order_and_final_state_stay_and_the_head_is_whole(
     compression = Compression() if compresses else None
     for step in steps:
         if isinstance(step, list):
-            life = tier.journal.state.life(QUEUE)
+            incarnation = tier.journal.state.incarnation(QUEUE)
             tier.post(
                 QUEUE, [Mail((key,) if key else (), body=body) for key, body in step],
-                roll=bool(life and life.segments and life.segments[-1].sealed),
+                roll=bool(incarnation and incarnation.segments and incarnation.segments[-1].sealed),
             )  # fmt: skip
             sent += step
         elif step == "seal" and sent:
@@ -316,9 +316,9 @@ def test_a_lost_journal_comes_back_compacted_and_the_passes_are_made_anew(collec
     assert verify_tier(tier.store, PREFIX, deep=True).problems == []
     reader = TierReader(tier.store, PREFIX)
     reader.refresh()
-    life = reader.state.life(QUEUE)
-    assert life
-    assert life.passes == ()
+    incarnation = reader.state.incarnation(QUEUE)
+    assert incarnation
+    assert incarnation.passes == ()
     tier.journal.catch_up()
     again = compact(tier, clock=clock)
     assert again["applied"]["steps"] == 1

@@ -15,7 +15,7 @@ from tiered.dispatch import continuity
 from tiered.dispatch.group_commit import Fact
 from tiered.log.expiry import plan_removal
 from tiered.log.reader import QueueReader, TierReader
-from tiered.log.state import Gap, QueueLife
+from tiered.log.state import Gap, Incarnation
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
 
@@ -43,7 +43,7 @@ def append(local: SyntheticStore, count: int, text: bytes) -> None:
         local.append("t", 0, text * 20 + b" %d" % number)
 
 
-def lives(store: MemoryStore) -> tuple[QueueLife, ...]:
+def incarnations(store: MemoryStore) -> tuple[Incarnation, ...]:
     reader = TierReader(store, PREFIX)
     reader.refresh()
     return reader.state.queues[QUEUE]
@@ -73,8 +73,8 @@ def test_a_topic_made_anew_between_two_runs_begins_anew(again: int):
     append(local, again, b"new")
     assert counted(run_once(store, local, seed=2)) == (0, 1)
     check(store, local)
-    before, now = lives(store)
-    assert (before.incarnation, before.commit_offset, now.incarnation) == (0, 60, 1)
+    before, now = incarnations(store)
+    assert (before.number, before.commit_offset, now.number) == (0, 60, 1)
     assert "none in common" in before.ended
     reader = TierReader(store, PREFIX)
     reader.refresh()
@@ -95,10 +95,10 @@ def test_a_tail_lost_and_written_anew_is_truncated(end: int, more: int):
     append(local, more, b"new")
     assert counted(run_once(store, local, seed=3)) == (1, 0)
     check(store, local)
-    tail, now = lives(store)
-    assert (tail.incarnation, tail.min_offset, tail.commit_offset) == (0, end, 60)
+    tail, now = incarnations(store)
+    assert (tail.number, tail.min_offset, tail.commit_offset) == (0, end, 60)
     assert f"from queue offset {end} on" in tail.ended
-    assert (now.incarnation, now.min_offset, now.commit_offset) == (0, 0, end + more)
+    assert (now.number, now.min_offset, now.commit_offset) == (0, 0, end + more)
     assert counted(run_once(store, local, seed=4)) == (0, 0)
     append(local, 5, b"later")
     run_once(store, local, seed=5)
@@ -116,7 +116,7 @@ def test_a_cut_part_is_merged_like_others():
         follow(dispatcher)
         dispatcher.merge_all()
     assert dispatcher.counters.truncated == 1
-    first = lives(store)[-1].parts()[0]
+    first = incarnations(store)[-1].parts()[0]
     assert (first.queue_offset, first.queue_end) == (0, 17)
     # Twice, where the merging that goes on by itself was sooner than this test.
     assert first.bundle.level >= 1
@@ -134,10 +134,10 @@ def test_what_was_truncated_is_still_readable():
     local.cut("t", 0, 31)
     append(local, 3, b"new")
     run_once(store, local, seed=2)
-    tail, _ = lives(store)
+    tail, _ = incarnations(store)
     found = b"".join(
         bytes(batch.records.data)
-        for batch in QueueReader.of_life(store, PREFIX, QUEUE, tail).batches(QueueOffset(0))
+        for batch in QueueReader.of_incarnation(store, PREFIX, QUEUE, tail).batches(QueueOffset(0))
         if not isinstance(batch, Gap)
     )
     assert found == b"".join(old[offset] for offset in range(31, 60))
@@ -151,7 +151,12 @@ def test_a_second_loss_behind_and_before_the_first():
         append(local, 12, b"after %d" % end)
         assert counted(run_once(store, local, seed=seed)) == (1, 0)
         check(store, local)
-    assert [life.ended != "" for life in lives(store)] == [True, True, True, False]
+    assert [incarnation.ended != "" for incarnation in incarnations(store)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_lagging_copy_is_waited_for():
@@ -162,7 +167,7 @@ def test_a_lagging_copy_is_waited_for():
     second = run_once(store, local, seed=2)
     assert counted(second) == (0, 0)
     assert second.continuity.lagging == 1
-    assert len(lives(store)) == 1
+    assert len(incarnations(store)) == 1
     assert read_back(store, QUEUE) == (whole, [])
 
 
@@ -172,7 +177,7 @@ def test_a_copy_that_expired_before_it_could_be_compared_goes_on():
     append(local, 20, b"more")
     local.expire("t", 0, 60)
     assert counted(run_once(store, local, seed=2)) == (0, 0)
-    assert lives(store)[-1].commit_offset == 80
+    assert incarnations(store)[-1].commit_offset == 80
 
 
 def test_nothing_in_common_above_the_local_minimum_begins_anew_there():
@@ -182,7 +187,7 @@ def test_nothing_in_common_above_the_local_minimum_begins_anew_there():
     append(local, 80, b"new")
     local.expire("t", 0, 45)
     assert counted(run_once(store, local, seed=2)) == (0, 1)
-    assert lives(store)[-1].min_offset == 45
+    assert incarnations(store)[-1].min_offset == 45
     check(store, local)
 
 
@@ -191,7 +196,7 @@ def test_a_tier_without_marks_is_read_instead(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patched:
         patched.setattr("tiered.log.composite.fingerprint_of_item", lambda batch, number: 0)
         run_once(store, local)
-    assert all(part.last == 0 for part in lives(store)[0].parts())
+    assert all(part.last == 0 for part in incarnations(store)[0].parts())
     assert counted(run_once(store, local, seed=2)) == (0, 0)
     local.cut("t", 0, 31)
     append(local, 29, b"new")
@@ -271,7 +276,7 @@ def test_damage_in_the_tier_holds_nothing_up(kind: str, is_gone: bool):
     for seed in range(3):
         run_once(store, local, seed=seed)
         append(local, 20, b"more %d" % seed)
-    part = lives(store)[0].parts()[-1]
+    part = incarnations(store)[0].parts()[-1]
     place = part.log if kind == "commitlog" else part.index
     data = bytearray(store.get(PREFIX + place.key))
     store.delete(PREFIX + place.key)
@@ -284,7 +289,7 @@ def test_damage_in_the_tier_holds_nothing_up(kind: str, is_gone: bool):
     for queue in local.queues():
         found = read_back(store, queue)[0] if kind == "consumequeue" else {}
         assert found in ({}, local.raw(queue))
-    assert lives(store)[-1].commit_offset == part.queue_offset + 45
+    assert incarnations(store)[-1].commit_offset == part.queue_offset + 45
 
 
 def test_the_plug_in_way_is_held_against_the_store_too():
@@ -359,7 +364,7 @@ def test_a_topic_made_anew_is_seen_though_the_tier_has_nothing_left_of_the_old_o
         dispatcher.continuity.reopen([QUEUE])
         follow(dispatcher)
     assert counted(dispatcher) == (0, 1)
-    assert lives(store)[-1].incarnation == 1
+    assert incarnations(store)[-1].number == 1
     assert read_back(store, QUEUE) == (local.raw(QUEUE), [])
 
 
@@ -400,8 +405,8 @@ def test_a_queue_that_retention_has_emptied_has_its_gap_on_record(*, is_stopped:
     messages, gaps = read_back(store, QUEUE)
     assert [*messages] == [0, 1, 2, 3, 4]
     assert [(gap.start, gap.end) for gap in gaps] == [(5, 10)]
-    (life,) = lives(store)
-    assert life.commit_offset == 10
+    (incarnation,) = incarnations(store)
+    assert incarnation.commit_offset == 10
     append(local, 3, b"new")
     run_once(store, local, settings=FAST, seed=3)
     assert [*read_back(store, QUEUE)[0]] == [0, 1, 2, 3, 4, 10, 11, 12]
@@ -624,7 +629,7 @@ def test_a_copy_that_lags_and_can_read_what_was_damaged_waits():
     copy = stored(30)
     append(copy, 1, b"sound")
     assert counted(run_once(store, copy, seed=2)) == (0, 0)
-    assert lives(store)[-1].commit_offset == 41
+    assert incarnations(store)[-1].commit_offset == 41
 
 
 # -- beside merging -----------------------------------------------------------------------------
@@ -639,7 +644,7 @@ def test_what_was_merged_while_it_was_open_is_not_truncated_by_the_next_writer()
     with dispatching(store, local, MERGING, seed=8) as dispatcher:
         follow(dispatcher)
         dispatcher.merge_all()
-    assert lives(store)[-1].parts()[0].count > 12
+    assert incarnations(store)[-1].parts()[0].count > 12
     assert counted(run_once(store, local, seed=9)) == (0, 0)
     check(store, local)
 
@@ -666,5 +671,5 @@ def test_a_truncate_that_comes_behind_a_merge_is_planned_anew_and_counted_once()
         follow(dispatcher)
     assert said == ["truncate", "truncate"]
     assert counted(dispatcher) == (1, 0)
-    assert [life.ended != "" for life in lives(store)] == [True, False]
+    assert [incarnation.ended != "" for incarnation in incarnations(store)] == [True, False]
     check(store, local)

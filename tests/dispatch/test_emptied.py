@@ -44,9 +44,9 @@ def gaps(store: MemoryStore) -> list[tuple[int, int]]:
     """On record, which ``status`` counts; nothing lies before them, so readers begin behind them."""
     reader = TierReader(store, PREFIX)
     reader.refresh()
-    life = reader.state.life(QUEUE)
-    assert life
-    return [(gap.start, gap.end) for gap in life.gaps]
+    incarnation = reader.state.incarnation(QUEUE)
+    assert incarnation
+    return [(gap.start, gap.end) for gap in incarnation.gaps]
 
 
 def check_goes_on(store: MemoryStore, local: SyntheticStore, at: int) -> None:
@@ -87,9 +87,9 @@ def test_a_queue_that_was_empty_all_the_time_has_none(more: int):
     assert gaps(store) == []
     reader = TierReader(store, PREFIX)
     reader.refresh()
-    life = reader.state.life(QUEUE)
-    assert life
-    assert (life.min_offset, life.commit_offset) == (5, 5 + more)
+    incarnation = reader.state.incarnation(QUEUE)
+    assert incarnation
+    assert (incarnation.min_offset, incarnation.commit_offset) == (5, 5 + more)
 
 
 class Busy(SyntheticStore):

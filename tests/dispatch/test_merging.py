@@ -34,16 +34,21 @@ def state_of(store: ObjectStore) -> TierState:
 
 def deepest(state: TierState, level: int) -> int:
     """In how many bundles of a level a queue has parts, at most."""
-    lives = [life for lives in state.queues.values() for life in lives]
-    return max(len({b for b in life.parts().bundles if b.level == level}) for life in lives)
+    incarnations = [
+        incarnation for incarnations in state.queues.values() for incarnation in incarnations
+    ]
+    return max(
+        len({b for b in incarnation.parts().bundles if b.level == level})
+        for incarnation in incarnations
+    )
 
 
 def levels(state: TierState) -> Counter[int]:
     bundles = {
         bundle
-        for lives in state.queues.values()
-        for life in lives
-        for bundle in life.parts().bundles
+        for incarnations in state.queues.values()
+        for incarnation in incarnations
+        for bundle in incarnation.parts().bundles
     }
     return Counter(bundle.level for bundle in bundles)
 
@@ -108,8 +113,8 @@ def test_failures_of_reads_and_writes_are_tried_again(seed: int):
 def test_a_damaged_bundle_is_left_as_it_is_and_the_others_are_gathered():
     store, local = MemoryStore(), filled(each=60)
     run_once(store, local, settings=replace(SMALL, fan_in=1000))
-    life = next(iter(state_of(store).queues.values()))[-1]
-    part = life.parts()[0]
+    incarnation = next(iter(state_of(store).queues.values()))[-1]
+    part = incarnation.parts()[0]
     key = PREFIX + part.bundle.key
     data = bytearray(store.get(key))
     data[part.section.start + 3] ^= 1
@@ -191,6 +196,10 @@ def test_what_is_kept_of_many_small_messages_is_counted_with_the_objects_that_ho
 def test_neighbouring_sections_are_read_with_one_request():
     store, local = MemoryStore(), filled(topics=1, queues=20, each=2)
     run_once(store, local, settings=replace(FAST, bundle_bytes=65536))
-    parts = [part for lives in state_of(store).queues.values() for part in lives[-1].parts()]
+    parts = [
+        part
+        for incarnations in state_of(store).queues.values()
+        for part in incarnations[-1].parts()
+    ]
     assert len(parts) >= 20
     assert len(plan_reads(parts)) == len({part.bundle.key for part in parts})

@@ -23,7 +23,7 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.log.parts import QueueLife
+    from tiered.log.parts import Incarnation
 
 PLACE = Place("c", "b")
 OLD, NEW = MessageQueue("old", 0), MessageQueue("new", 0)
@@ -66,15 +66,15 @@ class Attaching:
             end = self.local.queues()[queue].end
             self.local.expire(queue.topic, queue.queue_id, end - keep)
 
-    def life(self, queue: MessageQueue) -> QueueLife:
+    def incarnation(self, queue: MessageQueue) -> Incarnation:
         reader = TierReader(self.store, PLACE.prefix)
         reader.refresh()
-        life = reader.state.life(queue)
-        assert life
-        return life
+        incarnation = reader.state.incarnation(queue)
+        assert incarnation
+        return incarnation
 
     def gaps(self, queue: MessageQueue) -> list[tuple[int, int, str]]:
-        return [(gap.start, gap.end, gap.reason) for gap in self.life(queue).gaps]
+        return [(gap.start, gap.end, gap.reason) for gap in self.incarnation(queue).gaps]
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_made_and_expired_while_nothing_was_attached(attaching: Attaching, keep:
     assert attaching.gaps(NEW) == [(0, 9 - keep, NEVER_MET)]
     assert second.dispatcher
     assert second.dispatcher.counters.gaps == 1
-    assert attaching.life(NEW).min_offset == 9 - keep
+    assert attaching.incarnation(NEW).min_offset == 9 - keep
     assert attaching.gaps(OLD) == []
     attaching.append(NEW, 2)
     attaching.attach()
@@ -112,7 +112,7 @@ def test_what_had_expired_before_the_first_attach_is_no_loss_and_said(
     assert "new queues that begin above 0" in caplog.text
     for _ in range(2):
         assert attaching.gaps(OLD) == []
-        assert attaching.life(OLD).min_offset == 9 - keep
+        assert attaching.incarnation(OLD).min_offset == 9 - keep
         attaching.attach()
 
 
@@ -153,7 +153,7 @@ def test_a_topic_made_anew_whose_first_messages_have_expired(attaching: Attachin
     attaching.local.delete("old", 0)
     attaching.append(OLD, 6, keep=2)
     attaching.attach()
-    assert attaching.life(OLD).incarnation == 1
+    assert attaching.incarnation(OLD).number == 1
     assert attaching.gaps(OLD) == [(0, 4, NEVER_MET)]
 
 

@@ -58,11 +58,11 @@ def attach_once(broker: oracle.Broker, url: str) -> dict[str, Any]:
     return document
 
 
-def lives(url: str, topic: str) -> list[tuple[int, int]]:
-    """How many lives that are over each queue of the topic has, and how many ends were truncated."""
+def incarnations(url: str, topic: str) -> list[tuple[int, int]]:
+    """How many incarnations that are over each queue of the topic has, and how many ends were truncated."""
     rows = command_line.here("status", url, "-o", "jsonl").good().rows
     mine = [row for row in rows if row["topic"] == topic]
-    return [(row["ended_lives"], row["truncated"]) for row in mine]
+    return [(row["ended_incarnations"], row["truncated"]) for row in mine]
 
 
 def check(broker: oracle.Broker, url: str, told: live.Told) -> None:
@@ -80,7 +80,7 @@ def test_a_topic_is_deleted_and_created_again_while_attach_does_not_run(
     told = produce(lasting_broker, topic, again, 2)
     said = attach_once(lasting_broker, url)
     assert (said["begun_anew"], said["truncated"]) == (2, 0)
-    assert lives(url, topic) == [(1, 0), (1, 0)]
+    assert incarnations(url, topic) == [(1, 0), (1, 0)]
     check(lasting_broker, url, told)
 
 
@@ -93,7 +93,9 @@ def test_a_topic_is_deleted_and_created_again_while_attach_runs(
         live.wait_level(url, produce(lasting_broker, topic, 200, 1))
         lasting_broker.delete_topic(topic)
         told = produce(lasting_broker, topic, again, 2)
-        until(lambda: lives(url, topic) == [(1, 0), (1, 0)], "two lives that are over")
+        until(
+            lambda: incarnations(url, topic) == [(1, 0), (1, 0)], "two incarnations that are over"
+        )
         told += produce(lasting_broker, topic, 100, 3)
         live.wait_level(url, told)
         said = attach.stop()
@@ -121,7 +123,7 @@ def test_a_store_goes_on_from_a_backup(
     told += produce(broker, topic, 150, 3)
     said = attach_once(broker, url)
     assert (said["begun_anew"], said["truncated"]) == (0, 2)
-    assert lives(url, topic) == [(0, 1), (0, 1)]
+    assert incarnations(url, topic) == [(0, 1), (0, 1)]
     check(broker, url, told)
 
 
@@ -147,7 +149,7 @@ def test_a_power_failure_takes_a_tail_that_was_tiered_while_attach_runs(
         broker.start()
         told = produce(broker, topic, 300, 2)
         live.wait_level(url, told)
-        until(lambda: lives(url, topic) == [(0, 1), (0, 1)], "two ends that were truncated")
+        until(lambda: incarnations(url, topic) == [(0, 1), (0, 1)], "two ends that were truncated")
         live.wait_level(url, told)
         said = attach.stop()
     assert (said["begun_anew"], said["truncated"]) == (0, 2)

@@ -23,7 +23,7 @@ from fetcher.transfers import AskingStore
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, StoreUnavailableError
 from tiered.log.by_time import StoreRanges, find_by_time
-from tiered.log.cursor import LifeView
+from tiered.log.cursor import IncarnationView
 from tiered.log.decode import TierBatch
 from tiered.log.merge import MergePolicy
 from tiered.log.reader import TierReader
@@ -178,12 +178,14 @@ def test_by_time_as_a_plain_section(large: Large):
     fetcher = fetcher_of(store, **SMALL)
     reader = TierReader(store, PREFIX)
     reader.refresh()
-    life = reader.queue(QUEUE).life
+    incarnation = reader.queue(QUEUE).incarnation
     for offset in (0, 60, 119):
         store.asked.clear()
         asking = AskingStore(fetcher.transfers, store, "s", clock, clock.monotonic_s() + 9)
         ranges = StoreRanges(asking, PREFIX)
-        assert find_by_time(LifeView.of(QUEUE, life), ranges, TIME_MS + offset) == offset
+        assert (
+            find_by_time(IncarnationView.of(QUEUE, incarnation), ranges, TIME_MS + offset) == offset
+        )
         assert store.asked.count((large.part.bundle.key, *large.behind)) == (offset > 0)
 
 

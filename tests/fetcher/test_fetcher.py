@@ -373,12 +373,12 @@ def test_what_has_expired_meanwhile_is_called_so():
     part = builder.add([b"one"])
     builder.add([b"two"], roll=True)
     fetcher = gone(builder)
-    life = builder.journal.state.life(QUEUE)
-    assert life
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
     builder.say(
         {
             "do": "expire", "topic": QUEUE.topic, "queue_id": QUEUE.queue_id, "incarnation": 0,
-            "min_from": 0, "min_to": 1, "life": 0,
+            "min_from": 0, "min_to": 1, "position": 0,
         }
     )  # fmt: skip
     builder.store.delete(PREFIX + part.bundle.key)

@@ -108,7 +108,7 @@ def test_a_start_below_the_minimum_has_not_expired_again_when_objects_were_merge
     builder.add([b"one"], roll=True)
     builder.add([b"two"])
     builder.add([b"three"], roll=True)
-    fields = {"min_from": 0, "min_to": 1, "life": 0}
+    fields = {"min_from": 0, "min_to": 1, "position": 0}
     builder.say(queue_action("expire", QUEUE, 0, **fields))
     fetcher = fetcher_of(builder.store)
     before = named_bundles(builder)
@@ -179,7 +179,7 @@ def test_tiny_parts_are_planned_and_asked_for_in_small_numbers():
     before = store.snapshot().requests
     batch_at(fetcher, 0)
     assert store.snapshot().requests - before <= 2 * 1024 * KIB / (8 * KIB) + 2
-    assert view_of(fetcher).life.commit_offset == 400 > PARTS_MAX
+    assert view_of(fetcher).incarnation.commit_offset == 400 > PARTS_MAX
     assert len(read_all(fetcher)[0]) == 400
 
 

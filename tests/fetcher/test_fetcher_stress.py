@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from backends.base import ByteRange, ObjectStore
     from fetcher.fetcher import TieredMessageFetcher
     from tiered.log.decode import TierBatch
-    from tiered.log.parts import QueueLife
+    from tiered.log.parts import Incarnation
 
 KIB = 1024
 CACHE = 1 << 20
@@ -82,10 +82,10 @@ class World:
         self.version = 0
 
     @property
-    def life(self) -> QueueLife:
-        life = self.builder.journal.state.life(QUEUE)
-        assert life is not None
-        return life
+    def incarnation(self) -> Incarnation:
+        incarnation = self.builder.journal.state.incarnation(QUEUE)
+        assert incarnation is not None
+        return incarnation
 
     def grow(self) -> None:
         sizes = [0, 10, 300, 3000, 20_000, 90_000]
@@ -111,25 +111,29 @@ class World:
         delete_unnamed(self.builder, before)
 
     def expire(self) -> None:
-        lives = self.builder.journal.state.queues[QUEUE]
-        life, before = self.life, named_bundles(self.builder)
-        if len(life.segments) < 4:
+        incarnations = self.builder.journal.state.queues[QUEUE]
+        incarnation, before = self.incarnation, named_bundles(self.builder)
+        if len(incarnation.segments) < 4:
             return
-        low = segment_end(life.segments[0])
-        if low != life.segments[1].base_queue_offset:
+        low = segment_end(incarnation.segments[0])
+        if low != incarnation.segments[1].base_queue_offset:
             return
-        fields = {"min_from": life.min_offset, "min_to": low, "life": len(lives) - 1}
+        fields = {
+            "min_from": incarnation.min_offset,
+            "min_to": low,
+            "position": len(incarnations) - 1,
+        }
         self.builder.say(queue_action("expire", QUEUE, 0, **fields))
         delete_unnamed(self.builder, before)
 
     def truncate(self) -> None:
         """Cut the last part in two, and go on with other messages."""
-        life = self.life
-        part = life.parts()[-1]
-        if part.count < 2 or part.holes or part.queue_end != life.commit_offset:
+        incarnation = self.incarnation
+        part = incarnation.parts()[-1]
+        if part.count < 2 or part.holes or part.queue_end != incarnation.commit_offset:
             return
         keep = self.rng.randrange(1, part.count)
-        if part.queue_offset + keep <= life.min_offset:
+        if part.queue_offset + keep <= incarnation.min_offset:
             return
         self.builder.truncate(part.queue_offset + keep)
         self.version += 1
@@ -159,7 +163,7 @@ class Reader(threading.Thread):
     def step(self, at: int) -> int:
         rng = self.rng
         if rng.random() < 0.03:
-            at = rng.randrange(max(1, self.world.life.commit_offset + 3))
+            at = rng.randrange(max(1, self.world.incarnation.commit_offset + 3))
         count, size = rng.choice([1, 7, 100]), rng.choice([1, 20_000, 1 << 20])
         self.reads += 1
         try:
@@ -259,7 +263,7 @@ def settled(fetcher: TieredMessageFetcher, store: Unlucky, world: World) -> None
     assert fetcher.stats().reserved_bytes == 0
     assert not is_busy(fetcher)
     fetcher.refresh()
-    at, end = 0, view_of(fetcher).life.commit_offset
+    at, end = 0, view_of(fetcher).incarnation.commit_offset
     while (found := fetcher.read("last", QUEUE, QueueOffset(at), timeout_s=10)) is not None:
         if isinstance(found, Gap):
             at = found.end

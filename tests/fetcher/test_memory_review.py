@@ -202,7 +202,9 @@ def test_room_is_claimed_for_what_is_read_though_hostile_records_overlap():
     layout = PartLayout.of(replace(part, count=count), items, 64 * KIB)
     known = SimpleNamespace(layout=lambda _: layout, is_known=lambda _: False)
     limits = FetchSettings(block_bytes=64 * KIB, piece_bytes=64 * KIB)
-    view = SimpleNamespace(parts_from=lambda _: [part], life=SimpleNamespace(log_end=part.log_end))
+    view = SimpleNamespace(
+        parts_from=lambda _: [part], incarnation=SimpleNamespace(log_end=part.log_end)
+    )
     plan = plan_fetches(view, QueueOffset(0), size, known, limits)  # type: ignore[arg-type]
     assert len(plan.requests) > 2
     for request in plan.requests:

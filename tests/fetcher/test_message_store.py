@@ -122,11 +122,11 @@ def test_what_is_in_the_tier_and_not_proven_locally_is_read_if_both_have_a_messa
     assert both.store.max_offset("t", 0) == 40
     both.local.delete(QUEUE.topic, QUEUE.queue_id)
     for _ in range(25):
-        both.local.append(QUEUE.topic, QUEUE.queue_id, b"of another life")
+        both.local.append(QUEUE.topic, QUEUE.queue_id, b"of another incarnation")
     assert both.get(25).status is Is.OFFSET_OVERFLOW_ONE
     for policy in Policy:
         for _, raw in both.get(0, policy=policy).messages():
-            assert b"of another life" in bytes(raw)
+            assert b"of another incarnation" in bytes(raw)
 
 
 def test_a_gap_is_moved_over_and_told_and_so_is_the_message_behind_it():

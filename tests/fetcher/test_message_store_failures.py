@@ -199,10 +199,10 @@ def expired_and_deleted() -> BothSides:
     for end in (10, 20, 30):
         both.commit(end, roll=True)
     both.tier_side.refresh(1e9)
-    life = both.builder.journal.state.life(QUEUE)
-    assert life is not None
-    both.builder.say(queue_action("expire", QUEUE, 0, life=0, min_from=0, min_to=20))
-    for part in life.parts()[:2]:
+    incarnation = both.builder.journal.state.incarnation(QUEUE)
+    assert incarnation is not None
+    both.builder.say(queue_action("expire", QUEUE, 0, position=0, min_from=0, min_to=20))
+    for part in incarnation.parts()[:2]:
         both.builder.store.delete(PREFIX + part.bundle.key)
     return both
 

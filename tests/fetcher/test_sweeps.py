@@ -384,7 +384,7 @@ def test_what_comes_along_is_asked_for_as_far_as_it_goes(each: int):
     many.expect(fetcher, many.queues)
     cursors = [fetcher.tier.cursor(queue) for queue in many.queues]
     streams = [fetcher._readers.announce(("g", one.queue, one.history)) for one in cursors]
-    ends = [one.life.log_end for one in cursors]
+    ends = [one.incarnation.log_end for one in cursors]
     assert [stream.asked for stream in streams] == ends
     assert read_on(fetcher, many.queues[7], {}, count=1)
     assert streams[7].asked == ends[7], "to begin where one said is no leap"
@@ -506,7 +506,7 @@ def test_i8_what_came_with_a_larger_request_keeps_no_more_in_memory_than_it_is_c
         cursor = fetcher.tier.cursor(queue)
         with stock.lock:
             stream = fetcher._readers.make(("g", queue, cursor.history), 0.0)
-            view = fetcher.tier.view(queue, cursor.life)
+            view = fetcher.tier.view(queue, cursor.incarnation)
             begun += stock.prepare(stream, view, QueueOffset(0), 16 * KIB)
     stock.begin(begun)
     assert fetcher.transfers.stats.coalesced, "they came together"
@@ -551,7 +551,7 @@ def test_what_was_decoded_by_itself_and_has_to_make_room_is_asked_for_again():
     fetcher.expect("g", [(cursor, cursor.low, cursor.end) for cursor in cursors])
     read_on(fetcher, cursors[0].queue, {}, count=1)
     stream = fetcher._readers.announce(("g", cursors[5].queue, cursors[5].history))
-    stream.asked = int(cursors[5].life.log_end)
+    stream.asked = int(cursors[5].incarnation.log_end)
     fetcher._stock.resize(1)
     assert stream.asked == 0
     fetcher.close()

@@ -23,7 +23,7 @@ from tiered.model import Boundary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.log.cursor import LifeView
+    from tiered.log.cursor import IncarnationView
 
 MIB = 1024 * 1024
 REQUESTS_MAX = 12
@@ -31,23 +31,33 @@ SMALL_BYTES = UNIT_BYTES + 2 * BLOCK_BYTES
 
 
 def find(
-    store: MemoryStore, view: LifeView, time_ms: int, boundary: Boundary = Boundary.LOWER
+    store: MemoryStore, view: IncarnationView, time_ms: int, boundary: Boundary = Boundary.LOWER
 ) -> int:
     found = find_by_time(view, StoreRanges(store, PREFIX), time_ms, boundary)
     if found is not None:
         return found
-    return view.life.commit_offset if boundary is Boundary.LOWER else view.life.min_offset
+    return (
+        view.incarnation.commit_offset
+        if boundary is Boundary.LOWER
+        else view.incarnation.min_offset
+    )
 
 
-def wanted(view: LifeView, messages: Sequence[Timed], time_ms: int, boundary: Boundary) -> int:
+def wanted(
+    view: IncarnationView, messages: Sequence[Timed], time_ms: int, boundary: Boundary
+) -> int:
     """The same by looking at every message."""
-    life, base = view.life, view.starts[0]
+    incarnation, base = view.incarnation, view.starts[0]
     times = {base + n: one[0] for n, one in enumerate(messages) if one is not None}
-    times = {offset: time for offset, time in times.items() if offset >= life.min_offset}
+    times = {offset: time for offset, time in times.items() if offset >= incarnation.min_offset}
     if boundary is Boundary.LOWER:
-        return min((o for o, time in times.items() if time >= time_ms), default=life.commit_offset)
-    after = min((o for o, time in times.items() if time > time_ms), default=life.commit_offset)
-    return max((o for o in times if o < after), default=life.min_offset)
+        return min(
+            (o for o, time in times.items() if time >= time_ms), default=incarnation.commit_offset
+        )
+    after = min(
+        (o for o, time in times.items() if time > time_ms), default=incarnation.commit_offset
+    )
+    return max((o for o in times if o < after), default=incarnation.min_offset)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +170,9 @@ def test_damage_is_told_and_not_searched_over():
 # -- requests -------------------------------------------------------------------------------------
 
 
-def thousand_segments(body: int, size_bytes: int) -> tuple[MemoryStore, LifeView, list[Timed]]:
+def thousand_segments(
+    body: int, size_bytes: int
+) -> tuple[MemoryStore, IncarnationView, list[Timed]]:
     """1,000 segments, one of which is a merged part of this size; its times rise every third message."""
     store = MemoryStore()
     count = size_bytes // (body + 150)

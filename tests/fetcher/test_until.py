@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from fetcher.fetcher import TieredMessageFetcher
     from fetcher.runs import Key
-    from tiered.log.cursor import LifeView
+    from tiered.log.cursor import IncarnationView
     from tiered.log.parts import Part
 
 KIB = 1024
@@ -125,7 +125,7 @@ def test_about_is_exact_where_parts_begin_and_between_the_ends_else():
     builder.gap(5)
     builder.add([b"x"] * 4)
     fetcher = fetcher_of(builder.store)
-    view: LifeView = view_of(fetcher)
+    view: IncarnationView = view_of(fetcher)
     first, second = view.parts
     about = [view.about(QueueOffset(at)) for at in range(14)]
     assert about[0] == first.log_offset
@@ -253,8 +253,8 @@ def test_as_long_as_a_reader_is_calm_nothing_more_is_wanted(data: st.DataObject)
         stream.calm_to = max(stream.calm_to, calm_to)
         event = data.draw(st.sampled_from(["nothing", "asked", "lost", "said"]))
         if event == "asked" and wanted:
-            stream.asked = min(stream.here + wanted, view.life.log_end)
+            stream.asked = min(stream.here + wanted, view.incarnation.log_end)
         elif event == "lost":
-            stream.lose(data.draw(st.integers(0, view.life.log_end)))
+            stream.lose(data.draw(st.integers(0, view.incarnation.log_end)))
         elif event == "said":
             stream.say(data.draw(st.integers(-1, 410)))

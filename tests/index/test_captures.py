@@ -79,8 +79,8 @@ def test_each_key_of_a_captured_store(name: str, tmp_path: Path):
         "attach", store, "--to", url, "--once", "--bundle-size", "16KiB", "--index-items", "300"
     ).good()
     dump, tier = captures.captured(name), open_tier(url)
-    lives = [lives[-1] for lives in tier.state.queues.values()]
-    assert all(indexed_to(life) == life.commit_offset for life in lives)
+    incarnations = [incarnations[-1] for incarnations in tier.state.queues.values()]
+    assert all(indexed_to(incarnation) == incarnation.commit_offset for incarnation in incarnations)
     assert check_each_key(tier, dump) > len(dump.messages)
     tier.close()
 

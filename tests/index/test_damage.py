@@ -135,8 +135,8 @@ def test_a_damaged_part_stops_its_queue_only(tier: KeyedTier):
         PREFIX + tier.journal.state.queues[A][-1].parts()[2].bundle.key, [b"junk"]
     )
     tier.index()
-    lives = tier.journal.state.queues
-    assert (indexed_to(lives[A][-1]), indexed_to(lives[B][-1])) == (4, 1)
+    incarnations = tier.journal.state.queues
+    assert (indexed_to(incarnations[A][-1]), indexed_to(incarnations[B][-1])) == (4, 1)
     assert list(tier.indexer.damaged) == [(A, 0)]
     assert tier.indexer.waits(tier.journal.state) == 0
     assert places(lookup(tier, "a")) == tier.expected("orders", "a")

@@ -228,8 +228,8 @@ def test_a_state_that_claims_more_than_its_objects_cover_is_told(tier: KeyedTier
         "no index object covers [0, 10)",
         "no index object covers [0, 4)",
     ]
-    life = replace(state.queues[A][-1], indexed=((0, 11),))
-    beyond = replace(state, queues={**state.queues, A: (life,)})
+    incarnation = replace(state.queues[A][-1], indexed=((0, 11),))
+    beyond = replace(state, queues={**state.queues, A: (incarnation,)})
     assert [p.detail for p in check_indexes(beyond)] == [
         "no index object covers [10, 11)",
         "more is indexed than committed",

@@ -80,14 +80,16 @@ def test_a_lookup_is_what_brute_force_finds(steps: list[Any], count: int, low: i
         for topic in ("orders", "bank-ä"):
             for asked in (*KEYS, "UNIQUE", "absent"):
                 for wish in wishes:
-                    found = tier.ask(topic, asked, every_life=every, **wish)
-                    expected = tier.expected(topic, asked, every_life=every, **wish)
+                    found = tier.ask(topic, asked, every_incarnation=every, **wish)
+                    expected = tier.expected(topic, asked, every_incarnation=every, **wish)
                     assert places(found) == expected
                     assert all(hit.message.topic == topic for hit in found.hits)
         if not is_indexed:
             tier.index()
-            lives = [lives[-1] for lives in tier.journal.state.queues.values()]
-            assert all(indexed_to(life) == life.commit_offset for life in lives)
+            incarnations = [incarnations[-1] for incarnations in tier.journal.state.queues.values()]
+            assert all(
+                indexed_to(incarnation) == incarnation.commit_offset for incarnation in incarnations
+            )
     state = tier.journal.state
     assert not [*check_indexes(state), *check_state(state)]
     assert MACHINE.load(json.loads(json_text(MACHINE.dump(state)))) == state
@@ -107,7 +109,7 @@ def test_messages_written_where_others_were_truncated_are_found():
     for is_indexed in (False, True):
         assert [hit[2] for hit in places(tier.ask("orders", "a"))] == [3, 0]
         assert [hit[2] for hit in places(tier.ask("orders", "c"))] == [2]
-        every = places(tier.ask("orders", "c", every_life=True))
+        every = places(tier.ask("orders", "c", every_incarnation=True))
         assert [(number, offset) for _, number, offset, _ in every] == [(0, 3), (1, 2)]
         if not is_indexed:
             tier.index()
@@ -122,7 +124,7 @@ def test_a_topic_made_anew_has_only_its_own_messages():
     tier.post(A0, one("b", "a"))
     for is_indexed in (False, True):
         assert [hit[1:3] for hit in places(tier.ask("orders", "a"))] == [(1, 1)]
-        every = places(tier.ask("orders", "a", every_life=True))
+        every = places(tier.ask("orders", "a", every_incarnation=True))
         assert [hit[1:3] for hit in every] == [(1, 1), (0, 0)]
         if not is_indexed:
             tier.index()

@@ -192,7 +192,7 @@ def test_what_expires_beside_it_is_not_dropped_over_and_over():
                 assert self.entries < 5
                 if not self.has_come:
                     self.has_come = True
-                    place = {"life": 0, "min_from": 0, "min_to": 10}
+                    place = {"position": 0, "min_from": 0, "min_to": 10}
                     journal_writer(at).append([queue_action("expire", queue, 0, **place)])
             super().put_if_absent(key, data)
 
@@ -207,6 +207,6 @@ def test_what_expires_beside_it_is_not_dropped_over_and_over():
 
 
 def seal(journal: JournalWriter[TierState], queue: MessageQueue) -> None:
-    (life,) = journal.state.queues[queue]
-    base = life.segments[-1].base_offset
-    journal.append([queue_action("seal", queue, life.incarnation, segment=base)])
+    (incarnation,) = journal.state.queues[queue]
+    base = incarnation.segments[-1].base_offset
+    journal.append([queue_action("seal", queue, incarnation.number, segment=base)])

@@ -77,8 +77,8 @@ def state_of(store: ObjectStore) -> TierState:
 def check(store: ObjectStore, each: int = EACH) -> None:
     """Each key of each queue finds its message, by the index alone."""
     state = state_of(store)
-    for queue, lives in state.queues.items():
-        assert indexed_to(lives[-1]) == lives[-1].commit_offset == each, queue
+    for queue, incarnations in state.queues.items():
+        assert indexed_to(incarnations[-1]) == incarnations[-1].commit_offset == each, queue
     reader = IndexReader(store, PREFIX)
     for topic in {queue.topic for queue in state.queues}:
         for number in range(0, each, 7):
@@ -220,9 +220,9 @@ def test_an_end_names_what_is_collected_and_does_not_go_on(monkeypatch: pytest.M
     with dispatching(store, local, seed=2) as dispatcher, indexing(store, dispatcher) as thread:
         assert not thread.flush(0.6, is_ending=True)
         assert thread.objects == 1
-    lives = [lives[-1] for lives in state_of(store).queues.values()]
-    assert any(indexed_to(life) for life in lives)
-    assert any(indexed_to(life) < life.commit_offset for life in lives)
+    incarnations = [incarnations[-1] for incarnations in state_of(store).queues.values()]
+    assert any(indexed_to(incarnation) for incarnation in incarnations)
+    assert any(indexed_to(incarnation) < incarnation.commit_offset for incarnation in incarnations)
     assert verify_tier(store, PREFIX, deep=True).is_clean
 
 

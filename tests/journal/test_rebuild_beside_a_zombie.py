@@ -170,9 +170,9 @@ def run(
         rebuild(workplace(store, 6))
     reader = TierReader(store, PREFIX)
     reader.refresh()
-    life = reader.state.queues[QUEUE][-1]
+    incarnation = reader.state.queues[QUEUE][-1]
     for offset in counted:
-        assert life.commit_offset >= offset, (zombies, rebuilds, life)
+        assert incarnation.commit_offset >= offset, (zombies, rebuilds, incarnation)
     assert verify_tier(store, PREFIX, deep=True).problems == []
     with pytest.raises((FencedError, ClosedError)):
         write(zombie)

@@ -188,9 +188,9 @@ class World:
         rng = random.Random(self.rng.random())
 
         def body() -> None:
-            for life in range(3):
-                name = f"{number:04x}{life:04x}"
-                journal = self._journal(name, life)
+            for incarnation in range(3):
+                name = f"{number:04x}{incarnation:04x}"
+                journal = self._journal(name, incarnation)
                 with_epoch = False
                 try:
                     self._retry(journal.catch_up)

@@ -323,7 +323,7 @@ def test_a_far_jump_on_which_two_records_agree_is_a_range(tmp_path: Path):
 
 
 def test_a_topic_deleted_and_made_again_does_not_get_its_old_records_back(tmp_path: Path):
-    """What no entry lists and lies before all that the queue lists is of another life."""
+    """What no entry lists and lies before all that the queue lists is of another incarnation."""
     broker = FakeBroker(tmp_path / "store")
     broker.start()
     broker.put(12)

@@ -377,14 +377,14 @@ def test_a_broker_that_starts_anew_is_noticed(
     follower, taken = store.follow({}), following.Taken()
     broker.put(5)
     following.drain(follower, taken)
-    for life in range(1, 4):
+    for incarnation in range(1, 4):
         broker.append()
         broker.crash()
-        if life != 2:
+        if incarnation != 2:
             clock.advance(1)
             following.drain(follower, taken)  # seen dead in between, or not
         broker.dispatch()
-        broker.start(START_MS + life * 60_000)
+        broker.start(START_MS + incarnation * 60_000)
         broker.put(2)
         clock.advance(1)
         following.drain(follower, taken)

@@ -1,9 +1,9 @@
-"""A running store's frontier against a model: random lives of a broker, with crashes after which it gives records up.
+"""A running store's frontier against a model: random incarnations of a broker, with crashes after which it gives records up.
 
 Two oracles. ``told_by_bytes`` reads the files once more, record by record in the plain way, and says what may be handed out
 by the rules in ``docs/local-store.md``: a new look and a follower give exactly that, at any moment. The broker knows what
-it wrote in the life that counts: all of it that is listed is given, and nothing that was given up. (Between the two is what
-a stale entry lists before its time, by naming the very place of a new record of that queue and offset.)
+it wrote in the incarnation that counts: all of it that is listed is given, and nothing that was given up. (Between the two
+is what a stale entry lists before its time, by naming the very place of a new record of that queue and offset.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Messages = dict[MessageQueue, dict[int, bytes]]
 
 @dataclass
 class Written:
-    """A record of the life that counts."""
+    """A record of the incarnation that counts."""
 
     queue: MessageQueue
     offset: int
@@ -39,7 +39,7 @@ class Written:
 
 
 @dataclass
-class Life:
+class Incarnation:
     """A broker, and what it knows."""
 
     broker: FakeBroker
@@ -169,7 +169,7 @@ steps = st.one_of(
 @example(  # a new record stands where a stale entry names it, before the broker lists the one ahead of it
     before=43,
     given_up=7,
-    lives=[
+    incarnations=[
         [
             ("put", 0, BODIES[0]),
             ("put", 0, BODIES[2]),
@@ -183,45 +183,45 @@ steps = st.one_of(
 @given(
     before=st.integers(0, 45),
     given_up=st.integers(0, 12),
-    lives=st.lists(st.lists(steps, max_size=12), min_size=1, max_size=4),
+    incarnations=st.lists(st.lists(steps, max_size=12), min_size=1, max_size=4),
 )
 def test_what_counts_is_handed_out_and_nothing_else(
-    before: int, given_up: int, lives: list[list[tuple[str, int, bytes]]]
+    before: int, given_up: int, incarnations: list[list[tuple[str, int, bytes]]]
 ):
     """Whatever stands behind the end: given-up records in step with the new ones, one of them or many, stale entries."""
     folder = Path(mkdtemp(prefix="tiered-frontier-"))
-    life = Life(FakeBroker(folder / "store"))
+    incarnation = Incarnation(FakeBroker(folder / "store"))
     try:
-        life.broker.start(START_MS)
+        incarnation.broker.start(START_MS)
         for number in range(before):
-            life.put(number % 2, BODIES[0])
-        life.list(before)
-        life.restart(given_up)
-        for one in lives:
-            follow_through(life, one)
-            life.restart(given_up)
+            incarnation.put(number % 2, BODIES[0])
+        incarnation.list(before)
+        incarnation.restart(given_up)
+        for one in incarnations:
+            follow_through(incarnation, one)
+            incarnation.restart(given_up)
     finally:
-        life.broker.close()
+        incarnation.broker.close()
         shutil.rmtree(folder)
 
 
-def follow_through(life: Life, todo: list[tuple[str, int, bytes]]) -> None:
+def follow_through(incarnation: Incarnation, todo: list[tuple[str, int, bytes]]) -> None:
     """Some steps; at each of them a new look, and a follower from the beginning."""
-    early = following.open_store(life.broker.store)
+    early = following.open_store(incarnation.broker.store)
     follower, taken = early.follow({}), following.Taken()
-    started_ms = int((life.broker.store / "abort").stat().st_mtime_ns // 1_000_000)
+    started_ms = int((incarnation.broker.store / "abort").stat().st_mtime_ns // 1_000_000)
     for what, number, body in todo:
         if what == "put":
-            life.put(number, body)
+            incarnation.put(number, body)
         elif what == "list":
-            life.list(number)
+            incarnation.list(number)
         else:
             break
-        told = told_by_bytes(life.broker.store, started_ms)
-        life.check(told)
+        told = told_by_bytes(incarnation.broker.store, started_ms)
+        incarnation.check(told)
         following.drain(follower, taken)
         assert dict(taken.raw) == told
-        late = following.open_store(life.broker.store)
+        late = following.open_store(incarnation.broker.store)
         late.refresh()
         assert dict(following.read_all(late).raw) == told
         assert dict(following.follow_all(late, 700).raw) == told

@@ -108,7 +108,7 @@ def test_goes_on_over_a_crash_and_a_clean_stop(broker: Broker):
 
 @pytest.mark.slow
 def test_given_up_messages_are_not_taken_while_the_broker_runs(broker: Broker):
-    """Surprise 2 of the captured stores: a stale tail that comes to life again at the next crash."""
+    """Surprise 2 of the captured stores: a stale tail that comes to incarnation again at the next crash."""
     broker.produce("load", 1150, queues=2, seed=81, size=100, body="binary", tags="a")
     broker.kill()
     damage_back(broker.store, 40_000)

@@ -181,7 +181,7 @@ def test_a_stale_entry_stays_a_hole_and_is_looked_for_once(
 def test_a_queue_that_began_anew_does_not_get_its_old_records_back(
     broker: FakeBroker, attach: Attach, clock: ManualClock
 ):
-    """A damaged entry of the new life is that of the new life's record."""
+    """A damaged entry of the new incarnation is that of the new incarnation's record."""
     broker.start()
     fill(broker, 20)
     shutil.rmtree(broker.store / "consumequeue" / TOPIC)

@@ -80,7 +80,7 @@ class World:
                 self.lost.add(key)
 
     def live(self) -> None:
-        """Lives before the damage, and one behind it; sometimes nothing shows that the log goes on behind the damage."""
+        """Records before the damage, and one behind it; sometimes nothing shows that the log goes on behind the damage."""
         self.broker.start(START_MS)
         self.put(self.dice.choice([10, 30, 90]))
         if self.dice.random() < 0.5:

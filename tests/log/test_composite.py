@@ -24,7 +24,7 @@ from tiered.log.composite import (
     trim,
 )
 from tiered.log.flat_file import ITEM
-from tiered.log.parts import Part, QueueLife, queue_action
+from tiered.log.parts import Incarnation, Part, queue_action
 from tiered.log.state import TierMachine, TierState
 from tiered.model import QueueOffset
 
@@ -42,7 +42,7 @@ def backoff(failures: int) -> float:
 
 
 def fresh(policy: CommitPolicy = POLICY, first: int = 0) -> CompositeFlatFile:
-    return CompositeFlatFile(QUEUE, QueueLife(0, QueueOffset(first), QueueOffset(first)), policy)
+    return CompositeFlatFile(QUEUE, Incarnation(0, QueueOffset(first), QueueOffset(first)), policy)
 
 
 def part_of_commit(commit: GroupCommit) -> Part:
@@ -216,10 +216,10 @@ class Queue:
         self.commit(commit, now_ms)
 
     @property
-    def life(self) -> QueueLife:
-        life = self.state.life(QUEUE)
-        assert life
-        return life
+    def incarnation(self) -> Incarnation:
+        incarnation = self.state.incarnation(QUEUE)
+        assert incarnation
+        return incarnation
 
 
 def test_a_failed_upload_at_the_middle_of_a_segment_switches_files():
@@ -241,7 +241,7 @@ def test_a_failed_upload_at_the_middle_of_a_segment_switches_files():
     assert file.stored(first) == [first, again]
     queue.commit(first)
     queue.commit(again)
-    assert [s.base_offset for s in queue.life.segments] == [0, failed.log_offset]
+    assert [s.base_offset for s in queue.incarnation.segments] == [0, failed.log_offset]
     assert (file.failures, file.is_settled) == (0, True)
 
 
@@ -277,7 +277,7 @@ def test_a_failed_upload_at_position_0_opens_no_second_segment():
     again = taken(queue.file)
     queue.file.stored(again)
     queue.commit(again)
-    assert len(queue.life.segments) == 1
+    assert len(queue.incarnation.segments) == 1
 
 
 @pytest.mark.parametrize("committed", [0, 1])
@@ -294,8 +294,8 @@ def test_a_hundred_switches_leave_one_segment_more(committed: int):
         commit = taken(file)
         assert file.stored(commit) == [commit]
         queue.commit(commit)
-    assert queue.life.commit_offset == committed + 100
-    bases = [segment.base_queue_offset for segment in queue.life.segments]
+    assert queue.incarnation.commit_offset == committed + 100
+    bases = [segment.base_queue_offset for segment in queue.incarnation.segments]
     assert bases[: 1 + committed] == [0, 1][: 1 + committed]
 
 
@@ -321,14 +321,14 @@ def test_segments_roll_by_size_and_by_age():
     queue = Queue.new()
     for number, now_ms in enumerate([0, 0, 4999, 5000, 5001, 10_000]):
         queue.tier(batch_of(number, [b"x" * 10]), now_ms)
-    assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5]
+    assert [s.base_queue_offset for s in queue.incarnation.segments] == [0, 3, 5]
     queue.file.append(batch_of(6, [b"x" * 1000]), 0.0)
     queue.file.append(batch_of(7, [b"x"]), 0.0)
     for _ in range(2):
         commit = taken(queue.file, 10_000)
         queue.file.stored(commit)
         queue.commit(commit, 10_000)
-    assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5, 7]
+    assert [s.base_queue_offset for s in queue.incarnation.segments] == [0, 3, 5, 7]
 
 
 def test_a_clock_that_was_set_back_postpones_no_roll_by_age():
@@ -336,7 +336,7 @@ def test_a_clock_that_was_set_back_postpones_no_roll_by_age():
     times = [10_000_000, 10_000_001, 9_990_000, 2_000_000, 2_000_001, 2_005_000]
     for number, now_ms in enumerate(times):
         queue.tier(batch_of(number, [b"x" * 10]), now_ms)
-    assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5]
+    assert [s.base_queue_offset for s in queue.incarnation.segments] == [0, 3, 5]
 
 
 def test_nothing_is_taken_while_the_entry_of_a_gap_is_on_its_way():
@@ -354,19 +354,19 @@ def test_behind_a_gap_a_restarted_writer_opens_a_new_segment():
     queue = Queue.new()
     queue.tier(batch_of(0, [b"a"]))
     queue.say(queue_action("gap", QUEUE, 0, start=1, end=5, reason="r"))
-    assert not Tail.of(queue.life).is_open
-    queue.file = CompositeFlatFile(QUEUE, queue.life, POLICY)
+    assert not Tail.of(queue.incarnation).is_open
+    queue.file = CompositeFlatFile(QUEUE, queue.incarnation, POLICY)
     queue.tier(batch_of(5, [b"b"]))
-    assert [s.base_queue_offset for s in queue.life.segments] == [0, 5]
+    assert [s.base_queue_offset for s in queue.incarnation.segments] == [0, 5]
 
 
 def test_a_restarted_writer_goes_on_in_the_open_segment():
     queue = Queue.new()
     queue.tier(batch_of(0, [b"a"]), 1000)
-    queue.file = CompositeFlatFile(QUEUE, queue.life, POLICY)
-    assert Tail.of(queue.life) == Tail(0, 1000, queue.life.log_end, is_open=True)  # type: ignore[arg-type]
+    queue.file = CompositeFlatFile(QUEUE, queue.incarnation, POLICY)
+    assert Tail.of(queue.incarnation) == Tail(0, 1000, queue.incarnation.log_end, is_open=True)  # type: ignore[arg-type]
     queue.tier(batch_of(1, [b"b"]), 2000)
-    assert [len(s.parts) for s in queue.life.segments] == [2]
+    assert [len(s.parts) for s in queue.incarnation.segments] == [2]
 
 
 # -- sealing --------------------------------------------------------------------------------------
@@ -381,7 +381,10 @@ def test_what_comes_behind_a_sealed_segment_goes_into_a_new_one():
     assert queue.file.end_segment()
     queue.say(SEAL)
     queue.tier(batch_of(3, [b"b"]))
-    assert [(s.base_queue_offset, s.sealed) for s in queue.life.segments] == [(0, True), (3, False)]
+    assert [(s.base_queue_offset, s.sealed) for s in queue.incarnation.segments] == [
+        (0, True),
+        (3, False),
+    ]
 
 
 def test_a_segment_with_something_under_way_does_not_end():
@@ -394,7 +397,9 @@ def test_a_segment_with_something_under_way_does_not_end():
     assert queue.file.stored(commit)
     assert not queue.file.end_segment()
     queue.commit(commit)
-    assert [len(s.parts) for s in queue.life.segments] == [2], "it goes on as if nobody had asked"
+    assert [len(s.parts) for s in queue.incarnation.segments] == [2], (
+        "it goes on as if nobody had asked"
+    )
     assert queue.file.end_segment()
 
 
@@ -414,7 +419,7 @@ def test_a_segment_that_ended_and_was_not_sealed_costs_nothing_but_a_roll():
     assert queue.file.end_segment()
     queue.tier(batch_of(1, [b"b"]))
     queue.tier(batch_of(2, [b"b"]))
-    assert [len(s.parts) for s in queue.life.segments] == [1, 2]
+    assert [len(s.parts) for s in queue.incarnation.segments] == [1, 2]
 
 
 def test_sealing_holes_does_not_touch_the_segment_with_the_same_base():
@@ -425,8 +430,8 @@ def test_sealing_holes_does_not_touch_the_segment_with_the_same_base():
     queue.say(SEAL)
     for base in (2, 3):
         queue.tier(batch_of(base, [b"a"]))
-    assert [s.base_offset for s in queue.life.segments] == [0, 0]
-    assert [len(s.parts) for s in queue.life.segments] == [2, 2]
+    assert [s.base_offset for s in queue.incarnation.segments] == [0, 0]
+    assert [len(s.parts) for s in queue.incarnation.segments] == [2, 2]
 
 
 # -- all of it, in any order ----------------------------------------------------------------------
@@ -515,16 +520,18 @@ class CompositeMachine(RuleBasedStateMachine):
 
     @rule()
     def seal(self) -> None:
-        life = self.queue.state.life(QUEUE)
-        if life and life.segments and self.file.end_segment():
-            base = life.segments[-1].base_offset
+        incarnation = self.queue.state.incarnation(QUEUE)
+        if incarnation and incarnation.segments and self.file.end_segment():
+            base = incarnation.segments[-1].base_offset
             self.queue.say(queue_action("seal", QUEUE, 0, segment=base))
 
     @rule()
     def crash_and_restart(self) -> None:
-        life = self.queue.state.life(QUEUE)
-        start = QueueOffset(life.commit_offset if life else min(self.appended, default=self.next))
-        new = life or QueueLife(0, start, start)
+        incarnation = self.queue.state.incarnation(QUEUE)
+        start = QueueOffset(
+            incarnation.commit_offset if incarnation else min(self.appended, default=self.next)
+        )
+        new = incarnation or Incarnation(0, start, start)
         self.queue.file = CompositeFlatFile(QUEUE, new, self.file._policy)
         self.uploading, self.ready = [], []
         self.next = new.commit_offset
@@ -534,9 +541,9 @@ class CompositeMachine(RuleBasedStateMachine):
     def i1_positions_agree_with_the_model_and_the_journal(self) -> None:
         file = self.file
         assert file.commit_offset <= file.append_offset == self.next
-        life = self.queue.state.life(QUEUE)
-        if life:
-            assert file.commit_offset == life.commit_offset
+        incarnation = self.queue.state.incarnation(QUEUE)
+        if incarnation:
+            assert file.commit_offset == incarnation.commit_offset
         assert self.committed.items() <= self.appended.items()
         assert file.is_settled == (file.commit_offset == self.next)
 

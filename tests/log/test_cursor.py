@@ -1,4 +1,4 @@
-"""Which life has an offset of a history: right for every history that there ever was, whatever was cut and expired since."""
+"""Which incarnation has an offset of a history: right for every history, whatever was cut and expired since."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.opened import ORDERS, Made
-from support.queue_entries import EPOCH, MACHINE, add, head, life, part, replay, then, truncate
+from support.queue_entries import (
+    EPOCH,
+    MACHINE,
+    add,
+    head,
+    incarnation,
+    part,
+    replay,
+    then,
+    truncate,
+)
 from support.tiers import QUEUE, TIME_MS
 
-from tiered.log.cursor import History, history_of, life_at
+from tiered.log.cursor import History, history_of, incarnation_at
 from tiered.log.expiry import segment_end
 from tiered.log.parts import queue_action
 from tiered.log.verify_report import check_state
@@ -28,18 +38,20 @@ STEPS = st.lists(
 
 
 def names(one: object) -> dict[int, str]:
-    """Of each offset of a life the object that has it."""
+    """Of each offset of an incarnation the object that has it."""
     parts = one.parts()  # type: ignore[attr-defined]
     return {at: p.bundle.key for p in parts for at in range(p.queue_offset, p.queue_end)}
 
 
 @given(STEPS)
-def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tuple[str, int]]):
+def test_i1_every_history_is_found_in_the_incarnations_that_have_it_now(
+    steps: list[tuple[str, int]],
+):
     state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
     met: list[tuple[History, int, dict[int, str]]] = []
     for number, (what, value) in enumerate(steps):
-        now, lives = life(state), state.queues[QUEUE]
-        met.append((history_of(lives, len(lives) - 1), now.min_offset, names(now)))
+        now, incarnations = incarnation(state), state.queues[QUEUE]
+        met.append((history_of(incarnations, len(incarnations) - 1), now.min_offset, names(now)))
         if what == "grow":
             fresh = part(now.commit_offset, now.log_end, count=value, size=100 * value)
             fresh = replace(fresh, bundle=replace(fresh.bundle, key=f"b-{number}"))
@@ -49,17 +61,17 @@ def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tup
             cut = head(over, value - over.queue_offset) if over else None
             state = then(state, truncate(value, now.commit_offset, cut))
         else:
-            which = value % len(lives)
-            one = lives[which]
+            which = value % len(incarnations)
+            one = incarnations[which]
             if one.segments:
                 bounds = {"min_from": one.min_offset, "min_to": segment_end(one.segments[0])}
-                state = then(state, queue_action("expire", QUEUE, 0, life=which, **bounds))
+                state = then(state, queue_action("expire", QUEUE, 0, position=which, **bounds))
         state = MACHINE.load(MACHINE.dump(state))
     assert not [p for p in check_state(state) if "is not a key" not in p.detail]
-    lives = state.queues[QUEUE]
+    incarnations = state.queues[QUEUE]
     for history, low, expected in met:
         for offset, name in expected.items():
-            found, start, end = life_at(lives, history.tails, offset)
+            found, start, end = incarnation_at(incarnations, history.tails, offset)
             assert start <= offset < end
             has = names(found).get(offset)
             assert has == name if offset >= found.min_offset else has is None
@@ -70,11 +82,15 @@ def test_an_end_that_was_truncated_is_a_history_by_itself():
     state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
     state = then(state, truncate(10, 20), add(part(10, 1000, count=5, size=500), 1000))
     state = then(state, truncate(5, 15, head(part(0, 0), 5)))
-    lives = state.queues[QUEUE]
-    assert [history_of(lives, number) for number in range(3)] == [(0, 0), (0, 1), (0, 2)]
-    assert [one.cut_at for one in lives] == [10, 5, -1]
-    assert [life_at(lives, 0, at)[0] for at in (3, 7, 12)] == [lives[2], lives[1], lives[0]]
-    assert life_at(lives, 0, 7)[1:] == (5, 10), "behind that it is another history's"
+    incarnations = state.queues[QUEUE]
+    assert [history_of(incarnations, number) for number in range(3)] == [(0, 0), (0, 1), (0, 2)]
+    assert [one.cut_at for one in incarnations] == [10, 5, -1]
+    assert [incarnation_at(incarnations, 0, at)[0] for at in (3, 7, 12)] == [
+        incarnations[2],
+        incarnations[1],
+        incarnations[0],
+    ]
+    assert incarnation_at(incarnations, 0, 7)[1:] == (5, 10), "behind that it is another history's"
 
 
 @pytest.mark.parametrize("cut_at", [-1, 11, 25])

@@ -72,10 +72,10 @@ def test_replay_moves_the_minimum_and_forgets_the_segments():
     tier = three_segments()
     (step,) = plan(tier.journal.state, TIME_MS + 10**9)
     tier.say(step.action())
-    life = tier.journal.state.life(QUEUE)
-    assert life
-    assert (life.min_offset, life.commit_offset) == (4, 6)
-    assert [segment.base_queue_offset for segment in life.segments] == [4]
+    incarnation = tier.journal.state.incarnation(QUEUE)
+    assert incarnation
+    assert (incarnation.min_offset, incarnation.commit_offset) == (4, 6)
+    assert [segment.base_queue_offset for segment in incarnation.segments] == [4]
     assert list(check_state(tier.journal.state)) == []
     tier.add([b"g"])  # the writer goes on in its open segment
     tier.add([b"h"], roll=True)
@@ -94,9 +94,9 @@ def test_a_gap_goes_with_the_segment_before_it():
     (step,) = plan(tier.journal.state, TIME_MS + 10**9)
     assert step.min_to == 6
     tier.say(step.action())
-    life = tier.journal.state.life(QUEUE)
-    assert life
-    assert (life.gaps, life.min_offset) == ((), 6)
+    incarnation = tier.journal.state.incarnation(QUEUE)
+    assert incarnation
+    assert (incarnation.gaps, incarnation.min_offset) == ((), 6)
     assert list(check_state(tier.journal.state)) == []
 
 
@@ -108,8 +108,8 @@ def test_replay_refuses_what_does_not_fit():
     once = applied(state, good)
     assert applied(once, good).queues == once.queues  # it came twice
     for field, wrong in [
-        ("min_from", 1), ("min_to", 1), ("min_to", 3), ("min_to", 0), ("min_to", 7), ("life", 1),
-        ("life", -1), ("incarnation", 1), ("topic", "nobody"),
+        ("min_from", 1), ("min_to", 1), ("min_to", 3), ("min_to", 0), ("min_to", 7), ("position", 1),
+        ("position", -1), ("incarnation", 1), ("topic", "nobody"),
     ]:  # fmt: skip
         assert applied(state, {**good, field: wrong}).queues == state.queues, (field, wrong)
     assert applied(state, good, epoch=7).queues == state.queues  # of an epoch that never was
@@ -122,10 +122,10 @@ def test_an_open_segment_only_goes_by_the_present_writer():
     assert (step.min_to, step.segments, step.objects) == (6, 3, 3)
     assert applied(state, step.action()).queues == state.queues
     gone = applied(state, step.action(), epoch=state.epoch)
-    life = gone.life(QUEUE)
-    assert life
-    assert (life.segments, life.min_offset, life.commit_offset) == ((), 6, 6)
-    assert life.log_end == state.queues[QUEUE][0].log_end
+    incarnation = gone.incarnation(QUEUE)
+    assert incarnation
+    assert (incarnation.segments, incarnation.min_offset, incarnation.commit_offset) == ((), 6, 6)
+    assert incarnation.log_end == state.queues[QUEUE][0].log_end
     assert list(check_state(gone)) == []
 
 
@@ -139,12 +139,12 @@ def test_a_new_writer_goes_on_where_everything_has_expired():
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
-def test_a_life_that_has_ended_expires_whole():
+def test_a_incarnation_that_has_ended_expires_whole():
     tier = three_segments()
     fields = {"topic": QUEUE.topic, "queue_id": QUEUE.queue_id}
     tier.say({"do": "incarnation", **fields, "incarnation": 1, "start": 0, "reason": "anew"})
     (step,) = plan(tier.journal.state, TIME_MS + 10**9)
-    assert (step.life, step.min_to) == (0, 6)
+    assert (step.position, step.min_to) == (0, 6)
     left = applied(tier.journal.state, step.action())
     assert left.queues[QUEUE][0].segments == ()
     assert left.queues[QUEUE][1] == tier.journal.state.queues[QUEUE][1]
@@ -186,18 +186,20 @@ def test_what_is_left_is_consistent_and_old_enough(
 
 def with_store_time(state: TierState, segment: int, time_ms: int) -> TierState:
     """The newest message of a segment was stored at another time."""
-    (life,) = state.queues[QUEUE]
-    old = life.segments[segment]
+    (incarnation,) = state.queues[QUEUE]
+    old = incarnation.segments[segment]
     parts = Parts.of([*old.parts[:-1], replace(old.parts[-1], store_max_ms=time_ms)])
-    row = [*life.segments]
+    row = [*incarnation.segments]
     row[segment] = replace(old, parts=parts)
-    return replace(state, queues={**state.queues, QUEUE: (replace(life, segments=tuple(row)),)})
+    return replace(
+        state, queues={**state.queues, QUEUE: (replace(incarnation, segments=tuple(row)),)}
+    )
 
 
 def test_a_store_time_in_the_future_keeps_its_queue_no_longer_than_its_neighbours():
     state = three_segments().journal.state
-    (life,) = state.queues[QUEUE]
-    came_ms = life.segments[1].created_ms
+    (incarnation,) = state.queues[QUEUE]
+    came_ms = incarnation.segments[1].created_ms
     assert came_ms >= TIME_MS
     far_ms = TIME_MS + 50 * 365 * 86_400_000
     wrong = with_store_time(state, 0, far_ms)

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from support.bundles import made_part
 
 from tiered.log.flat_file import TieredCommitLog, TieredConsumeQueue
-from tiered.log.parts import Parts, QueueLife, Segment
+from tiered.log.parts import Incarnation, Parts, Segment
 from tiered.model import LogOffset, QueueOffset
 
 SIZES = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=5)
 
 
-def life_of(sizes: list[list[int]], base: int) -> QueueLife:
+def incarnation_of(sizes: list[list[int]], base: int) -> Incarnation:
     """Each part has two items; the sizes are those of their records."""
     segments = []
     log, queue = base, 2 * base
@@ -25,19 +25,19 @@ def life_of(sizes: list[list[int]], base: int) -> QueueLife:
             log, queue = log + size, queue + 2
         segments.append(Segment(*first, 0, sealed=True, parts=Parts.of(parts)))
     low, high = QueueOffset(2 * base), QueueOffset(queue)
-    return QueueLife(0, low, high, LogOffset(log), tuple(segments))
+    return Incarnation(0, low, high, LogOffset(log), tuple(segments))
 
 
 @given(SIZES, st.integers(0, 100), st.data())
 def test_ranges_are_their_bytes_in_order(sizes: list[list[int]], base: int, draw: st.DataObject):
-    life = life_of(sizes, base)
+    incarnation = incarnation_of(sizes, base)
     for stream, of_items in (
-        (TieredCommitLog.load(life), False),
-        (TieredConsumeQueue.load(life), True),
+        (TieredCommitLog.load(incarnation), False),
+        (TieredConsumeQueue.load(incarnation), True),
     ):
         expected = [
             (part.bundle.key, at)
-            for part in life.parts()
+            for part in incarnation.parts()
             for at in range(20 * part.count if of_items else part.log_bytes)
         ]
         first = 40 * base if of_items else base
@@ -54,7 +54,7 @@ def test_ranges_are_their_bytes_in_order(sizes: list[list[int]], base: int, draw
 
 
 def test_without_segments_a_stream_ends_where_the_next_begins():
-    life = QueueLife(0, QueueOffset(7), QueueOffset(7), LogOffset(100))
-    assert TieredCommitLog.load(life).commit_offset == 100
-    assert TieredConsumeQueue.load(life).commit_offset == 140
-    assert TieredCommitLog.load(life).ranges(0, 100) == []
+    incarnation = Incarnation(0, QueueOffset(7), QueueOffset(7), LogOffset(100))
+    assert TieredCommitLog.load(incarnation).commit_offset == 100
+    assert TieredConsumeQueue.load(incarnation).commit_offset == 140
+    assert TieredCommitLog.load(incarnation).ranges(0, 100) == []

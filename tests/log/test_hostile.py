@@ -63,11 +63,11 @@ def objects() -> dict[str, bytes]:
     builder.gap(4)
     builder.journal.write_checkpoint(force=True)
     builder.add([b"after"])
-    life = builder.journal.state.queues[next(iter(builder.journal.state.queues))][0]
+    incarnation = builder.journal.state.queues[next(iter(builder.journal.state.queues))][0]
     queue = next(iter(builder.journal.state.queues))
     builder.say(queue_action("quarantine", queue, 0, count=1))
     builder.say(queue_action("incarnation", queue, 1, start=5, reason="anew"))
-    assert life.commit_offset == 13
+    assert incarnation.commit_offset == 13
     lease = {
         "format": 1, "writer": "0badcafe", "expires_ms": 1, "released": True, "epoch": 0, "number": 0, "history": "",
         "holder": {"host": "h", "boot": "b", "space": "s", "pid": 1, "started": 2},
@@ -134,9 +134,9 @@ def read_everything(store: ObjectStore) -> None:
 def _read(store: ObjectStore) -> None:
     reader = TierReader(store, PREFIX)
     reader.refresh()
-    for queue, lives in reader.state.queues.items():
-        for life in lives:
-            batches = reader.queue(queue, life.incarnation).batches(QueueOffset(0))
+    for queue, incarnations in reader.state.queues.items():
+        for incarnation in incarnations:
+            batches = reader.queue(queue, incarnation.number).batches(QueueOffset(0))
             for steps, found in enumerate(batches):
                 if not isinstance(found, Gap):
                     list(messages_json(found.records, found.log_offset, raw_body=False))

@@ -55,8 +55,8 @@ class Tier:
         assert self.state.refused_parts == 0
 
     def parts(self, queue: MessageQueue) -> Parts:
-        life = self.state.life(queue)
-        return life.parts() if life else Parts.of([])
+        incarnation = self.state.incarnation(queue)
+        return incarnation.parts() if incarnation else Parts.of([])
 
     def round(self, sizes: dict[MessageQueue, int], *, roll: bool = False) -> None:
         """One bundle, with one message of each of these sizes."""
@@ -64,9 +64,9 @@ class Tier:
         key, start = f"bundle/0/{self.number:020d}-0000000001-0badcafe-0000000000", 0
         named = []
         for queue in sorted(sizes):
-            life = self.state.life(queue)
-            at, log = (life.commit_offset, life.log_end) if life else (0, 0)
-            last = life.segments[-1] if life and life.segments else None
+            incarnation = self.state.incarnation(queue)
+            at, log = (incarnation.commit_offset, incarnation.log_end) if incarnation else (0, 0)
+            last = incarnation.segments[-1] if incarnation and incarnation.segments else None
             goes_on = last and not last.sealed and last.parts.queue_end == at and not roll
             part = made_part(
                 at, log, 1, sizes[queue], key=key, start=start, times=(at, at), last=at + 1
@@ -77,9 +77,9 @@ class Tier:
         self.say(named_action(*[(*one[:3], replace(one[3], bundle=bundle)) for one in named]))
 
     def gap(self, queue: MessageQueue) -> None:
-        life = self.state.life(queue)
-        if life:
-            at = life.commit_offset
+        incarnation = self.state.incarnation(queue)
+        if incarnation:
+            at = incarnation.commit_offset
             self.say(queue_action("gap", queue, 0, start=at, end=at + 5, reason="r"))
 
     def merge_once(self) -> MergePlan | None:
@@ -106,7 +106,7 @@ class Tier:
             key = f"topic/{output.topic}/{output.level}/{unique}"
         made: list[tuple[MergeRun, Part]] = []
         assert list(output.runs) == sorted(
-            output.runs, key=lambda r: (r.queue, r.life, r.parts[0].queue_offset)
+            output.runs, key=lambda r: (r.queue, r.position, r.parts[0].queue_offset)
         )
         for run in output.runs:
             first, last = run.parts[0], run.parts[-1]
@@ -142,8 +142,8 @@ class Tier:
             assert self._is_sealed(run.queue) == before[run.queue]
 
     def _is_sealed(self, queue: MessageQueue) -> bool:
-        life = self.state.life(queue)
-        return bool(life and life.segments and life.segments[-1].sealed)
+        incarnation = self.state.incarnation(queue)
+        return bool(incarnation and incarnation.segments and incarnation.segments[-1].sealed)
 
     def merge(self) -> list[MergePlan]:
         """Until nothing is due."""
@@ -164,17 +164,17 @@ class Tier:
     def check(self, ends: dict[MessageQueue, tuple[int, int]]) -> None:
         """What holds whatever was merged."""
         for queue, (commit, log_end) in ends.items():
-            life = self.state.life(queue)
-            assert life
-            assert (life.commit_offset, life.log_end) == (commit, log_end)
+            incarnation = self.state.incarnation(queue)
+            assert incarnation
+            assert (incarnation.commit_offset, incarnation.log_end) == (commit, log_end)
         assert [p.detail for p in check_state(self.state)] == []
         assert MACHINE.load(MACHINE.dump(self.state)).queues == self.state.queues
 
     def ends(self) -> dict[MessageQueue, tuple[int, int]]:
         return {
-            queue: (life.commit_offset, life.log_end)
+            queue: (incarnation.commit_offset, incarnation.log_end)
             for queue in self.state.queues
-            if (life := self.state.life(queue))
+            if (incarnation := self.state.incarnation(queue))
         }
 
 
@@ -330,10 +330,10 @@ def test_a_fan_in_of_one_is_refused():
 
 def expire(tier: Tier, queue: MessageQueue) -> None:
     """All rolled segments of a queue."""
-    life = tier.state.life(queue)
-    assert life
-    low, high = life.min_offset, life.segments[-1].base_queue_offset
-    fields = {"life": 0, "min_from": low, "min_to": high}
+    incarnation = tier.state.incarnation(queue)
+    assert incarnation
+    low, high = incarnation.min_offset, incarnation.segments[-1].base_queue_offset
+    fields = {"position": 0, "min_from": low, "min_to": high}
     tier.say(queue_action("expire", queue, 0, **fields))
 
 
@@ -398,10 +398,13 @@ def test_a_hundred_switches_in_a_row_leave_one_segment():
     for _ in range(101):
         tier.round({A0: 10}, roll=True)
         tier.merge()
-    life = tier.state.life(A0)
-    assert life
-    assert len(life.segments) <= 8 * LAST_LEVEL
-    assert sum(len(segment.parts) for segment in life.segments[:-1]) == len(life.segments) - 1
+    incarnation = tier.state.incarnation(A0)
+    assert incarnation
+    assert len(incarnation.segments) <= 8 * LAST_LEVEL
+    assert (
+        sum(len(segment.parts) for segment in incarnation.segments[:-1])
+        == len(incarnation.segments) - 1
+    )
 
 
 def segments_after(policy: MergePolicy, *, later_ms: int = 0) -> list[int]:
@@ -411,9 +414,9 @@ def segments_after(policy: MergePolicy, *, later_ms: int = 0) -> list[int]:
         tier.now_ms += later_ms
     tier.round({A0: 100}, roll=True)
     tier.merge()
-    life = tier.state.life(A0)
-    assert life
-    return [segment.base_queue_offset for segment in life.segments]
+    incarnation = tier.state.incarnation(A0)
+    assert incarnation
+    return [segment.base_queue_offset for segment in incarnation.segments]
 
 
 def test_segments_that_were_rolled_for_their_age_or_size_stay_apart():
@@ -439,19 +442,19 @@ def runs_of(plan: MergePlan) -> Sequence[MergeRun]:
     return [run for output in plan.outputs for run in output.runs]
 
 
-def test_every_life_is_gathered_and_none_with_another():
+def test_every_incarnation_is_gathered_and_none_with_another():
     tier = Tier(MergePolicy(fan_in=4))
     for _ in range(3):
         tier.round({A0: 100})
-    life = tier.state.life(A0)
-    assert life
+    incarnation = tier.state.incarnation(A0)
+    assert incarnation
     fields = {"end": 2, "was": 3, "head": None, "reason": "r"}
     tier.say(queue_action("truncate", A0, 0, **fields))
     tier.round({A0: 100})
     plan = plan_merge(tier.state, tier.policy)
     assert plan is not None
     assert [
-        (run.life, run.truncated, [p.queue_offset for p in run.parts]) for run in runs_of(plan)
+        (run.position, run.truncated, [p.queue_offset for p in run.parts]) for run in runs_of(plan)
     ] == [
         (0, True, [2]),
         (1, False, [0, 1, 2]),

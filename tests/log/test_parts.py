@@ -29,8 +29,8 @@ from tiered.log.composite import CommitColumns
 from tiered.log.parts import (
     NO_PARTS,
     PART,
+    Incarnation,
     Parts,
-    QueueLife,
     Segment,
     Segments,
     decode_columns,
@@ -105,8 +105,8 @@ def test_segments_in_columns_are_as_those_of_a_tuple(rows: list[list[Any]], draw
     assert found[low:] == plain[low:]
     assert [found[at - len(plain)] for at in range(len(plain))] == [*plain]
     assert found.where(found.rows["sealed"]) == plain[::2]
-    life = QueueLife(0, QueueOffset(0), QueueOffset(9), segments=found[low:])
-    assert life.parts() == Parts.joined(Parts.of(row) for row in rows[low:])
+    incarnation = Incarnation(0, QueueOffset(0), QueueOffset(9), segments=found[low:])
+    assert incarnation.parts() == Parts.joined(Parts.of(row) for row in rows[low:])
     assert (Segments.of(found), found == [*plain]) == (found, False)
 
 

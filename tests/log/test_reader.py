@@ -22,7 +22,7 @@ from tiered.format.bundle import BLOCK_BYTES
 from tiered.log.flat_file import TieredCommitLog, TieredConsumeQueue
 from tiered.log.reader import QueueReader, TierBatch, TierReader
 from tiered.log.sections import read_range
-from tiered.log.state import Gap, Part, Parts, QueueLife, Segment
+from tiered.log.state import Gap, Incarnation, Part, Parts, Segment
 from tiered.model import Boundary, LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ def test_i1_i3_every_message_once_in_order_byte_for_byte(
     reader = reader_of(builder)
     found, met = read_all(reader, bytes_max=bytes_max)
     assert found == wanted
-    low = reader.life.min_offset
+    low = reader.incarnation.min_offset
     assert [(gap.start, gap.end) for gap in met] == [gap for gap in gaps if gap[0] >= low]
-    start = draw.draw(st.integers(0, reader.life.commit_offset + 2))
+    start = draw.draw(st.integers(0, reader.incarnation.commit_offset + 2))
     tail, _ = read_all(reader, start, bytes_max=bytes_max)
     assert tail == {offset: raw for offset, raw in wanted.items() if offset >= start}
 
@@ -166,8 +166,8 @@ def test_a_queue_that_is_not_there_is_an_error_and_the_end_is_none():
 def test_below_the_minimum_reading_begins_at_the_minimum():
     builder = TierBuilder()
     builder.add([b"a", b"b", b"c"], first=10)
-    life = replace(reader_of(builder).life, min_offset=QueueOffset(11))
-    reader = QueueReader.of_life(builder.store, PREFIX, QUEUE, life)
+    incarnation = replace(reader_of(builder).incarnation, min_offset=QueueOffset(11))
+    reader = QueueReader.of_incarnation(builder.store, PREFIX, QUEUE, incarnation)
     assert list(read_all(reader, 0)[0]) == [11, 12]
     assert reader.offset_by_time(0) == 11
 
@@ -175,8 +175,8 @@ def test_below_the_minimum_reading_begins_at_the_minimum():
 def test_i5_a_state_with_neither_part_nor_gap_is_damage_not_the_end():
     builder = TierBuilder()
     builder.add([b"a"])
-    life = replace(reader_of(builder).life, commit_offset=QueueOffset(5))
-    reader = QueueReader.of_life(builder.store, PREFIX, QUEUE, life)
+    incarnation = replace(reader_of(builder).incarnation, commit_offset=QueueOffset(5))
+    reader = QueueReader.of_incarnation(builder.store, PREFIX, QUEUE, incarnation)
     with pytest.raises(DataError, match="neither a part nor a gap"):
         reader.read(QueueOffset(2))
 
@@ -197,9 +197,9 @@ def test_offset_by_time_is_the_first_message_then_or_later_or_the_last_then_or_e
     asked = TIME_MS + time
     late = [o for o, stored in batch_times.items() if stored >= asked]
     early = [o for o, stored in batch_times.items() if stored <= asked]
-    assert reader.offset_by_time(asked) == min(late, default=reader.life.commit_offset)
+    assert reader.offset_by_time(asked) == min(late, default=reader.incarnation.commit_offset)
     found = reader.offset_by_time(asked, Boundary.UPPER)
-    assert found == max(early, default=reader.life.min_offset)
+    assert found == max(early, default=reader.incarnation.min_offset)
 
 
 # -- flat files over the same parts -------------------------------------------------------------
@@ -211,22 +211,24 @@ def test_commit_log_and_consume_queue_read_across_parts_and_segments(
     steps: list[Any], draw: st.DataObject
 ):
     builder, _, _ = build(steps, 0)
-    life = builder.journal.state.life(QUEUE)
-    assert life
-    log, index = TieredCommitLog.load(life), TieredConsumeQueue.load(life)
-    whole = b"".join(bytes(read_range(builder.store, PREFIX, part.log)) for part in life.parts())
-    assert log.commit_offset == life.log_end == len(whole)
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
+    log, index = TieredCommitLog.load(incarnation), TieredConsumeQueue.load(incarnation)
+    whole = b"".join(
+        bytes(read_range(builder.store, PREFIX, part.log)) for part in incarnation.parts()
+    )
+    assert log.commit_offset == incarnation.log_end == len(whole)
     if whole:
         start = draw.draw(st.integers(0, len(whole) - 1))
         end = draw.draw(st.integers(start + 1, len(whole)))
         found = log.read(builder.store, PREFIX, LogOffset(start), LogOffset(end))
         assert bytes(found) == whole[start:end]
-    for segment in life.segments:
+    for segment in incarnation.segments:
         first, last = segment.base_queue_offset, segment.parts[-1].queue_end
         items = index.read(builder.store, PREFIX, first, last)
         assert len(items) == last - first
         real = items[items["size"] > 0]
-        assert np.all(real["log_offset"] + real["size"] <= life.log_end)
+        assert np.all(real["log_offset"] + real["size"] <= incarnation.log_end)
 
 
 # -- damage -------------------------------------------------------------------------------------
@@ -333,10 +335,10 @@ def test_an_object_that_is_gone_is_not_called_damage_without_a_look_at_the_journ
     builder = TierBuilder()
     part = builder.add([b"one"])
     builder.store.delete(PREFIX + part.bundle.key)
-    life = builder.journal.state.life(QUEUE)
-    assert life
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
     with pytest.raises(ObjectNotFoundError):
-        QueueReader.of_life(builder.store, PREFIX, QUEUE, life).read(QueueOffset(0))
+        QueueReader.of_incarnation(builder.store, PREFIX, QUEUE, incarnation).read(QueueOffset(0))
     with pytest.raises(DataError, match="is gone"):
         reader_of(builder).read(QueueOffset(0))
 
@@ -378,8 +380,8 @@ def test_an_index_that_points_wrong_is_damage_also_with_a_right_checksum(operati
 
 def reader_of_part(builder: TierBuilder, part: Part) -> QueueReader:
     segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=Parts.of([part]))
-    life = QueueLife(0, QueueOffset(0), part.queue_end, part.log_end, (segment,))
-    return QueueReader.of_life(builder.store, PREFIX, QUEUE, life)
+    incarnation = Incarnation(0, QueueOffset(0), part.queue_end, part.log_end, (segment,))
+    return QueueReader.of_incarnation(builder.store, PREFIX, QUEUE, incarnation)
 
 
 @pytest.mark.parametrize("topic", ["topic-ö", "Topic-ä", "topic", "topic-ä-"])

@@ -43,26 +43,26 @@ from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
-    from tiered.log.parts import QueueLife, TierState
+    from tiered.log.parts import Incarnation, TierState
 
 OTHER = MessageQueue("other", 0)
 
 
-def told(state: TierState) -> dict[MessageQueue, tuple[QueueLife, ...]]:
+def told(state: TierState) -> dict[MessageQueue, tuple[Incarnation, ...]]:
     """What objects can tell."""
     return {
         queue: tuple(
             replace(
-                life,
-                gaps=tuple(replace(gap, reason="") for gap in life.gaps),
-                ended="over" if life.ended else "",
+                incarnation,
+                gaps=tuple(replace(gap, reason="") for gap in incarnation.gaps),
+                ended="over" if incarnation.ended else "",
                 quarantined=0,  # the builder's journal does not count
                 cut_by=0,
-                segments=tuple(replace(segment, created_ms=0) for segment in life.segments),
+                segments=tuple(replace(segment, created_ms=0) for segment in incarnation.segments),
             )
-            for life in lives
+            for incarnation in incarnations
         )
-        for queue, lives in state.queues.items()
+        for queue, incarnations in state.queues.items()
     }
 
 
@@ -90,7 +90,7 @@ def test_a_lost_journal_comes_back():
     after = state_of(builder.store)
     assert told(after) == told(before)
     assert after.epoch == before.epoch + 1
-    assert [lives[0].quarantined for lives in after.queues.values()] == [1, 1]
+    assert [incarnations[0].quarantined for incarnations in after.queues.values()] == [1, 1]
     assert_whole(builder.store)
 
 
@@ -106,7 +106,9 @@ def test_a_journal_that_can_be_read_is_left_alone():
 Step = tuple[str, int, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["part", "part", "part", "roll", "hole", "gap", "life", "epoch", "merge"]),
+        st.sampled_from(
+            ["part", "part", "part", "roll", "hole", "gap", "incarnation", "epoch", "merge"]
+        ),
         st.integers(0, 2),
         st.integers(1, 4),
     ),
@@ -131,18 +133,16 @@ def play(steps: list[Step]) -> TierBuilder:
             for key in old if size % 2 else ():
                 builder.store.delete(PREFIX + key)
             continue
-        if what in {"gap", "life"}:
+        if what in {"gap", "incarnation"}:
             if not touched.get(queue):
-                continue  # neither a gap at the beginning nor an empty life leaves an object
+                continue  # neither a gap at the beginning nor an empty incarnation leaves an object
             if what == "gap":
                 builder.gap(size, queue=queue)
             else:
-                life = builder.journal.state.life(queue)
-                assert life
-                incarnation = life.incarnation + 1
-                builder.say(
-                    queue_action("incarnation", queue, incarnation, start=size, reason="new")
-                )
+                incarnation = builder.journal.state.incarnation(queue)
+                assert incarnation
+                following = incarnation.number + 1
+                builder.say(queue_action("incarnation", queue, following, start=size, reason="new"))
                 builder._files.pop(queue, None)
             touched[queue] = False
             continue
@@ -282,10 +282,14 @@ def test_a_merge_that_made_one_segment_of_two():
     builder.add([b"b" * 50], roll=True)
     builder.add([b"c" * 50])
     builder.add([b"d" * 50], roll=True)
-    life = builder.journal.state.life(QUEUE)
-    assert life
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
     run = MergeRun(
-        QUEUE, 0, 0, 0, Parts.joined((life.segments[0].parts, life.segments[1].parts[:1]))
+        QUEUE,
+        0,
+        0,
+        0,
+        Parts.joined((incarnation.segments[0].parts, incarnation.segments[1].parts[:1])),
     )
     make(builder, MergeOutput(1, (run,)))
     before = builder.journal.state
@@ -302,15 +306,15 @@ def test_a_merge_that_came_too_late_for_what_was_truncated_is_no_history(has_old
     builder = TierBuilder()
     for bodies in ([b"a", b"b"], [b"c", b"d"]):
         builder.add(bodies)
-    life = builder.journal.state.life(QUEUE)
-    assert life
-    output = MergeOutput(1, (MergeRun(QUEUE, 0, 0, 0, life.parts()),))
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
+    output = MergeOutput(1, (MergeRun(QUEUE, 0, 0, 0, incarnation.parts()),))
     builder.truncate(2)
     builder.add([b"C"], roll=True)
     if not has_old:  # the tail has been merged since: only so it is known what was truncated
         tails = [run for run in runs_of(builder.journal.state) if run.truncated]
         make(builder, MergeOutput(1, tuple(tails)))
-        builder.store.delete(PREFIX + life.parts()[1].bundle.key)
+        builder.store.delete(PREFIX + incarnation.parts()[1].bundle.key)
         output_store = TierBuilder(MemoryStore())
         for bodies in ([b"a", b"b"], [b"c", b"d"]):
             output_store.add(bodies)
@@ -320,7 +324,7 @@ def test_a_merge_that_came_too_late_for_what_was_truncated_is_no_history(has_old
     made = merger_of(builder).make(output, lambda: False)
     assert made
     if not has_old:
-        builder.store.delete(PREFIX + life.parts()[1].bundle.key)
+        builder.store.delete(PREFIX + incarnation.parts()[1].bundle.key)
     before = builder.journal.state
     lose_journal(builder.store)
     plan = rebuild(builder.store)
@@ -340,8 +344,8 @@ def test_what_a_merge_found_truncated_stays_readable():
     before = builder.journal.state
     lose_journal(builder.store)
     rebuild(builder.store)
-    (tail, life), (old, wanted) = told(state_of(builder.store))[QUEUE], told(before)[QUEUE]
-    assert life == wanted
+    (tail, incarnation), (old, wanted) = told(state_of(builder.store))[QUEUE], told(before)[QUEUE]
+    assert incarnation == wanted
     assert replace(tail, segments=old.segments) == old
     assert tail.parts() == old.parts()
     assert_whole(builder.store)
@@ -442,8 +446,8 @@ def test_missing_objects_are_a_gap_only_if_the_person_says_so():
     with pytest.raises(InvalidError, match="accept-gaps"):
         apply(plan, builder.store)
     apply(plan, builder.store, accept_gaps=True)
-    life = state_of(builder.store).queues[QUEUE][0]
-    assert [(gap.start, gap.end) for gap in life.gaps] == [(3, 6)]
+    incarnation = state_of(builder.store).queues[QUEUE][0]
+    assert [(gap.start, gap.end) for gap in incarnation.gaps] == [(3, 6)]
     assert_whole(builder.store)
 
 
@@ -613,7 +617,7 @@ def test_a_tail_that_was_truncated_stays_so(end: int, more: int, all_lost: bool)
     assert present.parts() == wanted.parts()
     assert (present.commit_offset, present.log_end) == (wanted.commit_offset, wanted.log_end)
     if not all_lost:
-        assert [life.ended for life in after.queues[QUEUE]] == ["power failure", ""]
+        assert [incarnation.ended for incarnation in after.queues[QUEUE]] == ["power failure", ""]
     assert_whole(store)
 
 
@@ -660,8 +664,8 @@ def test_a_bundle_of_which_only_an_entry_behind_the_damage_tells_is_not_forgotte
         apply(plan, builder.store)
     assert before == {info.key: builder.store.get(info.key) for info in builder.store.list("")}
     apply(plan, builder.store, accept_unread=True)
-    life = state_of(builder.store).queues[QUEUE][0]
-    assert life.commit_offset == builder.journal.state.queues[QUEUE][0].commit_offset - 1
+    incarnation = state_of(builder.store).queues[QUEUE][0]
+    assert incarnation.commit_offset == builder.journal.state.queues[QUEUE][0].commit_offset - 1
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ from tiered.log.history import named_bundles
 from tiered.log.rebuilt_state import (
     EXPIRED_GAP,
     LOST_GAP,
-    BuiltLife,
-    KnownLife,
+    BuiltIncarnation,
+    KnownIncarnation,
     RebuildCandidate,
-    build_life,
+    build_incarnation,
 )
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue
@@ -40,7 +40,7 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.log.parts import Part, QueueLife
+    from tiered.log.parts import Incarnation, Part
     from tiered.upkeep.rebuild import RebuildPlan
 
 OTHER = MessageQueue("other", 0)
@@ -55,10 +55,10 @@ def three(*, roll: bool = False) -> TierBuilder:
     return builder
 
 
-def life_of(builder: TierBuilder) -> QueueLife:
-    life = builder.journal.state.life(QUEUE)
-    assert life
-    return life
+def incarnation_of(builder: TierBuilder) -> Incarnation:
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
+    return incarnation
 
 
 def lose(builder: TierBuilder, *parts: Part) -> None:
@@ -73,8 +73,8 @@ def lose_end(builder: TierBuilder) -> None:
     damage(builder.store, builder.journal.number)
 
 
-def expire(builder: TierBuilder, start: int, end: int, *, life: int = 0) -> None:
-    place = {"life": life, "min_from": start, "min_to": end}
+def expire(builder: TierBuilder, start: int, end: int, *, incarnation: int = 0) -> None:
+    place = {"position": incarnation, "min_from": start, "min_to": end}
     builder.say(queue_action("expire", QUEUE, 0, **place))
 
 
@@ -83,27 +83,27 @@ def spans(plan: RebuildPlan) -> list[tuple[int, int]]:
     return [(loss.start, loss.end) for loss in plan.rebuilt.losses]
 
 
-def gaps(life: QueueLife) -> list[tuple[int, int, str]]:
-    return [(gap.start, gap.end, gap.reason) for gap in life.gaps]
+def gaps(incarnation: Incarnation) -> list[tuple[int, int, str]]:
+    return [(gap.start, gap.end, gap.reason) for gap in incarnation.gaps]
 
 
-# -- one life -----------------------------------------------------------------------------------
+# -- one incarnation -----------------------------------------------------------------------------------
 
 
 def built(
-    known: QueueLife | None, left: Sequence[Part], low: int = 0, there_end: int | None = None
-) -> BuiltLife:
-    """The life that is made when only some parts are left of what the journal knows."""
+    known: Incarnation | None, left: Sequence[Part], low: int = 0, there_end: int | None = None
+) -> BuiltIncarnation:
+    """The incarnation that is made when only some parts are left of what the journal knows."""
     makers = ((part, maker_of(part.bundle.key)) for part in left)
     chain = [
         RebuildCandidate((*made.age, True), part, part.log_offset, False, False, -1)
         for part, made in makers
         if made
     ]
-    told = KnownLife.of(known, chain, low)
+    told = KnownIncarnation.of(known, chain, low)
     if told and there_end is not None:
         told = replace(told, there_end=there_end)
-    return build_life(chain, QUEUE, 0, told)
+    return build_incarnation(chain, QUEUE, 0, told)
 
 
 @pytest.mark.parametrize(
@@ -116,35 +116,35 @@ def built(
         ((0, 2), (3, 6), 0),
     ],
 )
-def test_what_is_lost_of_a_life_is_a_gap_and_the_life_goes_on_where_it_did(
+def test_what_is_lost_of_a_incarnation_is_a_gap_and_the_incarnation_goes_on_where_it_did(
     left: tuple[int, ...], lost: tuple[int, int], low: int
 ):
-    known = life_of(three())
+    known = incarnation_of(three())
     parts = list(known.parts())
     made = built(known, [parts[at] for at in left])
     (loss,) = made.losses
     assert (loss.start, loss.end) == lost
     assert loss.log_bytes == sum(p.log_bytes for at, p in enumerate(parts) if at not in left)
-    assert made.life
-    assert gaps(made.life) == [(*lost, LOST)]
-    end = (made.life.min_offset, made.life.commit_offset, made.life.log_end)
+    assert made.incarnation
+    assert gaps(made.incarnation) == [(*lost, LOST)]
+    end = (made.incarnation.min_offset, made.incarnation.commit_offset, made.incarnation.log_end)
     assert end == (low, known.commit_offset, known.log_end)
-    assert list(made.life.parts()) == [parts[at] for at in left]
+    assert list(made.incarnation.parts()) == [parts[at] for at in left]
     assert made.notes == []
 
 
 def test_both_ends_may_be_lost():
-    known = life_of(three())
+    known = incarnation_of(three())
     made = built(known, [known.parts()[1]])
     assert [(loss.start, loss.end) for loss in made.losses] == [(0, 3), (6, 9)]
 
 
 def test_without_a_journal_nobody_knows_of_the_ends():
-    parts = list(life_of(three()).parts())
+    parts = list(incarnation_of(three()).parts())
     made = built(None, parts[1:2])
-    assert (made.losses, made.life is not None) == ([], True)
+    assert (made.losses, made.incarnation is not None) == ([], True)
     assert "have expired or are lost" in made.notes[0]
-    assert built(None, []).life is None
+    assert built(None, []).incarnation is None
 
 
 def test_gaps_on_record_are_no_losses_and_keep_their_reasons():
@@ -154,63 +154,63 @@ def test_gaps_on_record_are_no_losses_and_keep_their_reasons():
     builder.gap(3)
     second = builder.add([b"bb"] * 2)
     builder.gap(1)
-    known = life_of(builder)
+    known = incarnation_of(builder)
     recorded = [(0, 2, SAID), (4, 7, SAID), (9, 10, SAID)]
     for left in ([], [second], list(known.parts())):
         made = built(known, left)
-        assert made.life
+        assert made.incarnation
         lost = [(loss.start, loss.end) for loss in made.losses]
         assert lost == [(2, 4), (7, 9)][: 2 - len(left)]
-        assert gaps(made.life) == sorted([*recorded, *((*one, LOST) for one in lost)])
-        assert made.life.commit_offset == 10
+        assert gaps(made.incarnation) == sorted([*recorded, *((*one, LOST) for one in lost)])
+        assert made.incarnation.commit_offset == 10
         sizes = [part.log_bytes for part in known.parts()][: 2 - len(left)]
         assert [loss.log_bytes for loss in made.losses] == sizes
 
 
 @pytest.mark.parametrize("low", [3, 6, 9])
 def test_what_has_expired_is_not_lost(low: int):
-    known = life_of(three())
+    known = incarnation_of(three())
     parts = [part for part in known.parts() if part.queue_offset >= low]
     made = built(known, parts, low)
     assert made.losses == []
-    assert made.life
-    assert (made.life.min_offset, made.life.commit_offset) == (low, 9)
-    assert (made.life.gaps, made.life.log_end) == ((), known.log_end)
+    assert made.incarnation
+    assert (made.incarnation.min_offset, made.incarnation.commit_offset) == (low, 9)
+    assert (made.incarnation.gaps, made.incarnation.log_end) == ((), known.log_end)
 
 
 def test_objects_of_what_has_expired_may_be_there_and_others_of_it_not():
-    known = life_of(three())
+    known = incarnation_of(three())
     made = built(known, list(known.parts())[::2], 5)
-    assert made.life
-    assert gaps(made.life) == [(3, 5, EXPIRED_GAP), (5, 6, LOST)]
+    assert made.incarnation
+    assert gaps(made.incarnation) == [(3, 5, EXPIRED_GAP), (5, 6, LOST)]
     assert [(loss.start, loss.end) for loss in made.losses] == [(5, 6)]
     made = built(known, list(known.parts())[::2], 6)
-    assert made.life
-    assert (gaps(made.life), made.losses) == ([(3, 6, EXPIRED_GAP)], [])
+    assert made.incarnation
+    assert (gaps(made.incarnation), made.losses) == ([(3, 6, EXPIRED_GAP)], [])
 
 
 def test_behind_what_has_expired_there_may_be_a_loss():
-    known = life_of(three())
+    known = incarnation_of(three())
     made = built(known, [known.parts()[2]], 3)
     assert [(loss.start, loss.end) for loss in made.losses] == [(3, 6)]
-    assert made.life
-    assert (gaps(made.life), made.life.min_offset) == ([(3, 6, LOST)], 6)
+    assert made.incarnation
+    assert (gaps(made.incarnation), made.incarnation.min_offset) == ([(3, 6, LOST)], 6)
 
 
-def test_a_life_that_had_nothing_left_is_as_it_was():
+def test_a_incarnation_that_had_nothing_left_is_as_it_was():
     builder = three()
     expire(builder, 0, 9)
-    known = life_of(builder)
+    known = incarnation_of(builder)
     made = built(known, [])
-    assert (made.life, made.losses, made.notes) == (known, [], [])
+    assert (made.incarnation, made.losses, made.notes) == (known, [], [])
 
 
 def test_an_end_that_is_there_and_was_not_chosen_was_truncated():
-    known = life_of(three())
+    known = incarnation_of(three())
     made = built(known, list(known.parts())[:1], there_end=9)
     assert made.losses == []
-    assert made.life
-    assert (made.life.commit_offset, made.life.gaps) == (3, ())
+    assert made.incarnation
+    assert (made.incarnation.commit_offset, made.incarnation.gaps) == (3, ())
     assert "the next writer goes on before them" in made.notes[0]
 
 
@@ -222,17 +222,17 @@ def test_an_end_that_is_there_and_was_not_chosen_was_truncated():
 def test_an_end_was_truncated_where_something_newer_begins_before_it(
     rank: tuple[int, int, int, bool], lost: list[tuple[int, int]]
 ):
-    known = life_of(three())
+    known = incarnation_of(three())
     first, second = known.parts()[0], known.parts()[1]
     short = replace(second, count=1, log_bytes=second.log_bytes // 3)
     chain = [
         RebuildCandidate((1, 1, 0, True), first, 0, False, False, -1),
         RebuildCandidate(rank, short, short.log_offset, False, False, -1),
     ]
-    made = build_life(chain, QUEUE, 0, KnownLife.of(known, chain[:1], 0))
+    made = build_incarnation(chain, QUEUE, 0, KnownIncarnation.of(known, chain[:1], 0))
     assert [(loss.start, loss.end) for loss in made.losses] == lost
-    assert made.life
-    assert made.life.commit_offset == (9 if lost else 4)
+    assert made.incarnation
+    assert made.incarnation.commit_offset == (9 if lost else 4)
 
 
 # -- a journal whose end is damaged ---------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_loss_that_the_journal_knows_must_be_accepted(
     left: tuple[int, ...], lost: tuple[int, int]
 ):
     builder = three()
-    before, parts = life_of(builder), list(life_of(builder).parts())
+    before, parts = incarnation_of(builder), list(incarnation_of(builder).parts())
     lose_end(builder)
     lose(builder, *(part for at, part in enumerate(parts) if at not in left))
     plan = plan_of(builder.store)
@@ -271,7 +271,7 @@ def test_a_loss_that_the_journal_knows_must_be_accepted(
 
 def test_objects_that_are_restored_before_are_no_loss():
     builder = three()
-    before = life_of(builder)
+    before = incarnation_of(builder)
     lose_end(builder)
     key = PREFIX + before.parts()[2].bundle.key
     data = bytes(builder.store.get(key))
@@ -284,20 +284,20 @@ def test_objects_that_are_restored_before_are_no_loss():
 
 def test_what_was_written_behind_the_readable_journal_leads_over_a_lost_end():
     builder = three()
-    lost = life_of(builder).parts()[2]
+    lost = incarnation_of(builder).parts()[2]
     builder.add([b"behind"])
     damage(builder.store, builder.journal.number)
     lose(builder, lost)
     assert spans(rebuild(builder.store, accept_gaps=True)) == [(6, 9)]
-    life = state_of(builder.store).queues[QUEUE][0]
-    assert (life.commit_offset, gaps(life)) == (10, [(6, 9, LOST)])
+    incarnation = state_of(builder.store).queues[QUEUE][0]
+    assert (incarnation.commit_offset, gaps(incarnation)) == (10, [(6, 9, LOST)])
     assert_whole(builder.store)
 
 
 def test_merged_sections_stand_for_what_is_gone():
     builder = three()
     builder.journal.write_checkpoint(force=True)
-    old = list(life_of(builder).parts())
+    old = list(incarnation_of(builder).parts())
     gather(builder)
     damage(builder.store, builder.journal.number)
     lose(builder, *old)
@@ -312,7 +312,7 @@ def test_what_expired_or_was_deleted_with_its_topic_is_no_loss(
 ):
     """Be it that the readable journal tells it, or a whole entry behind the damage."""
     builder = three(roll=True)
-    parts = list(life_of(builder).parts())
+    parts = list(incarnation_of(builder).parts())
     if is_behind:
         lose_end(builder)
     for start, end in zip((0, *ends), ends, strict=False):
@@ -321,27 +321,31 @@ def test_what_expired_or_was_deleted_with_its_topic_is_no_loss(
         lose_end(builder)
     lose(builder, *(part for part in parts if part.queue_end <= ends[-1]))
     assert spans(rebuild(builder.store)) == []
-    life = state_of(builder.store).queues[QUEUE][0]
-    assert (life.min_offset, life.commit_offset, life.gaps) == (ends[-1], 9, ())
+    incarnation = state_of(builder.store).queues[QUEUE][0]
+    assert (incarnation.min_offset, incarnation.commit_offset, incarnation.gaps) == (
+        ends[-1],
+        9,
+        (),
+    )
     assert_whole(builder.store)
 
 
 def test_whether_it_expired_by_the_damaged_entry_nobody_can_tell():
     builder = three(roll=True)
-    parts = list(life_of(builder).parts())
+    parts = list(incarnation_of(builder).parts())
     expire(builder, 0, 3)
     damage(builder.store, builder.journal.number)
     lose(builder, parts[0])
     assert spans(plan_of(builder.store)) == [(0, 3)]
 
 
-def test_an_expiry_behind_the_damage_is_believed_only_of_the_life_that_is_known():
+def test_an_expiry_behind_the_damage_is_believed_only_of_the_incarnation_that_is_known():
     """What is at its place may be a tail that was truncated meanwhile; and what is garbage is passed over."""
     builder = three(roll=True)
-    parts = list(life_of(builder).parts())
+    parts = list(incarnation_of(builder).parts())
     lose_end(builder)
-    for life, start, end in ((1, 0, 9), (0, 3, 9), (0, 6, 3), (-1, 0, 9)):
-        place = {"life": life, "min_from": start, "min_to": end}
+    for incarnation, start, end in ((1, 0, 9), (0, 3, 9), (0, 6, 3), (-1, 0, 9)):
+        place = {"position": incarnation, "min_from": start, "min_to": end}
         builder.say(queue_action("expire", QUEUE, 0, **place))
     lose(builder, *parts)
     assert spans(plan_of(builder.store)) == [(0, 9)]
@@ -363,7 +367,7 @@ def test_an_expiry_behind_the_damage_is_believed_only_of_the_life_that_is_known(
 def test_what_was_truncated_is_no_loss(end: int, is_behind: bool, is_later: bool, is_gone: bool):
     """By a later epoch or the same; that the readable journal knows, or behind it; whether its objects are gone or not."""
     builder = three()
-    parts = list(life_of(builder).parts())
+    parts = list(incarnation_of(builder).parts())
     later = TierBuilder(builder.store, writer="11111111") if is_later and not is_behind else builder
     if is_behind:
         builder.add([b"x"], queue=OTHER)
@@ -372,7 +376,7 @@ def test_what_was_truncated_is_no_loss(end: int, is_behind: bool, is_later: bool
         damage(builder.store, number)
     later.truncate(end)
     later.add([b"other"], roll=True)
-    before = life_of(later)
+    before = incarnation_of(later)
     if not is_behind:
         lose_end(later)
     lose(builder, *parts[2:] if is_gone else ())
@@ -385,7 +389,7 @@ def test_what_was_truncated_is_no_loss(end: int, is_behind: bool, is_later: bool
 
 def test_of_an_incarnation_that_is_over_what_expired_is_no_loss_and_what_is_gone_is():
     builder = three(roll=True)
-    parts = list(life_of(builder).parts())
+    parts = list(incarnation_of(builder).parts())
     expire(builder, 0, 6)
     builder.begin_anew()
     builder.add([b"new"])
@@ -396,7 +400,7 @@ def test_of_an_incarnation_that_is_over_what_expired_is_no_loss_and_what_is_gone
     assert spans(rebuild(builder.store, accept_gaps=True)) == [(6, 9)]
     old, new = state_of(builder.store).queues[QUEUE]
     assert (gaps(old), bool(old.ended)) == ([(6, 9, LOST)], True)
-    assert (new.incarnation, new.commit_offset) == (1, 1)
+    assert (new.number, new.commit_offset) == (1, 1)
     assert_whole(builder.store)
 
 
@@ -406,8 +410,8 @@ def test_a_queue_that_never_had_a_message_stays():
     builder.add([b"more"])
     damage(builder.store, builder.journal.number)
     assert spans(rebuild(builder.store)) == []
-    (life,) = state_of(builder.store).queues[OTHER]
-    assert (life.min_offset, life.commit_offset) == (5, 5)
+    (incarnation,) = state_of(builder.store).queues[OTHER]
+    assert (incarnation.min_offset, incarnation.commit_offset) == (5, 5)
 
 
 # -- whatever is lost -----------------------------------------------------------------------------
@@ -445,7 +449,7 @@ def test_every_offset_that_the_readable_journal_knows_is_a_message_or_a_gap(
 ):
     """I12: whatever objects are gone, and whatever was written behind the damage."""
     builder = play(TierBuilder(), known)
-    before = builder.journal.state.life(QUEUE)
+    before = builder.journal.state.incarnation(QUEUE)
     builder.add([b"x"], queue=OTHER)
     damaged = builder.journal.number
     builder = play(builder, behind)

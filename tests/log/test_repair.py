@@ -108,8 +108,8 @@ def parts_of(store: ObjectStore) -> list[tuple[object, ...]]:
             part.last,
             part.section.crc,
         )
-        for queue, lives in state_of(store).queues.items()
-        for part in lives[-1].parts()
+        for queue, incarnations in state_of(store).queues.items()
+        for part in incarnations[-1].parts()
     ]
 
 
@@ -183,14 +183,14 @@ def test_what_the_broker_truncated_is_repaired_from_the_tier_alone():
     builder.add([b"D"], roll=True)
     gather(builder)
     (bundle,) = named_bundles(builder.journal.state).values()
-    tail, life = builder.journal.state.queues[QUEUE]
+    tail, incarnation = builder.journal.state.queues[QUEUE]
     flip(builder.store, PREFIX + bundle.key, tail.parts()[0].section.start + 8)
     report = repair(builder.store, None)
-    reason = "it is of a life that has ended, and nothing in the tier has it any more"
+    reason = "it is of an incarnation that has ended, and nothing in the tier has it any more"
     assert [one.reason for one in report.unrepaired] == [reason]  # what it was made of is larger
     flip(builder.store, PREFIX + bundle.key, tail.parts()[0].section.start + 8)
     flip(builder.store, PREFIX + bundle.key, bundle.size_bytes - 3)
-    assert repair(builder.store, None, seed=4).parts == 2 + len(life.parts()) - 1
+    assert repair(builder.store, None, seed=4).parts == 2 + len(incarnation.parts()) - 1
     assert deep(builder.store).problems == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bundles import merge_action
-from support.queue_entries import EPOCH, MACHINE, add, gap, life, part, replay
+from support.queue_entries import EPOCH, MACHINE, add, gap, incarnation, part, replay
 from support.tiers import QUEUE, TierBuilder
 
 from tiered.journal.entry import Entry, json_text
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def test_parts_follow_one_another_in_a_segment():
     state = replay([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 0)])
-    now = life(state)
+    now = incarnation(state)
     assert (now.min_offset, now.commit_offset, now.log_end) == (0, 20, 2000)
     assert [len(segment.parts) for segment in now.segments] == [2]
     assert now.segments[0].created_ms == 1002
@@ -34,7 +34,7 @@ def test_parts_follow_one_another_in_a_segment():
 
 
 def test_a_new_segment_seals_the_one_before():
-    now = life(replay([EPOCH], [add(part(0, 0), 0)], [add(part(10, 1000), 1000)]))
+    now = incarnation(replay([EPOCH], [add(part(0, 0), 0)], [add(part(10, 1000), 1000)]))
     assert [(s.base_offset, s.base_queue_offset, s.sealed) for s in now.segments] == [
         (0, 0, True),
         (1000, 10, False),
@@ -42,7 +42,7 @@ def test_a_new_segment_seals_the_one_before():
 
 
 def test_a_queue_may_begin_anywhere():
-    now = life(replay([EPOCH], [add(part(500, 0), 0)]))
+    now = incarnation(replay([EPOCH], [add(part(500, 0), 0)]))
     assert (now.min_offset, now.commit_offset) == (500, 510)
 
 
@@ -55,7 +55,7 @@ def test_a_queue_may_begin_anywhere():
         add(part(10, 1001), 0),  # leaves a hole in the log
         add(part(10, 1000), 500),  # names a segment that is none
         add(part(10, 1000), 1001),
-        add(part(10, 1000), 0, life=1),  # of a life that does not exist
+        add(part(10, 1000), 0, incarnation=1),  # of an incarnation that does not exist
         add(
             part(10, 1000), 0, queue=MessageQueue("new", 0)
         ),  # a new queue does not begin at log offset 1000
@@ -67,7 +67,7 @@ def test_i1_replay_refuses_a_part_that_does_not_fit_and_counts_it(bad: Action):
     assert after.queues == before.queues
     assert after.refused_parts == 1
     good = MACHINE.apply(after, Entry(4, 1, "0badcafe", 0, [add(part(10, 1000), 0)]))
-    assert life(good).commit_offset == 20
+    assert incarnation(good).commit_offset == 20
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 3])
@@ -103,62 +103,62 @@ def test_before_any_epoch_there_is_no_history():
 
 def test_i12_a_gap_is_recorded_and_only_a_new_segment_follows_it():
     state = replay([EPOCH], [add(part(0, 0), 0)], [gap(10, 50)])
-    assert (life(state).commit_offset, life(state).log_end) == (50, 1000)
+    assert (incarnation(state).commit_offset, incarnation(state).log_end) == (50, 1000)
     stale = MACHINE.apply(state, Entry(4, 1, "0badcafe", 0, [add(part(50, 1000), 0)]))
     assert stale.refused_parts == 1
     good = MACHINE.apply(state, Entry(4, 1, "0badcafe", 0, [add(part(50, 1000), 1000)]))
-    assert [s.base_queue_offset for s in life(good).segments] == [0, 50]
-    assert [(g.start, g.end, g.reason) for g in life(good).gaps] == [(10, 50, "why")]
+    assert [s.base_queue_offset for s in incarnation(good).segments] == [0, 50]
+    assert [(g.start, g.end, g.reason) for g in incarnation(good).gaps] == [(10, 50, "why")]
 
 
 def test_i12_a_gap_before_the_first_part_moves_the_minimum():
-    now = life(replay([EPOCH], [gap(0, 7)], [add(part(7, 0), 0)]))
+    now = incarnation(replay([EPOCH], [gap(0, 7)], [add(part(7, 0), 0)]))
     assert (now.min_offset, now.commit_offset, len(now.gaps)) == (7, 17, 1)
 
 
 @pytest.mark.parametrize(("start", "end"), [(9, 20), (11, 20), (10, 10), (10, 9)])
 def test_i12_a_gap_that_does_not_begin_at_the_commit_offset_is_refused(start: int, end: int):
     state = replay([EPOCH], [add(part(0, 0), 0)], [gap(start, end)])
-    assert (life(state).commit_offset, state.refused_parts) == (10, 1)
+    assert (incarnation(state).commit_offset, state.refused_parts) == (10, 1)
 
 
 def test_i9_a_part_of_nothing_but_holes_holds_up_nothing():
     holes = part(0, 0, size=0)
     same = replay([EPOCH], [add(holes, 0)], [add(part(10, 0), 0)])
-    assert [len(s.parts) for s in life(same).segments] == [2]
+    assert [len(s.parts) for s in incarnation(same).segments] == [2]
     behind = replay(
         [EPOCH], [add(holes, 0)], [gap(10, 50)], [add(part(50, 0), 0)], [add(part(60, 1000), 0)]
     )
     assert behind.refused_parts == 0
-    assert [(s.base_offset, s.base_queue_offset) for s in life(behind).segments] == [
+    assert [(s.base_offset, s.base_queue_offset) for s in incarnation(behind).segments] == [
         (0, 0),
         (0, 50),
     ]
-    assert life(behind).commit_offset == 70
+    assert incarnation(behind).commit_offset == 70
 
 
-# -- lives --------------------------------------------------------------------------------------
+# -- incarnations --------------------------------------------------------------------------------------
 
 
 def test_a_new_incarnation_begins_at_its_start_and_the_old_stays():
     again = queue_action("incarnation", QUEUE, 1, start=0, reason="created again")
-    state = replay([EPOCH], [add(part(0, 0), 0)], [again], [add(part(0, 0), 0, life=1)])
-    lives = state.queues[QUEUE]
-    assert [(one.incarnation, one.commit_offset, one.ended) for one in lives] == [
+    state = replay([EPOCH], [add(part(0, 0), 0)], [again], [add(part(0, 0), 0, incarnation=1)])
+    incarnations = state.queues[QUEUE]
+    assert [(one.number, one.commit_offset, one.ended) for one in incarnations] == [
         (0, 10, "created again"),
         (1, 10, ""),
     ]
-    late = MACHINE.apply(state, Entry(5, 1, "0badcafe", 0, [add(part(10, 1000), 0, life=0)]))
+    late = MACHINE.apply(state, Entry(5, 1, "0badcafe", 0, [add(part(10, 1000), 0, incarnation=0)]))
     assert late.refused_parts == 1
 
 
 def test_where_a_queue_begins_can_be_said_before_it_has_anything_and_is_no_matter_afterwards():
     begin = queue_action("incarnation", QUEUE, 0, start=7, reason="begins here")
     state = replay([EPOCH], [begin])
-    assert (life(state).min_offset, life(state).commit_offset) == (7, 7)
-    assert life(replay([EPOCH], [begin], [add(part(7, 0), 0)])).commit_offset == 17
+    assert (incarnation(state).min_offset, incarnation(state).commit_offset) == (7, 7)
+    assert incarnation(replay([EPOCH], [begin], [add(part(7, 0), 0)])).commit_offset == 17
     late = replay([EPOCH], [add(part(7, 0), 0), begin])
-    assert (life(late).commit_offset, late.refused_parts) == (17, 0)
+    assert (incarnation(late).commit_offset, late.refused_parts) == (17, 0)
 
 
 @pytest.mark.parametrize("number", [2, 3])
@@ -172,7 +172,7 @@ def test_incarnations_are_numbered_without_a_hole(number: int):
 
 
 def merge(
-    run: Sequence[Part], *, segment: int = 0, life: int = 0, key: str = "m", **said: Any
+    run: Sequence[Part], *, segment: int = 0, incarnation: int = 0, key: str = "m", **said: Any
 ) -> Action:
     """Have one part take the place of a run; ``said``: what it is to say instead of the truth."""
     first, last = run[0], run[-1]
@@ -185,7 +185,7 @@ def merge(
         "last": last.last,
     }
     made = part(**truth | said, key=key, level=1)
-    return merge_action((QUEUE, 0, segment, made, Parts.of(run)), life=life)
+    return merge_action((QUEUE, 0, segment, made, Parts.of(run)), incarnation=incarnation)
 
 
 TWO = ([EPOCH], [add(part(0, 0), 0), add(part(10, 1000), 0)])
@@ -195,17 +195,17 @@ SEAL = queue_action("seal", QUEUE, 0, segment=0)
 
 def test_a_seal_ends_the_segment_and_what_follows_needs_a_new_one():
     state = replay(*TWO, [SEAL], [add(part(20, 2000), 0)], [add(part(20, 2000), 2000)])
-    assert (state.refused_parts, life(state).commit_offset) == (1, 30)
-    assert [s.sealed for s in life(state).segments] == [True, False]
+    assert (state.refused_parts, incarnation(state).commit_offset) == (1, 30)
+    assert [s.sealed for s in incarnation(state).segments] == [True, False]
 
 
 @pytest.mark.parametrize("segment", [1, 1000])
 def test_a_seal_of_another_segment_changes_nothing(segment: int):
-    assert life(replay(*TWO, [{**SEAL, "segment": segment}])) == life(replay(*TWO))
+    assert incarnation(replay(*TWO, [{**SEAL, "segment": segment}])) == incarnation(replay(*TWO))
 
 
 def test_a_merge_replaces_a_run_by_one_part_and_the_segment_stays_open():
-    now = life(replay(*TWO, [merge(BOTH)], [add(part(20, 2000), 0)]))
+    now = incarnation(replay(*TWO, [merge(BOTH)], [add(part(20, 2000), 0)]))
     ((one, two),) = [segment.parts for segment in now.segments]
     assert (one.bundle.key, one.count, one.log_bytes, one.bundle.level) == ("m", 20, 2000, 1)
     assert two.queue_offset == 20
@@ -219,16 +219,16 @@ FOUR = ([EPOCH], [add(one, 0) for one in OLD])
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3), (1, 3), (2, 4), (0, 4), (3, 4)])
 def test_any_run_of_neighbours_can_be_merged_and_the_others_stay(low: int, high: int):
     state = replay(*FOUR, [merge(OLD[low:high])])
-    starts = [p.queue_offset for p in life(state).parts()]
+    starts = [p.queue_offset for p in incarnation(state).parts()]
     assert starts == [0, 10, 20, 30][: low + 1] + [0, 10, 20, 30][high:]
-    assert (life(state).commit_offset, state.refused_parts) == (40, 0)
+    assert (incarnation(state).commit_offset, state.refused_parts) == (40, 0)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         merge(BOTH, segment=1000),
-        merge(BOTH, life=1),
+        merge(BOTH, incarnation=1),
         merge(BOTH[:1], count=9),
         merge(BOTH[:1], size=999),
         merge(BOTH, holes=1),
@@ -246,13 +246,13 @@ def test_a_merge_that_is_not_exactly_a_run_of_old_parts_changes_nothing_and_is_n
     wrong: Action,
 ):
     state = replay(*TWO, [wrong])
-    assert (life(state), state.refused_parts) == (life(replay(*TWO)), 0)
+    assert (incarnation(state), state.refused_parts) == (incarnation(replay(*TWO)), 0)
 
 
 def test_a_merge_that_was_overtaken_does_not_bring_back_parts_that_nobody_names():
     """Another has merged all four, and the bundles of the old may be deleted."""
     state = replay(*FOUR, [merge(OLD)], [merge(OLD[:3], key="late")], [merge(OLD, key="late")])
-    assert [p.bundle.key for p in life(state).parts()] == ["m"]
+    assert [p.bundle.key for p in incarnation(state).parts()] == ["m"]
 
 
 def test_others_may_merge_only_what_the_writer_has_left():
@@ -260,16 +260,16 @@ def test_others_may_merge_only_what_the_writer_has_left():
     theirs = Entry(3, 0, "cccccccc", 0, [merge(BOTH)])
     assert MACHINE.apply(before, theirs).queues == before.queues, "the segment is open"
     rolled = MACHINE.apply(before, Entry(3, 1, "0badcafe", 0, [SEAL]))
-    assert len(life(MACHINE.apply(rolled, theirs)).parts()) == 1
+    assert len(incarnation(MACHINE.apply(rolled, theirs)).parts()) == 1
     older = MACHINE.apply(rolled, Entry(3, 2, "cccccccc", 0, [merge(BOTH)]))
     assert older.queues == rolled.queues, "of an epoch that is none"
 
 
 def test_a_run_over_the_border_of_rolled_segments_makes_one_of_them():
     state = replay([EPOCH], *[[add(one, one.log_offset)] for one in OLD])
-    assert len(life(state).segments) == 4
+    assert len(incarnation(state).segments) == 4
     joined = MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(OLD[:3])]))
-    assert [(s.base_offset, len(s.parts), s.sealed) for s in life(joined).segments] == [
+    assert [(s.base_offset, len(s.parts), s.sealed) for s in incarnation(joined).segments] == [
         (0, 1, True),
         (3000, 1, False),
     ]
@@ -282,7 +282,7 @@ def test_a_run_over_a_gap_is_none():
     state = replay([EPOCH], [add(parts[0], 0)], [gap(10, 20)], [add(parts[1], 1000)], [
         {**SEAL, "segment": 1000},
     ])  # fmt: skip
-    assert all(segment.sealed for segment in life(state).segments)
+    assert all(segment.sealed for segment in incarnation(state).segments)
     assert MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(parts)])).queues == state.queues
 
 
@@ -290,10 +290,10 @@ def test_of_two_segments_with_one_base_the_right_one_is_merged():
     parts = [part(0, 0, size=0), part(10, 0, size=0), part(20, 0), part(30, 1000)]
     steps = [[add(parts[0], 0), add(parts[1], 0), SEAL], [add(parts[2], 0), add(parts[3], 0)]]
     state = replay([EPOCH], *steps)
-    assert [(s.base_offset, len(s.parts)) for s in life(state).segments] == [(0, 2), (0, 2)]
+    assert [(s.base_offset, len(s.parts)) for s in incarnation(state).segments] == [(0, 2), (0, 2)]
     for run, expected in ((parts[:2], [1, 2]), (parts[2:], [2, 1])):
         after = MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(run)]))
-        assert [len(s.parts) for s in life(after).segments] == expected
+        assert [len(s.parts) for s in incarnation(after).segments] == expected
 
 
 def test_an_unknown_action_stops_everything():
@@ -305,15 +305,16 @@ def test_an_unknown_action_stops_everything():
 
 
 @given(
-    st.lists(st.sampled_from(["message", "holes", "gap", "roll", "life"]), max_size=12), st.data()
+    st.lists(st.sampled_from(["message", "holes", "gap", "roll", "incarnation"]), max_size=12),
+    st.data(),
 )
 def test_i5_a_checkpoint_at_any_number_gives_the_same_state(steps: list[str], draw: st.DataObject):
     states, state = [], replay([EPOCH], [{"do": "meta", "store": {"store_id": "s"}}])
     queue_offset, log_offset, segment, incarnation = 0, 0, 0, 0
     after_gap = False
     for number, step in enumerate(steps, 3):
-        if step == "life":
-            incarnation += 1 if state.life(QUEUE) else 0
+        if step == "incarnation":
+            incarnation += 1 if state.incarnation(QUEUE) else 0
             action = queue_action("incarnation", QUEUE, incarnation, start=3, reason="r")
             queue_offset, log_offset, segment, after_gap = 3, 0, 0, False
         elif step == "gap":
@@ -325,7 +326,7 @@ def test_i5_a_checkpoint_at_any_number_gives_the_same_state(steps: list[str], dr
             size = 0 if step == "holes" else 100
             if step == "roll" or after_gap:
                 segment, after_gap = log_offset, False
-            action = add(part(queue_offset, log_offset, 4, size), segment, life=incarnation)
+            action = add(part(queue_offset, log_offset, 4, size), segment, incarnation=incarnation)
             queue_offset, log_offset = queue_offset + 4, log_offset + size
         state = MACHINE.apply(state, Entry(number, 1, "0badcafe", number, [action]))
         states.append(state)
@@ -335,7 +336,7 @@ def test_i5_a_checkpoint_at_any_number_gives_the_same_state(steps: list[str], dr
         text = b"".join(MACHINE.dump_pieces(one))
         assert text == json_text(MACHINE.dump(one))
         assert (again := MACHINE.load_text(text.decode())) == one
-        assert hash(again.life(QUEUE)) == hash(one.life(QUEUE))
+        assert hash(again.incarnation(QUEUE)) == hash(one.incarnation(QUEUE))
         assert MACHINE.dump(again) == MACHINE.dump(one), "of columns"
 
 

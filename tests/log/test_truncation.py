@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bundles import merge_action
-from support.queue_entries import EPOCH, MACHINE, add, gap, head, life, part, replay, then, truncate
+from support.queue_entries import (
+    EPOCH,
+    MACHINE,
+    add,
+    gap,
+    head,
+    incarnation,
+    part,
+    replay,
+    then,
+    truncate,
+)
 from support.tiers import QUEUE
 
 from tiered.log.actions import Head
@@ -41,11 +52,11 @@ def test_between_two_parts(three: TierState):
     assert [p.queue_offset for p in now.parts()] == [0]
     assert (tail.min_offset, tail.commit_offset, tail.ended) == (10, 30, "why")
     assert [p.queue_offset for p in tail.parts()] == [10, 20]
-    assert (now.incarnation, tail.incarnation) == (0, 0)
+    assert (now.number, tail.number) == (0, 0)
 
 
 def test_inside_a_part_both_keep_their_range_of_the_same_objects(three: TierState):
-    whole = life(three).parts()[1]
+    whole = incarnation(three).parts()[1]
     tail, now = then(three, truncate(13, 30, head(whole, 3))).queues[QUEUE]
     kept, gone = now.parts()[-1], tail.parts()[0]
     assert (kept.bundle, kept.section) == (gone.bundle, gone.section)
@@ -58,7 +69,7 @@ def test_inside_a_part_both_keep_their_range_of_the_same_objects(three: TierStat
 def test_the_queue_goes_on_where_it_was_cut(three: TierState):
     state = then(three, truncate(20, 30), add(part(20, 2000), 2000))
     assert state.refused_parts == 0
-    assert life(state).commit_offset == 30
+    assert incarnation(state).commit_offset == 30
     assert contradictions(state) == []
 
 
@@ -96,7 +107,7 @@ def test_a_merge_that_was_planned_before_changes_nothing(three: TierState):
         made = part(run[0].queue_offset, run[0].log_offset, 10 * len(run), 1000 * len(run), key="m")
         segment = 2000 if run == old[2:] else 0
         for number in (0, 1):
-            late = merge_action((QUEUE, 0, segment, made, Parts.of(run)), life=number)
+            late = merge_action((QUEUE, 0, segment, made, Parts.of(run)), incarnation=number)
             assert then(again, late).queues == again.queues
 
 
@@ -107,12 +118,12 @@ def test_what_was_truncated_is_merged_as_such_and_stays_apart(three: TierState):
     assert [len(parts) for parts in rolled] == [1, 1]
     made = part(15, 1500, 15, 1500, key="m")
     run = Parts.joined(rolled)
-    action = merge_action((QUEUE, 0, 0, made, run), life=0, truncated=True)
+    action = merge_action((QUEUE, 0, 0, made, run), incarnation=0, truncated=True)
     after = then(cut, action)
     assert [p.bundle.key for p in after.queues[QUEUE][0].parts()] == ["m"]
     assert after.queues[QUEUE][1] == now
     assert contradictions(after) == []
-    assert then(cut, merge_action((QUEUE, 0, 0, made, run), life=0)).queues == cut.queues
+    assert then(cut, merge_action((QUEUE, 0, 0, made, run), incarnation=0)).queues == cut.queues
 
 
 def test_in_a_gap():
@@ -125,26 +136,30 @@ def test_in_a_gap():
 
 @given(st.lists(st.integers(1, 39), max_size=6), st.integers(1, 5))
 def test_i1_after_any_cuts_state_is_sound_and_nothing_is_lost(ends: list[int], parts: int):
-    """Each time the queue is filled again to its old length; all that was ever there is in one life."""
+    """Each time the queue is filled again to its old length; all that was ever there is in one incarnation."""
     count = 40 // parts
     state = replay([EPOCH])
     total = 0
     for number, end in enumerate([0, *ends]):
-        now = state.life(QUEUE)
+        now = state.incarnation(QUEUE)
         if now and 0 < end < now.commit_offset:
             over = next((p for p in now.parts() if p.queue_offset < end < p.queue_end), None)
             cut = head(over, end - over.queue_offset) if over else None
             state = then(state, truncate(end, now.commit_offset, cut))
-        at, log = (life(state).commit_offset, life(state).log_end) if state.queues else (0, 0)
+        at, log = (
+            (incarnation(state).commit_offset, incarnation(state).log_end)
+            if state.queues
+            else (0, 0)
+        )
         fresh = part(at, log, count=count, size=100 * count)
         fresh = replace(fresh, bundle=replace(fresh.bundle, key=f"b{number}"))
         state = then(state, add(fresh, log))
         total += count
-    lives = state.queues[QUEUE]
-    assert sum(p.count for one in lives for p in one.parts()) == total
-    assert [is_tail(lives, number) for number in range(len(lives))] == [True] * (len(lives) - 1) + [
-        False
-    ]
+    incarnations = state.queues[QUEUE]
+    assert sum(p.count for one in incarnations for p in one.parts()) == total
+    assert [is_tail(incarnations, number) for number in range(len(incarnations))] == [True] * (
+        len(incarnations) - 1
+    ) + [False]
     assert contradictions(state) == []
     assert MACHINE.load(MACHINE.dump(state)).queues == state.queues
 

@@ -36,23 +36,25 @@ class Counting(WrappingStore):
         return found
 
 
-def give_up(builder: TierBuilder, queue: MessageQueue, life: int = -1, to: int | None = None):
-    """Expire all of a life, or up to an offset."""
-    lives = builder.journal.state.queues[queue]
-    at = range(len(lives))[life]
-    one = lives[at]
+def give_up(
+    builder: TierBuilder, queue: MessageQueue, incarnation: int = -1, to: int | None = None
+):
+    """Expire all of an incarnation, or up to an offset."""
+    incarnations = builder.journal.state.queues[queue]
+    at = range(len(incarnations))[incarnation]
+    one = incarnations[at]
     end = one.commit_offset if to is None else to
     if one.min_offset < end:
-        place = {"life": at, "min_from": one.min_offset, "min_to": end}
-        builder.say(queue_action("expire", queue, one.incarnation, **place))
+        place = {"position": at, "min_from": one.min_offset, "min_to": end}
+        builder.say(queue_action("expire", queue, one.number, **place))
 
 
 def truth(builder: TierBuilder) -> dict[str, int]:
     """Of each named bundle with anything that is not: bytes of sections, or of items in them, by the bundle's own table."""
     named: dict[str, dict[int, int]] = {}
-    for lives in builder.journal.state.queues.values():
-        for life in lives:
-            for part in life.parts():
+    for incarnations in builder.journal.state.queues.values():
+        for incarnation in incarnations:
+            for part in incarnation.parts():
                 its = named.setdefault(part.bundle.key, {})
                 its[part.section.start] = its.get(part.section.start, 0) + part.count
     found = {}
@@ -135,7 +137,7 @@ def test_what_was_truncated_whole_is_named_and_nothing_is_read_for_it():
     assert list(given_up(builder.journal.state)) == []
     gather(builder, 1)
     assert list(given_up(builder.journal.state)) == []
-    give_up(builder, A, life=0)
+    give_up(builder, A, incarnation=0)
     assert looked(builder).keys() == truth(builder).keys() != set()
 
 
@@ -143,8 +145,8 @@ def test_what_is_left_of_a_section_that_was_truncated_in_part():
     builder = TierBuilder()
     builder.add([b"abc", b"defg", b"hij"], queue=A)
     builder.truncate(1, queue=A)
-    assert looked(builder) == {}  # both lives name it
-    give_up(builder, A, life=0)
+    assert looked(builder) == {}  # both incarnations name it
+    give_up(builder, A, incarnation=0)
     found = looked(builder)
     assert found.keys() == truth(builder).keys()
     assert min(found.values()) > 100
@@ -179,7 +181,7 @@ def test_whatever_happens_it_is_what_the_tables_of_the_bundles_say(
 ):
     builder = TierBuilder()
     for step, queue, count in steps:
-        life = builder.journal.state.life(queue)
+        incarnation = builder.journal.state.incarnation(queue)
         if step in {"round", "roll"}:
             some = sorted({A, queue, *([B] if count > 2 else [])})
             batches = [
@@ -188,15 +190,17 @@ def test_whatever_happens_it_is_what_the_tables_of_the_bundles_say(
             builder.add_round(*batches, roll=step == "roll")
         elif step == "merge":
             merge(builder, MergePolicy(fan_in=2))
-        elif life is None:
+        elif incarnation is None:
             continue
-        elif step == "back" and life.min_offset < life.commit_offset:
-            builder.truncate(max(life.min_offset + 1, life.commit_offset - count), queue=queue)
+        elif step == "back" and incarnation.min_offset < incarnation.commit_offset:
+            builder.truncate(
+                max(incarnation.min_offset + 1, incarnation.commit_offset - count), queue=queue
+            )
         elif step == "anew":
             builder.begin_anew(queue)
         elif step == "expire":
-            lives = builder.journal.state.queues[queue]
-            give_up(builder, queue, life=count % len(lives) - len(lives))
+            incarnations = builder.journal.state.queues[queue]
+            give_up(builder, queue, incarnation=count % len(incarnations) - len(incarnations))
             builder.forget(queue)
         sure = {one.bundle.key for one in given_up(builder.journal.state) if one.is_sure}
         assert sure <= truth(builder).keys() <= {one.bundle.key for one in given_up(builder.journal.state)}  # fmt: skip

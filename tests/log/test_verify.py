@@ -41,7 +41,7 @@ from tiered.log.composite import CommitColumns
 from tiered.log.history import named_bundles, parts_by_bundle
 from tiered.log.parts import Bundle, Parts
 from tiered.log.sections import read_range
-from tiered.log.state import QueueLife, TierState
+from tiered.log.state import Incarnation, TierState
 from tiered.log.verify import verify_tier
 from tiered.log.verify_report import PROBLEMS_LISTED_MAX, WHOLE, Problem, VerifyReport, check_state
 from tiered.model import LogOffset, MessageQueue, QueueOffset
@@ -99,9 +99,9 @@ def flip(store: ObjectStore, key: str, bit: int) -> None:
 
 
 def first_part(builder: TierBuilder) -> Part:
-    life = builder.journal.state.life(QUEUE)
-    assert life
-    return life.parts()[0]
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
+    return incarnation.parts()[0]
 
 
 # -- clean --------------------------------------------------------------------------------------
@@ -291,10 +291,10 @@ def test_a_flipped_block_costs_what_lies_in_it_and_no_other_queue(packs: bool, w
 
 def readable_offsets(builder: TierBuilder, queue: MessageQueue, some: set[int]) -> set[int]:
     """Those of some queue offsets whose item and record can be had."""
-    life = builder.journal.state.life(queue)
-    assert life
+    incarnation = builder.journal.state.incarnation(queue)
+    assert incarnation
     found: set[int] = set()
-    for part in life.parts():
+    for part in incarnation.parts():
         for number in sorted(offset - part.queue_offset for offset in some):
             try:
                 item = read_range(
@@ -629,20 +629,20 @@ def test_what_writers_and_collectors_do_meanwhile_is_no_damage():
 
 
 def state_of(builder: TierBuilder, **changes: Any) -> TierState:
-    life = builder.journal.state.life(QUEUE)
-    assert life
-    return replace(builder.journal.state, queues={QUEUE: (replace(life, **changes),)})
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
+    return replace(builder.journal.state, queues={QUEUE: (replace(incarnation, **changes),)})
 
 
 def test_a_state_that_contradicts_itself_is_found_whatever_the_contradiction():
     builder = small_tier()
-    life = builder.journal.state.life(QUEUE)
-    assert isinstance(life, QueueLife)
-    one, two, three = life.segments
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert isinstance(incarnation, Incarnation)
+    one, two, three = incarnation.segments
     part = one.parts[0]
     assert list(check_state(state_of(builder))) == []
     wrong: list[dict[str, Any]] = [
-        {"min_offset": 99}, {"commit_offset": 1}, {"log_end": 3}, {"ended": "why"}, {"incarnation": 1},
+        {"min_offset": 99}, {"commit_offset": 1}, {"log_end": 3}, {"ended": "why"}, {"number": 1},
         {"gaps": ()}, {"segments": (one, three)}, {"segments": (two, one, three)},
         {"segments": (replace(one, sealed=False), two, three)}, {"segments": (one, replace(two, parts=Parts.of([])), three)},
         {"segments": (replace(one, base_offset=LogOffset(1)), two, three)},
@@ -818,14 +818,14 @@ def test_a_hole_against_a_message_is_a_difference(items: list[Any], what: str):
 def test_a_part_that_cannot_be_read_is_a_problem_and_the_rest_is_compared():
     local = local_store()
     tier = tier_of(local)
-    life = tier.journal.state.life(A)
-    assert life
-    key = PREFIX + life.parts()[1].bundle.key
+    incarnation = tier.journal.state.incarnation(A)
+    assert incarnation
+    key = PREFIX + incarnation.parts()[1].bundle.key
     flip(tier.store, key, 800)
     report = verify(tier.store, deep=False, local=local)
     assert [problem.kind for problem in report.problems] == ["unreadable"]
     assert report.comparison
-    assert report.comparison.messages == 40 - life.parts()[1].count
+    assert report.comparison.messages == 40 - incarnation.parts()[1].count
 
 
 def test_a_local_queue_that_cannot_be_read_is_a_problem_and_the_rest_is_compared():

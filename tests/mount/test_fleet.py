@@ -92,7 +92,7 @@ def test_members_see_each_other_until_one_is_silent_or_leaves(monkeypatch: pytes
     assert one.alive() == ["h:0"]  # the second has not renewed for 12 s
     two.renew()
     assert one.alive() == ["h:0", "h:1"]
-    with pytest.raises(FencedError, match="a member h:0 lives"):
+    with pytest.raises(FencedError, match="a member h:0 incarnations"):
         members(store, clock, "h:0", 9).join()
     clock.advance(2 * fleet.FORGOTTEN_MS / 1000)
     one.renew()
@@ -100,7 +100,9 @@ def test_members_see_each_other_until_one_is_silent_or_leaves(monkeypatch: pytes
     assert [info.key for info in store.list(MEMBERS)] == [f"{MEMBERS}h~3a0/lease"]
 
 
-def test_a_member_lives_while_it_waits_for_a_mount_that_drains(monkeypatch: pytest.MonkeyPatch):
+def test_a_member_incarnations_while_it_waits_for_a_mount_that_drains(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Which may take as long as the lease; the others would begin to share out all that it mounts."""
     monkeypatch.setattr(Holder, "is_gone", lambda _self: False)
     store, drained, seconds = MemoryStore(), threading.Event(), 0.6

@@ -20,7 +20,7 @@ from tiered.format.record import RECORD_BYTES_MIN, SYS_FLAG_AT
 from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
 from tiered.local.interface import RecordBatch
 from tiered.log.decode import TierBatch
-from tiered.log.parts import QueueLife
+from tiered.log.parts import Incarnation
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.mount import protocol, pulling
 from tiered.mount.protocol import Code, RefusalError
@@ -293,7 +293,7 @@ def test_a_handout_is_cut_as_its_run_is(sizes: list[int], at: int, count: int, s
     run = run_of(sizes)
     start = run.base + at % len(sizes)
     some = run.cut(QueueOffset(start), bytes_max=8 * size_bytes, count_max=8 * count)
-    handout = Handout.of(run, some, QueueLife(0, QueueOffset(0), QueueOffset(99)), until_s=1.0)
+    handout = Handout.of(run, some, Incarnation(0, QueueOffset(0), QueueOffset(99)), until_s=1.0)
     assert handout.is_simple
     first = handout.cut(pull(start, count, size_bytes), 0.0)
     assert first is not None  # whatever was asked for at once is enough for one

@@ -42,7 +42,7 @@ def test_no_writer_alive_so_gc_takes_a_epoch_for_what_the_last_one_left():
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
-def test_the_present_epoch_s_litter_stays_while_its_writer_lives():
+def test_the_present_epoch_s_litter_stays_while_its_writer_incarnations():
     tier = Tier()
     tier.builder.add([b"a"])
     tier.litter(1)
@@ -110,7 +110,7 @@ def test_a_topic_s_removal_needs_that_nobody_writes():
     lease.release()
     assert apply_steps(tier.at, plan)["steps"] == 1
     state = tier.restart().journal.state
-    assert state.life(QUEUE).segments == ()
+    assert state.incarnation(QUEUE).segments == ()
     assert tier.builder.add([b"b"]).queue_offset == 1
     tier.clock.advance(GRACE_S + 1)
     tier.apply(tier.plan())

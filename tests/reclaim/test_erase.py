@@ -78,8 +78,8 @@ def content(tier: Tier) -> Content:
     reader = TierReader(tier.store, PREFIX)
     reader.refresh()
     found: Content = {}
-    for queue, lives in reader.state.queues.items():
-        for batch in reader.queue(queue).batches(QueueOffset(lives[-1].min_offset)):
+    for queue, incarnations in reader.state.queues.items():
+        for batch in reader.queue(queue).batches(QueueOffset(incarnations[-1].min_offset)):
             if batch.records is not None:
                 found.setdefault(queue, []).append(bytes(batch.records.data))
     return {queue: [b"".join(data)] for queue, data in found.items()}
@@ -172,7 +172,7 @@ def test_out_of_compressed_bundles_too_and_they_stay_compressed():
     tier.builder.add([bodies[2], bodies[3]])
     gather(tier.builder)
     before = content(tier)
-    stored = tier.builder.journal.state.life(QUEUE).parts()[0].section  # type: ignore[union-attr]
+    stored = tier.builder.journal.state.incarnation(QUEUE).parts()[0].section  # type: ignore[union-attr]
     assert stored.is_packed
     delete_people(tier)
     del before[PEOPLE]
@@ -182,7 +182,7 @@ def test_out_of_compressed_bundles_too_and_they_stay_compressed():
     collect(tier)
     assert topics_in_tables(tier) == {QUEUE.topic}
     assert content(tier) == before
-    part = tier.builder.journal.state.life(QUEUE).parts()[0]  # type: ignore[union-attr]
+    part = tier.builder.journal.state.incarnation(QUEUE).parts()[0]  # type: ignore[union-attr]
     assert (part.section.is_packed, part.section.crc) == (True, stored.crc)
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
@@ -212,7 +212,7 @@ def test_what_is_named_whole_is_not_touched():
     whole = tier.builder.add([b"alone"])
     erase(tier)
     state = tier.restart().journal.state
-    kept = state.life(QUEUE).parts()  # type: ignore[union-attr]
+    kept = state.incarnation(QUEUE).parts()  # type: ignore[union-attr]
     assert kept[len(kept) - 1] == whole
 
 
@@ -229,7 +229,7 @@ def test_each_stays_on_its_level_and_progress_is_told():
     steps: list[tuple[int, int]] = []
     apply_erasure(tier.at, planned(tier), told=lambda *step: steps.append(step))
     assert steps == [(1, 3), (2, 3), (3, 3)]
-    parts = tier.restart().journal.state.life(QUEUE).parts()  # type: ignore[union-attr]
+    parts = tier.restart().journal.state.incarnation(QUEUE).parts()  # type: ignore[union-attr]
     assert [part.bundle.level for part in parts] == [3, 2, 1]
 
 
@@ -427,9 +427,9 @@ def test_whatever_was_before_afterwards_only_what_is_named_is_there(steps: list[
             apply_steps(tier.at, plan_expire(tier.at, lambda _: 0, objects_max=99))
             tier.restart()
         elif step == "back":
-            life = builder.journal.state.life(QUEUE)
-            if life and life.commit_offset - count > life.min_offset:
-                builder.truncate(life.commit_offset - count)
+            incarnation = builder.journal.state.incarnation(QUEUE)
+            if incarnation and incarnation.commit_offset - count > incarnation.min_offset:
+                builder.truncate(incarnation.commit_offset - count)
         elif step == "delete":
             delete_people(tier)
     before = content(tier)
@@ -440,6 +440,8 @@ def test_whatever_was_before_afterwards_only_what_is_named_is_there(steps: list[
     assert content(tier) == before
     state = tier.builder.journal.state
     assert find_given_up(tier.store, PREFIX, state) == []
-    every = [life for lives in state.queues.values() for life in lives]
-    assert items_in_tables(tier) == sum(part.count for life in every for part in life.parts())
+    every = [incarnation for incarnations in state.queues.values() for incarnation in incarnations]
+    assert items_in_tables(tier) == sum(
+        part.count for incarnation in every for part in incarnation.parts()
+    )
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean

@@ -34,9 +34,9 @@ def expiring() -> tuple[Tier, Any]:
 
 def minimum(tier: Tier) -> int:
     tier.builder.journal.catch_up()
-    life = tier.builder.journal.state.life(QUEUE)
-    assert life
-    return life.min_offset
+    incarnation = tier.builder.journal.state.incarnation(QUEUE)
+    assert incarnation
+    return incarnation.min_offset
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.LATE])

@@ -202,7 +202,7 @@ def test_i11_expired_segments_go_in_two_phases():
     assert (done["steps"], done["entries"]) == (1, 1)
     assert len(tier.data()) == 3  # nothing is deleted yet
     tier.builder.add([b"c"])  # the writer met the entry and went on
-    assert tier.builder.journal.state.life(QUEUE).min_offset == 4
+    assert tier.builder.journal.state.incarnation(QUEUE).min_offset == 4
     tier.clock.advance(GRACE_S / 2)
     assert keys_of(tier.plan()) == set()
     tier.clock.advance(GRACE_S)
@@ -224,7 +224,7 @@ def test_expiry_is_refused_by_a_clock_that_is_wrong_and_after_the_tier_moved_on(
         at = tier.workplace(tier.store, ours)
         with pytest.raises(InvalidError, match=f"1000000 s {where} the store's"):
             apply_steps(at, plan_expire(at, lambda _: 0, objects_max=99))
-    assert tier.builder.journal.state.life(QUEUE).min_offset == 0
+    assert tier.builder.journal.state.incarnation(QUEUE).min_offset == 0
     tier.clock.advance(10)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
     plan = replace(plan, steps=(replace(plan.steps[0], segments=7),))
@@ -238,11 +238,13 @@ def test_a_tail_that_was_truncated_expires_and_what_it_shares_stays():
     part = tier.builder.add([b"b", b"c"])
     tier.builder.truncate(2)
     tier.restart().add([b"other"])
-    lives = tier.builder.journal.state.queues[QUEUE]
-    assert [(life.min_offset, life.commit_offset) for life in lives] == [(2, 3), (0, 3)]
+    incarnations = tier.builder.journal.state.queues[QUEUE]
+    assert [
+        (incarnation.min_offset, incarnation.commit_offset) for incarnation in incarnations
+    ] == [(2, 3), (0, 3)]
     tier.clock.advance(GRACE_S)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
-    assert [(step.life, step.min_from, step.min_to) for step in plan.steps] == [(0, 2, 3)]
+    assert [(step.position, step.min_from, step.min_to) for step in plan.steps] == [(0, 2, 3)]
     assert apply_steps(tier.at, plan)["steps"] == 1
     tier.builder.journal.catch_up()
     tier.clock.advance(GRACE_S + 1)
@@ -355,7 +357,7 @@ def test_a_plan_to_expire_of_which_the_broker_has_truncated_what_follows_is_not_
     with pytest.raises(InvalidError, match="moved on"):
         apply_steps(tier.at, plan)
     again = plan_expire(tier.at, lambda _: 0, objects_max=2)
-    again = replace(again, steps=tuple(step for step in again.steps if step.life == 1))
+    again = replace(again, steps=tuple(step for step in again.steps if step.position == 1))
     assert apply_steps(tier.at, again)["steps"] == 1
     tier.builder.journal.catch_up()
     tier.builder.truncate(5)

@@ -96,16 +96,16 @@ class World:
         return {key: self.store.get(key) for key in keys if not key.startswith(without.prefix)}
 
     def content(self, place: Place) -> Content:
-        """Of each topic all lives of its queues: bounds, gaps, and every record."""
+        """Of each topic all incarnations of its queues: bounds, gaps, and every record."""
         reader = TierReader(self.store, place.prefix)
         reader.refresh()
         found: Content = {}
-        for queue, lives in sorted(reader.state.queues.items()):
-            for one, life in zip(reader.lives(queue), lives, strict=True):
-                some = [*one.batches(QueueOffset(life.min_offset))]
+        for queue, incarnations in sorted(reader.state.queues.items()):
+            for one, incarnation in zip(reader.incarnations(queue), incarnations, strict=True):
+                some = [*one.batches(QueueOffset(incarnation.min_offset))]
                 data = [bytes(part.records.data) for part in some if not isinstance(part, Gap)]
                 gaps = [(part.start, part.end) for part in some if isinstance(part, Gap)]
-                bounds = life.incarnation, life.min_offset, life.commit_offset
+                bounds = incarnation.number, incarnation.min_offset, incarnation.commit_offset
                 found.setdefault(queue.topic, []).append((queue, bounds, gaps, b"".join(data)))
         return found
 
@@ -205,8 +205,10 @@ def by_beginning(state: Any, topic: str, *, objects_max: int) -> Any:
     """A topic's name is taken for the beginning of names."""
     planner = expiry._Planner(objects_max)
     for queue in sorted(state.queues):
-        for number, life in enumerate(state.queues[queue] if queue.topic.startswith(topic) else ()):
-            planner.add(queue, number, life, life.segments)
+        for number, incarnation in enumerate(
+            state.queues[queue] if queue.topic.startswith(topic) else ()
+        ):
+            planner.add(queue, number, incarnation, incarnation.segments)
     return planner.steps, planner.is_cut
 
 
@@ -215,8 +217,8 @@ def by_letters(state: Any, topic: str, *, objects_max: int) -> Any:
     planner = expiry._Planner(objects_max)
     for queue in sorted(state.queues):
         alike = queue.topic.lower() == topic.lower()
-        for number, life in enumerate(state.queues[queue] if alike else ()):
-            planner.add(queue, number, life, life.segments)
+        for number, incarnation in enumerate(state.queues[queue] if alike else ()):
+            planner.add(queue, number, incarnation, incarnation.segments)
     return planner.steps, planner.is_cut
 
 

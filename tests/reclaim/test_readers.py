@@ -42,7 +42,7 @@ def test_what_has_expired_is_said_to_have_and_the_rest_can_be_read():
         reader.read(QueueOffset(1))
     assert isinstance(caught.value, InvalidError)
     assert offsets(reader, caught.value.next_offset) == [4, 5]
-    assert reader.life.min_offset == 0  # nothing had to be read anew for that
+    assert reader.incarnation.min_offset == 0  # nothing had to be read anew for that
 
 
 def test_what_was_not_touched_is_read_without_a_replay():
@@ -56,7 +56,7 @@ def test_a_search_by_time_goes_on_in_what_is_left():
     _, reader = expiring()
     assert reader.offset_by_time(0) == 0  # of the state that was seen, without a look at any object
     assert reader.offset_by_time(TIME_MS + 1) == 4
-    assert reader.life.min_offset == 4
+    assert reader.incarnation.min_offset == 4
 
 
 def test_a_reader_goes_on_in_the_merged_parts():
@@ -105,7 +105,7 @@ def test_i1_i11_every_read_gives_the_right_bytes_or_says_expired(data: st.DataOb
             tier.apply(plan)
             if plan.takes_epoch:
                 tier.restart()
-    low = tier.builder.journal.state.life(QUEUE).min_offset  # type: ignore[union-attr]
+    low = tier.builder.journal.state.incarnation(QUEUE).min_offset  # type: ignore[union-attr]
     for start in data.draw(st.permutations(range(8))):
         try:
             batch = reader.read(QueueOffset(start))
@@ -113,7 +113,7 @@ def test_i1_i11_every_read_gives_the_right_bytes_or_says_expired(data: st.DataOb
             expired = start < error.next_offset <= low
         else:
             first = batch.records.base_offset  # type: ignore[union-attr]
-            assert first == max(start, reader.life.min_offset)
+            assert first == max(start, reader.incarnation.min_offset)
             assert bodies[first] in bytes(batch.records.data)  # type: ignore[union-attr]
             continue
         assert expired

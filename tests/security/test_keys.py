@@ -19,7 +19,7 @@ from tiered.dispatch.group_commit import Uploader
 from tiered.journal.entry import seal_text
 from tiered.journal.typed import KEY_CHARS_MAX
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
-from tiered.log.parts import QueueLife
+from tiered.log.parts import Incarnation
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_what_an_uploader_makes_lies_below_its_prefix(topic: str):
     batch = local.read(MessageQueue("t", 1), QueueOffset(0), bytes_max=1, count_max=1)
     assert batch is not None
     for alone in (True, False):
-        file = CompositeFlatFile(queue, QueueLife(0, QueueOffset(0), QueueOffset(0)), POLICY)
+        file = CompositeFlatFile(queue, Incarnation(0, QueueOffset(0), QueueOffset(0)), POLICY)
         file.append(batch, 0.0)
         commit = file.take(0)
         assert commit is not None

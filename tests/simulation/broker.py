@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
 
-    from simulation.lives import Life
+    from simulation.incarnations import ModelIncarnation
 
     from tiered.local.interface import RecordBatch
     from tiered.model import QueueOffset
@@ -340,11 +340,11 @@ class Broker(SyntheticStore):
         """Branches in which these records were at their place."""
         return [one for one in self.branches.get(queue, ()) if one.has(offset, records)]
 
-    def gone_unseen(self, queue: QueueKey, life: Life) -> int:
+    def gone_unseen(self, queue: QueueKey, incarnation: ModelIncarnation) -> int:
         """Messages that retention took before they were tiered, of a queue of which the tier and the broker have nothing.
 
         No gap is told then before its next message: there is no last record to look for.
         """
         now = self.present(queue)
-        has_nothing = now is not None and now.min == now.end and not life.rows
-        return max(0, now.end - life.commit) if now and has_nothing else 0
+        has_nothing = now is not None and now.min == now.end and not incarnation.rows
+        return max(0, now.end - incarnation.commit) if now and has_nothing else 0

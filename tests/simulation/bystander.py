@@ -107,14 +107,14 @@ class Bystander(Owner):
         if not state.queues:
             return
         queue = rng.choice(sorted(state.queues))
-        life = rng.choice(state.queues[queue])
-        start = QueueOffset(rng.randrange(int(life.commit_offset) + 1))
+        incarnation = rng.choice(state.queues[queue])
+        start = QueueOffset(rng.randrange(int(incarnation.commit_offset) + 1))
         if self._fetcher is None:
-            readers = self._reader.lives(queue)
-            reader = readers[state.queues[queue].index(life)]
-            self._follow(queue, life.incarnation, start, reader.read)
+            readers = self._reader.incarnations(queue)
+            reader = readers[state.queues[queue].index(incarnation)]
+            self._follow(queue, incarnation.number, start, reader.read)
         else:
-            fetcher, number = self._fetcher, life.incarnation
+            fetcher, number = self._fetcher, incarnation.number
             cursor = fetcher.tier.cursor(queue, number)
 
             def read(at: QueueOffset, **limits: int) -> Found:
@@ -134,12 +134,12 @@ class Bystander(Owner):
     def _follow(
         self,
         queue: MessageQueue,
-        incarnation: int,
+        number: int,
         start: QueueOffset,
         read: Callable[..., Found],
     ) -> None:
         """Read on, a little at a time."""
-        history, key = self.world.history, (queue.topic, queue.queue_id, incarnation)
+        history, key = self.world.history, (queue.topic, queue.queue_id, number)
         courses, at, is_first = [*history.courses[key]], start, True
         bytes_max = self._rng.choice((1, 400, 5000))
         for _ in range(self._rng.randrange(1, 12)):
@@ -148,7 +148,7 @@ class Bystander(Owner):
             try:
                 found = read(at, bytes_max=bytes_max)
             except ExpiredError as error:
-                low = max(life.min for life in history.lives(key))
+                low = max(incarnation.min for incarnation in history.incarnations(key))
                 require(at < low, f"{key} at {at} is called expired, the minimum is {low}")
                 to = error.next_offset
                 require(to <= low, f"{key}: goes on at {to}, above {low}")
@@ -166,7 +166,7 @@ class Bystander(Owner):
                 return
             courses += [one for one in history.courses[key] if all(one is not c for c in courses)]
             begin, pieces = self._pieces(found, at)
-            low = max(life.min for life in history.lives(key))
+            low = max(incarnation.min for incarnation in history.incarnations(key))
             may = begin == at or (is_first and at < begin <= low)
             require(may, f"I1: {key} goes on at {begin}, not at {at}")
             gone = history.compacted.get(key, ())
@@ -186,6 +186,8 @@ class Bystander(Owner):
     def _pieces(found: TierBatch | Gap, at: int) -> tuple[int, list[bytes]]:
         """What was read, by offset: where it begins, and the records, or that there are none."""
         if isinstance(found, Gap):
-            begin = max(at, int(found.start))  # (a life that was cut off may begin with a gap)
+            begin = max(
+                at, int(found.start)
+            )  # (an incarnation that was cut off may begin with a gap)
             return begin, [GAP] * (found.end - begin)
         return int(found.records.base_offset), [*raws_of(found.records)]

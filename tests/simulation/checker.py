@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simulation.broker import Branch, QueueKey
-    from simulation.lives import Life, Segment
+    from simulation.incarnations import ModelIncarnation, Segment
     from simulation.world import World
 
     from tiered.local.interface import RecordBatch
     from tiered.log import parts as product
-    from tiered.log.parts import QueueLife, TierState
+    from tiered.log.parts import Incarnation, TierState
     from tiered.log.verify_report import Problem
 
 _KEYS_ASKED = 12
@@ -70,11 +70,11 @@ def check_end(world: World) -> None:
         now = world.broker.present(queue)
         is_met = queue in world.history.queues or not (now and now.end)
         require(is_met, f"I12: nothing is told of {queue}, which has had {len(had[-1].records)}")
-    for queue, lives in world.history.queues.items():
-        for life in lives:
-            _check_newest(world, queue, life)
+    for queue, incarnations in world.history.queues.items():
+        for incarnation in incarnations:
+            _check_newest(world, queue, incarnation)
         if world.is_thorough:
-            _check_lives(world, reader, queue)
+            _check_incarnations(world, reader, queue)
         check_level(world, queue)
     _check_expiry(world, reader.state)
     local = world.broker if world.is_thorough else None
@@ -105,24 +105,32 @@ def _check_expiry(world: World, state: TierState) -> None:
     for later_ms in (1000, ttl_ms // 2, ttl_ms):
         at_ms = now_ms + later_ms
         steps, _ = plan_expiry(state, at_ms, lambda _topic: ttl_ms, objects_max=10**6)
-        planned = {((one.queue.topic, one.queue.queue_id), one.life): one.min_to for one in steps}
-        for queue, lives in world.history.queues.items():
-            for number, life in enumerate(lives):
-                going = [*takewhile(partial(_is_too_old, life, at_ms - ttl_ms), life.segments)]
-                if any(one.newest_ms != one.said_ms and not one.times for one in life.segments):
+        planned = {
+            ((one.queue.topic, one.queue.queue_id), one.position): one.min_to for one in steps
+        }
+        for queue, incarnations in world.history.queues.items():
+            for number, incarnation in enumerate(incarnations):
+                going = [
+                    *takewhile(
+                        partial(_is_too_old, incarnation, at_ms - ttl_ms), incarnation.segments
+                    )
+                ]
+                if any(
+                    one.newest_ms != one.said_ms and not one.times for one in incarnation.segments
+                ):
                     continue  # of what was compacted away only the writer knows how old it was
-                world.count("ruled by an earlier part", sum(map(_falls, life.segments)))
-                kept = life.segments[len(going) :]
-                low = kept[0].queue_base if kept else life.commit
-                end = max(low, life.min) if going else life.min
-                told = planned.get((queue, number), life.min)
+                world.count("ruled by an earlier part", sum(map(_falls, incarnation.segments)))
+                kept = incarnation.segments[len(going) :]
+                low = kept[0].queue_base if kept else incarnation.commit
+                end = max(low, incarnation.min) if going else incarnation.min
+                told = planned.get((queue, number), incarnation.min)
                 require(
                     told == end, f"I11: {queue} would expire up to {told}, and is old up to {end}"
                 )
 
 
-def _is_too_old(life: Life, before_ms: int, segment: Segment) -> bool:
-    return (segment.sealed or life.ended) and segment.said_ms < before_ms
+def _is_too_old(incarnation: Incarnation, before_ms: int, segment: Segment) -> bool:
+    return (segment.sealed or incarnation.ended) and segment.said_ms < before_ms
 
 
 def _falls(segment: Segment) -> bool:
@@ -133,10 +141,10 @@ def _falls(segment: Segment) -> bool:
 
 
 def _check_keys(world: World, state: TierState) -> None:
-    """A lookup finds each message of a present life that has a key, and no other; whatever is indexed, or read instead."""
+    """A lookup finds each message of a present incarnation that has a key and no other, indexed or not."""
     wanted: dict[tuple[str, str], set[tuple[int, int]]] = {}
-    for (topic, queue_id), lives in world.history.queues.items():
-        for row in lives[-1].rows:
+    for (topic, queue_id), incarnations in world.history.queues.items():
+        for row in incarnations[-1].rows:
             for offset, raw in enumerate(row.records, row.start):
                 for key in () if is_hole(raw) else keys_of(raw):
                     wanted.setdefault((topic, key), set()).add((queue_id, offset))
@@ -169,27 +177,36 @@ def _check_state(world: World, state: TierState, number: int) -> None:
     require(len(state.queues) == len(history.queues), "I5: other queues than history's")
     objects, prefix = world.memory._objects, world.place.prefix
     for key, some in history.queues.items():
-        lives = state.queues.get(MessageQueue(*key), ())
-        require(len(lives) == len(some), f"I5: {key} has {len(lives)} lives, not {len(some)}")
-        for life, mine in zip(lives, some, strict=True):
-            _check_life(f"{key} life {life.incarnation}", life, mine)
+        incarnations = state.queues.get(MessageQueue(*key), ())
+        require(
+            len(incarnations) == len(some),
+            f"I5: {key} has {len(incarnations)} incarnations, not {len(some)}",
+        )
+        for incarnation, mine in zip(incarnations, some, strict=True):
+            _check_incarnation(f"{key} incarnation {incarnation.number}", incarnation, mine)
     for name in history.named():
         require(prefix + name in objects, f"I2: {name} is named and not there")
 
 
-def _check_life(what: str, life: QueueLife, known: Life) -> None:
-    found = [_segment(segment) for segment in life.segments]
+def _check_incarnation(what: str, incarnation: Incarnation, known: ModelIncarnation) -> None:
+    found = [_segment(segment) for segment in incarnation.segments]
     wanted = [(*_names(one), [row.values for row in one.rows]) for one in known.segments]
     require(found == wanted, f"I5: {what} has other parts: {found}, not {wanted}")
-    ends = (life.incarnation, life.min_offset, life.commit_offset, life.log_end, bool(life.ended))
-    mine = (known.incarnation, known.min, known.commit, known.log_end, known.ended)
+    ends = (
+        incarnation.number,
+        incarnation.min_offset,
+        incarnation.commit_offset,
+        incarnation.log_end,
+        bool(incarnation.ended),
+    )
+    mine = (known.number, known.min, known.commit, known.log_end, known.ended)
     require(ends == mine, f"I1: {what} has {ends}, not {mine}")
-    gaps = [(gap.start, gap.end) for gap in life.gaps]
+    gaps = [(gap.start, gap.end) for gap in incarnation.gaps]
     require(gaps == known.gaps, f"I12: {what} has other gaps than history")
-    require(life.quarantined == known.quarantined, f"I9: {what} has other records put aside")
-    passes = [(one.end, one.time_ms) for one in life.passes]
+    require(incarnation.quarantined == known.quarantined, f"I9: {what} has other records put aside")
+    passes = [(one.end, one.time_ms) for one in incarnation.passes]
     require(passes == known.passes, f"I5: {what} has passes {passes}, not {known.passes}")
-    cut = (life.cut_at, life.cut_by)
+    cut = (incarnation.cut_at, incarnation.cut_by)
     require(cut == known.cut, f"I12: {what} was truncated at {cut}, not {known.cut}")
 
 
@@ -205,15 +222,17 @@ def _names(one: Segment) -> tuple[Any, ...]:
     return one.base, one.queue_base, one.created_ms, one.sealed
 
 
-def _check_lives(world: World, reader: TierReader, key: QueueKey) -> None:
-    """Every life is readable, every offset of it once, in order, as what was taken or in a gap (I1, I3, I12)."""
+def _check_incarnations(world: World, reader: TierReader, key: QueueKey) -> None:
+    """Every incarnation is readable, every offset of it once, in order, as what was taken or in a gap (I1, I3, I12)."""
     queue = MessageQueue(*key)
-    for life, known in zip(reader.state.queues[queue], world.history.queues[key], strict=True):
-        at, what = known.min, f"{key} life {known.incarnation}"
+    for incarnation, known in zip(
+        reader.state.queues[queue], world.history.queues[key], strict=True
+    ):
+        at, what = known.min, f"{key} incarnation {known.number}"
         wanted = iter([raw for row in known.rows for raw in row.records])
-        for found in QueueReader.of_life(reader.store, reader.prefix, queue, life).batches(
-            QueueOffset(0)
-        ):
+        for found in QueueReader.of_incarnation(
+            reader.store, reader.prefix, queue, incarnation
+        ).batches(QueueOffset(0)):
             if isinstance(found, Gap):
                 require(found.start == at, f"I1: {what} has a gap at {found.start}, not at {at}")
                 at = found.end
@@ -224,9 +243,12 @@ def _check_lives(world: World, reader: TierReader, key: QueueKey) -> None:
                 require(raw == next(wanted), f"I3: {what} differs at {at}")
                 at += 1
         require(at == known.commit, f"I1: {what} ends at {at}, not {known.commit}")
-    last = {life.incarnation: life for life in reader.state.queues[queue]}
-    for number, life in last.items():
-        require(reader.queue(queue, number).life is life, f"{key} has lost incarnation {number}")
+    last = {incarnation.number: incarnation for incarnation in reader.state.queues[queue]}
+    for number, incarnation in last.items():
+        require(
+            reader.queue(queue, number).incarnation is incarnation,
+            f"{key} has lost incarnation {number}",
+        )
 
 
 def raws_of(records: RecordBatch) -> Iterator[bytes]:
@@ -242,46 +264,54 @@ def raws_of(records: RecordBatch) -> Iterator[bytes]:
 
 
 def check_level(world: World, key: QueueKey) -> None:
-    """The present life is what the broker has now: nothing missing, nothing that it truncated.
+    """The present incarnation is what the broker has now: nothing missing, nothing that it truncated.
 
     It may be ahead of a broker that has nothing else, and of one that is empty: a copy that lags looks the same.
     """
-    now, life = world.broker.present(key), world.history.present(key)
-    assert life is not None
-    has_begun = life.start == 0
-    if not life.incarnation and not has_begun:
-        has_begun = life.start <= world.history.met_first.get(key, -1)
-    has_begun |= life.start in world.history.asked.get(key, ())
-    require(has_begun, f"I12: {key} begins at {life.start}, and nothing is told of what was before")
+    now, incarnation = world.broker.present(key), world.history.present(key)
+    assert incarnation is not None
+    has_begun = incarnation.start == 0
+    if not incarnation.number and not has_begun:
+        has_begun = incarnation.start <= world.history.met_first.get(key, -1)
+    has_begun |= incarnation.start in world.history.asked.get(key, ())
+    require(
+        has_begun,
+        f"I12: {key} begins at {incarnation.start}, and nothing is told of what was before",
+    )
     if now is None or now.min == now.end:
-        ends = life.commit + world.broker.gone_unseen(key, life)
+        ends = incarnation.commit + world.broker.gone_unseen(key, incarnation)
         require(not now or ends >= now.end, f"I12: {key} ends at {ends}, and no gap is told")
         return  # deleted, or empty: what was tiered stays
-    shared = range(max(now.min, life.min), min(now.end, life.commit))
-    told = [offset for offset in shared if _is_told(life.record(offset), now.at(offset))]
+    shared = range(max(now.min, incarnation.min), min(now.end, incarnation.commit))
+    told = [offset for offset in shared if _is_told(incarnation.record(offset), now.at(offset))]
     for offset in shared:
-        is_there = life.record(offset) or any(low <= offset < high for low, high in life.gaps)
+        is_there = incarnation.record(offset) or any(
+            low <= offset < high for low, high in incarnation.gaps
+        )
         require(bool(is_there), f"I1: {key} has nothing at {offset}")
     for offset in told:
-        require(life.record(offset) == now.at(offset), f"I3: {key} is not level at {offset}")
-    if shared and not told and now.end < life.commit:
+        require(incarnation.record(offset) == now.at(offset), f"I3: {key} is not level at {offset}")
+    if shared and not told and now.end < incarnation.commit:
         return  # nothing to compare, so that a queue made anew looks like a lagging copy: not told until it grows
     if (
         not shared or shared[0] in told
-    ):  # else it may begin with another life's, which nobody can tell
-        has_begun = life.start <= now.min or life.start < life.min
-        has_begun |= life.start in world.history.asked.get(key, ())
+    ):  # else it may begin with another incarnation's, which nobody can tell
+        has_begun = incarnation.start <= now.min or incarnation.start < incarnation.min
+        has_begun |= incarnation.start in world.history.asked.get(key, ())
         require(has_begun, f"I1: {key} has lost its beginning")
-    _check_end(key, life, now)
-    require(life.commit >= now.end, f"I1: {key} ends at {life.commit}, the broker's at {now.end}")
+    _check_end(key, incarnation, now)
+    require(
+        incarnation.commit >= now.end,
+        f"I1: {key} ends at {incarnation.commit}, the broker's at {now.end}",
+    )
 
 
-def _check_newest(world: World, key: QueueKey, life: Life) -> None:
+def _check_newest(world: World, key: QueueKey, incarnation: ModelIncarnation) -> None:
     """K5: who reads from the start gets the newest of each key, of all that was ever committed.
 
     Where a newer one was truncated afterwards nobody has the older any more: docs/compaction.md.
     """
-    courses = world.history.courses.get((*key, life.incarnation), [])
+    courses = world.history.courses.get((*key, incarnation.number), [])
     if len(courses) > 1:
         return
     newest: dict[bytes, int] = {}
@@ -289,7 +319,7 @@ def _check_newest(world: World, key: QueueKey, life: Life) -> None:
         if not is_hole(raw) and key_of(raw):
             newest[key_of(raw)] = offset
     for offset in newest.values():
-        is_gone = life.record(offset) == COMPACTED and not is_tombstone(courses[0][offset])
+        is_gone = incarnation.record(offset) == COMPACTED and not is_tombstone(courses[0][offset])
         require(not is_gone, f"K5: {key} has lost the newest of a key, at {offset}")
 
 
@@ -298,11 +328,11 @@ def _is_told(mine: bytes | None, theirs: bytes | None) -> bool:
     return not (mine is None or theirs is None or is_hole(mine) or is_hole(theirs))
 
 
-def _check_end(key: QueueKey, life: Life, now: Branch) -> None:
+def _check_end(key: QueueKey, incarnation: ModelIncarnation, now: Branch) -> None:
     """No hole at the tier's end hides a message that the broker has."""
-    for offset in range(life.commit - 1, max(life.min, now.min) - 1, -1):
-        mine, theirs = life.record(offset), now.at(offset)
-        if now.end < life.commit or mine is None or (mine == theirs and not is_hole(mine)):
+    for offset in range(incarnation.commit - 1, max(incarnation.min, now.min) - 1, -1):
+        mine, theirs = incarnation.record(offset), now.at(offset)
+        if now.end < incarnation.commit or mine is None or (mine == theirs and not is_hole(mine)):
             return
         if mine == COMPACTED:
             continue

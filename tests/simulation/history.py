@@ -30,7 +30,7 @@ from simulation.contents import (
     table,
     tag_code,
 )  # fmt: skip
-from simulation.lives import Life, Row
+from simulation.incarnations import ModelIncarnation, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,13 +91,13 @@ class History:
         epoch: The present one.
         writer: The id that the present writer signs with.
         updated_ms: Time of the last entry.
-        queues: Lives by topic and queue id, oldest first.
+        queues: Incarnations by topic and queue id, oldest first.
         courses: All that was ever committed of an incarnation (topic, queue id, number), by offset; each truncation begins
             another course, with what it has left.
         texts: Each entry's bytes.
         strays: Numbers of entries under a number that was used and deleted long ago.
-        refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
-        truncated: How often each epoch has cut a life.
+        refused: Parts that do not begin where their queue ends, and what speaks of an incarnation that is over.
+        truncated: How often each epoch has cut an incarnation.
         met_first: What retention had taken of each queue when the broker was attached for the first time: up to there.
         folds: The store takes names for one that differ only in case.
         flips: Some reads give a wrong bit, so that a writer may not know the mark of what stays of a part.
@@ -119,7 +119,7 @@ class History:
         self.epoch = 0
         self.writer = ""
         self.updated_ms = 0
-        self.queues: dict[QueueKey, list[Life]] = {}
+        self.queues: dict[QueueKey, list[ModelIncarnation]] = {}
         self.courses: dict[tuple[str, int, int], list[dict[int, bytes]]] = {}
         self.texts: dict[int, bytes] = {}
         self.met_first: dict[QueueKey, int] = {}
@@ -175,7 +175,7 @@ class History:
             elif what == "gap":
                 self._gap(action)
             elif what == "incarnation":
-                self._incarnation(action)
+                self._begin_anew(action)
             elif what == "truncate":
                 before = self.met["truncated"]
                 self._truncate(action)
@@ -199,25 +199,31 @@ class History:
             had = self._broker.branches.items()
             self.met_first = {queue: max(one.min for one in some) for queue, some in had}
         self.epoch, self.writer = epoch, writer
-        lives = [some[-1] for some in self.queues.values()]
+        incarnations = [some[-1] for some in self.queues.values()]
         self.met["epoch behind sealed ends"] += any(
-            life.segments and life.segments[-1].sealed for life in lives
+            incarnation.segments and incarnation.segments[-1].sealed for incarnation in incarnations
         )
 
-    def present(self, queue: QueueKey) -> Life | None:
-        """The present life of a queue."""
-        lives = self.queues.get(queue)
-        return lives[-1] if lives else None
+    def present(self, queue: QueueKey) -> ModelIncarnation | None:
+        """The present incarnation of a queue."""
+        incarnations = self.queues.get(queue)
+        return incarnations[-1] if incarnations else None
 
-    def _spoken_of(self, action: dict[str, Any], start: int | None = None) -> Life | None:
-        """The present life, if the action means it; with ``start``: the first one, if there is none yet."""
-        return self._life((action["topic"], action["queue_id"]), action["incarnation"], start)
+    def _spoken_of(
+        self, action: dict[str, Any], start: int | None = None
+    ) -> ModelIncarnation | None:
+        """The present incarnation, if the action means it; with ``start``: the first one, if there is none yet."""
+        return self._incarnation(
+            (action["topic"], action["queue_id"]), action["incarnation"], start
+        )
 
-    def _life(self, queue: QueueKey, number: int, start: int | None = None) -> Life | None:
+    def _incarnation(
+        self, queue: QueueKey, number: int, start: int | None = None
+    ) -> ModelIncarnation | None:
         if start is not None and queue not in self.queues and number == 0:
-            return Life(0, start, start, start)
-        life = self.present(queue)
-        return life if life and life.incarnation == number else None
+            return ModelIncarnation(0, start, start, start)
+        incarnation = self.present(queue)
+        return incarnation if incarnation and incarnation.number == number else None
 
     def _bundle_landed(self, key: str, data: bytes) -> None:
         """A bundle is what its own table says, to the last field of each section (I2, I3)."""
@@ -272,39 +278,41 @@ class History:
 
     def _part(self, entry: dict[str, Any], place: tuple[str, int, int], section: Section) -> None:
         queue = section.queue
-        life = self._life(queue, section.incarnation, section.queue_offset)
+        incarnation = self._incarnation(queue, section.incarnation, section.queue_offset)
         begins = (section.queue_offset, section.log_offset)
-        if life is None or begins != (life.commit, life.log_end):
+        if incarnation is None or begins != (incarnation.commit, incarnation.log_end):
             self.refused += 1  # replay has to refuse it as well
             return
         row = self._row(place, section)
-        before = life.rows[-1] if life.rows else None
-        if not life.place(row, section.segment, entry["time_ms"]):
+        before = incarnation.rows[-1] if incarnation.rows else None
+        if not incarnation.place(row, section.segment, entry["time_ms"]):
             self.refused += 1
             return
-        self._note(queue, life, row.start, row.records)
+        self._note(queue, incarnation, row.start, row.records)
         self.met["hole"] += row.claims.holes
-        self.queues.setdefault(queue, [life])
+        self.queues.setdefault(queue, [incarnation])
         self._continues(queue, before, row)
 
-    def _note(self, queue: QueueKey, life: Life, start: int, records: list[bytes]) -> None:
-        course = self.courses.setdefault((*queue, life.incarnation), [{}])[-1]
+    def _note(
+        self, queue: QueueKey, incarnation: ModelIncarnation, start: int, records: list[bytes]
+    ) -> None:
+        course = self.courses.setdefault((*queue, incarnation.number), [{}])[-1]
         course.update(enumerate(records, start))
 
-    def lives(self, incarnation: tuple[str, int, int]) -> list[Life]:
+    def incarnations(self, key: tuple[str, int, int]) -> list[ModelIncarnation]:
         """Those of one incarnation of a queue."""
-        topic, queue_id, number = incarnation
-        return [one for one in self.queues[topic, queue_id] if one.incarnation == number]
+        topic, queue_id, number = key
+        return [one for one in self.queues[topic, queue_id] if one.number == number]
 
     def _quarantine(self, action: dict[str, Any]) -> None:
-        life = self._spoken_of(action)
+        incarnation = self._spoken_of(action)
         queue = action["topic"], action["queue_id"], action["incarnation"]
         self._said_aside[queue] += action["count"]
         there = self._aside[queue]
         what = f"I9: {self._said_aside[queue]} records of {queue} are called put aside, and {there} are"
         require(self._said_aside[queue] <= there, what)
-        if life is not None:
-            life.quarantined += action["count"]
+        if incarnation is not None:
+            incarnation.quarantined += action["count"]
             self.met["quarantined"] += action["count"]
 
     def _continues(self, queue: QueueKey, before: Row | None, row: Row) -> None:
@@ -327,43 +335,43 @@ class History:
 
     def _gap(self, action: dict[str, Any]) -> None:
         queue, start, end = (action["topic"], action["queue_id"]), action["start"], action["end"]
-        life = self._spoken_of(action, start)
-        require(life is not None, f"I12: a gap of {queue} speaks of another life")
-        assert life is not None
-        what = f"I12: gap [{start}, {end}) of {queue} at {life.commit}"
-        require(start == life.commit < end, what)
+        incarnation = self._spoken_of(action, start)
+        require(incarnation is not None, f"I12: a gap of {queue} speaks of another incarnation")
+        assert incarnation is not None
+        what = f"I12: gap [{start}, {end}) of {queue} at {incarnation.commit}"
+        require(start == incarnation.commit < end, what)
         there = max(branch.min for branch in self._broker.branches[queue])
         require(end <= there, f"I12: [{start}, {end}) of {queue} is called gone; min is {there}")
-        life.gaps.append((start, end))
-        self._note(queue, life, start, [GAP] * (end - start))
+        incarnation.gaps.append((start, end))
+        self._note(queue, incarnation, start, [GAP] * (end - start))
         self.met["gap"] += 1
-        self.met["gap in the middle"] += bool(life.segments)
+        self.met["gap in the middle"] += bool(incarnation.segments)
         self.met["gap at the beginning"] += start == 0
-        life.min = life.min if life.segments else end
-        life.commit = end
-        self.queues.setdefault(queue, [life])
+        incarnation.min = incarnation.min if incarnation.segments else end
+        incarnation.commit = end
+        self.queues.setdefault(queue, [incarnation])
 
     def _truncate(self, action: dict[str, Any]) -> None:
-        """The life ends earlier, and its tail is a life that is over; what does not fit changes nothing."""
-        life, end = self._spoken_of(action), action["end"]
-        if life is None:
+        """The incarnation ends earlier, and its tail is an incarnation that is over; what does not fit changes nothing."""
+        incarnation, end = self._spoken_of(action), action["end"]
+        if incarnation is None:
             self.refused += 1
             return
         divided = None
-        if action["was"] == life.commit and life.min < end < life.commit:
-            divided = life.divide(end, action["head"])
+        if action["was"] == incarnation.commit and incarnation.min < end < incarnation.commit:
+            divided = incarnation.divide(end, action["head"])
         if divided is None:
             self.met["truncation refused"] += 1
             return
         queue = (action["topic"], action["queue_id"])
-        self._is_cut_rightly(queue, life, end, action["head"])
+        self._is_cut_rightly(queue, incarnation, end, action["head"])
         tail, rest = divided
         tail.cut = (end, self.number)
         for row in (*tail.rows, *rest.rows):
             own = sum(len(raw) for raw in row.records if not is_hole(raw))
             require(row.log_bytes == own, f"I3: {queue} is cut wrongly at {row.start}")
         self.queues[queue][-1:] = [tail, rest]
-        courses = self.courses[*queue, life.incarnation]
+        courses = self.courses[*queue, incarnation.number]
         courses.append({offset: raw for offset, raw in courses[-1].items() if offset < end})
         self.met["truncated"] += 1
         # Where the index of the part that is to be cut has a wrong bit, all of the part goes: it differs somewhere.
@@ -389,10 +397,10 @@ class History:
         return True
 
     def _is_cut_rightly(
-        self, queue: QueueKey, life: Life, end: int, head: list[int] | None
+        self, queue: QueueKey, incarnation: ModelIncarnation, end: int, head: list[int] | None
     ) -> None:
         """What stays of a part that is divided says what is true of it."""
-        for row in life.rows if head else ():
+        for row in incarnation.rows if head else ():
             if head and row.start == head[0]:
                 divided = row.divided(end, head)
                 require(divided is not None, f"{queue} is cut where no part lies")
@@ -404,30 +412,30 @@ class History:
                 )
                 self.met["part divided"] += 1
 
-    def _incarnation(self, action: dict[str, Any]) -> None:
+    def _begin_anew(self, action: dict[str, Any]) -> None:
         queue, number, start = (
             (action["topic"], action["queue_id"]), action["incarnation"], action["start"],
         )  # fmt: skip
-        life = self.present(queue)
-        if life is not None and number == 0:
+        incarnation = self.present(queue)
+        if incarnation is not None and number == 0:
             return  # a part was faster
-        if number != (life.incarnation + 1 if life else 0):
+        if number != (incarnation.number + 1 if incarnation else 0):
             self.refused += 1
             return
-        if life is not None:
-            life.ended = True
+        if incarnation is not None:
+            incarnation.ended = True
             self.met["begun anew"] += 1
             had = self._broker.branches[queue]
-            differs = not life.rows or any(
-                not branch.has(row.start, row.records) for row in life.rows for branch in had
+            differs = not incarnation.rows or any(
+                not branch.has(row.start, row.records) for row in incarnation.rows for branch in had
             )
             what = f"{queue} begins anew, and the broker has only ever had what the tier has"
             is_asked = self._is_asked(queue, action, start)
             # Where a person had it begin anew at its minimum, and nothing has come yet, a broker that has older messages
             # is another for all that a writer can tell: it takes them again, from the first.
-            is_asked |= not life.rows and life.start in self.asked.get(queue, ())
+            is_asked |= not incarnation.rows and incarnation.start in self.asked.get(queue, ())
             require(is_asked or (len(had) > 1 and differs), what)
-        self.queues.setdefault(queue, []).append(Life(number, start, start, start))
+        self.queues.setdefault(queue, []).append(ModelIncarnation(number, start, start, start))
         self.courses[*queue, number] = [{}]
 
     def _index(self, action: dict[str, Any]) -> None:
@@ -436,15 +444,17 @@ class History:
             key, covers = row[0], row[-1]
             require(self._has(key), f"I2: an entry names {key}, which is not there")
             for topic, queue_id, number, _, end, *_ in covers:
-                life = self._life((topic, queue_id), number)
-                is_so = life is None or end <= max(life.commit, self._commit_max(topic, queue_id))
+                incarnation = self._incarnation((topic, queue_id), number)
+                is_so = incarnation is None or end <= max(
+                    incarnation.commit, self._commit_max(topic, queue_id)
+                )
                 require(is_so, f"I2: {key} covers {topic} {queue_id} up to {end}")
             self.indexed.add(key)
             self.met["indexed"] += 1
 
     def _commit_max(self, topic: str, queue_id: int) -> int:
-        """How far any life of a queue ever reached: an index of what was truncated comes too late, and changes nothing."""
-        return max(life.commit for life in self.queues[topic, queue_id])
+        """How far any incarnation of a queue ever reached: an index of what was truncated comes too late."""
+        return max(incarnation.commit for incarnation in self.queues[topic, queue_id])
 
     def leased(self, data: bytes, *, is_new: bool) -> None:
         """What a lease remembers of the journal's end never falls, unless it was read with a wrong bit."""
@@ -458,8 +468,8 @@ class History:
 
     def _seal(self, action: dict[str, Any]) -> None:
         """The last segment takes no more."""
-        life = self._spoken_of(action)
-        last = life.segments[-1] if life and life.segments else None
+        incarnation = self._spoken_of(action)
+        last = incarnation.segments[-1] if incarnation and incarnation.segments else None
         if last and last.base == action["segment"]:
             self.met["sealed"] += not last.sealed
             last.sealed = True
@@ -467,59 +477,66 @@ class History:
     def _merge(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
         """The same records in fewer parts; of each section that comes too late nothing changes."""
         named = _named(action)
-        numbers, prints = (self._numbers(action[name], len(named)) for name in ("lives", "runs"))
+        numbers, prints = (
+            self._numbers(action[name], len(named)) for name in ("positions", "runs")
+        )
         for (place, section), at, was in zip(named, numbers, prints, strict=True):
-            lives = self.queues.get(section.queue, [])
-            life, run = self._found(lives, place, section, (at, was), entry)
-            if life is None or run is None:
+            incarnations = self.queues.get(section.queue, [])
+            incarnation, run = self._found(incarnations, place, section, (at, was), entry)
+            if incarnation is None or run is None:
                 self.met["merge too late"] += 1
                 continue
             row = self._row(place, section)
             self._is_same(row, run)
-            self.met["open segment merged"] += not life.segments[-1].sealed
+            self.met["open segment merged"] += not incarnation.segments[-1].sealed
             self.met["tail merged"] += section.truncated
-            spans = len(life.segments)
-            life.merge(row, run)
-            self.met["segments joined"] += spans - len(life.segments)
+            spans = len(incarnation.segments)
+            incarnation.merge(row, run)
+            self.met["segments joined"] += spans - len(incarnation.segments)
             self._unname(run)
             self.met["merged"] += 1
 
     def _compacted(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
         """Some messages are holes now, of which a newer one has the key (K5). All of it holds, or nothing changes."""
         named = _named(action)
-        numbers, prints = (self._numbers(action[name], len(named)) for name in ("lives", "runs"))
+        numbers, prints = (
+            self._numbers(action[name], len(named)) for name in ("positions", "runs")
+        )
         queues = {section.queue for _, section in named} | {
             (topic, queue_id) for topic, queue_id, *_ in action["passes"]
         }
         after = {queue: deepcopy(self.queues.get(queue, [])) for queue in sorted(queues)}
-        changed: list[tuple[Life, Row, list[Row]]] = []
-        passed = {queue: [life.passes for life in lives] for queue, lives in after.items()}
+        changed: list[tuple[ModelIncarnation, Row, list[Row]]] = []
+        passed = {
+            queue: [incarnation.passes for incarnation in incarnations]
+            for queue, incarnations in after.items()
+        }
         for (place, section), at, was in zip(named, numbers, prints, strict=True):
-            life, run = self._found(
+            incarnation, run = self._found(
                 after[section.queue], place, section, (at, was), entry, compacts=True
             )
-            if life is None or run is None:
+            if incarnation is None or run is None:
                 self.met["compacted too late"] += 1
                 return
             row = self._row(place, section)
-            life.merge(row, run)
-            changed.append((life, row, run))
+            incarnation.merge(row, run)
+            changed.append((incarnation, row, run))
         for topic, queue_id, at, passes in action["passes"]:
-            lives = after[topic, queue_id]
-            if at >= len(lives) or (passes and passes[-1][0] > lives[at].commit):
+            incarnations = after[topic, queue_id]
+            if at >= len(incarnations) or (passes and passes[-1][0] > incarnations[at].commit):
                 self.met["compacted too late"] += 1
                 return
-            lives[at].passes = [(end, time_ms) for end, time_ms in passes]
-        for life, row, run in changed:
-            was = passed[row.section.queue][after[row.section.queue].index(life)]
-            self._has_gone_rightly(life, row, run, was)
+            incarnations[at].passes = [(end, time_ms) for end, time_ms in passes]
+        for incarnation, row, run in changed:
+            was = passed[row.section.queue][after[row.section.queue].index(incarnation)]
+            self._has_gone_rightly(incarnation, row, run, was)
         self.queues.update(after)
         for _, _, run in changed:
             self._unname(run)
         self.met["compacted"] += len(action["passes"])
 
     def _has_gone_rightly(
-        self, life: Life, row: Row, run: list[Row], passed: list[tuple[int, int]]
+        self, incarnation: ModelIncarnation, row: Row, run: list[Row], passed: list[tuple[int, int]]
     ) -> None:
         """What is a hole now had a key, which a newer message has as well; or it was a tombstone that all have seen."""
         queue, before = row.section.queue, [raw for one in run for raw in one.records]
@@ -528,22 +545,26 @@ class History:
             for n, (was, now) in enumerate(zip(before, row.records, strict=True))
             if was != now
         ]
-        there = [(one.start + n, raw) for one in life.rows for n, raw in enumerate(one.records)]
+        there = [
+            (one.start + n, raw) for one in incarnation.rows for n, raw in enumerate(one.records)
+        ]
         kept = [(offset, key_of(raw)) for offset, raw in there if not is_hole(raw)]
         newest, oldest = {key: at for at, key in kept}, {key: at for at, key in reversed(kept)}
-        now_ms = life.passes[-1][1]
+        now_ms = incarnation.passes[-1][1]
         seen = max((to for to, ms in passed if ms <= now_ms - TOMBSTONES_MS), default=0)
         for offset, was in gone:
             what = f"K5: compaction of {queue} takes away {offset}"
-            require(not is_hole(was) and life.record(offset) == COMPACTED, f"{what}: no message")
+            require(
+                not is_hole(was) and incarnation.record(offset) == COMPACTED, f"{what}: no message"
+            )
             require(bool(key_of(was)), f"{what}, which has no key")
-            require(offset != life.commit - 1, f"{what}, the newest message")
+            require(offset != incarnation.commit - 1, f"{what}, the newest message")
             if newest.get(key_of(was), -1) < offset:
                 require(is_tombstone(was), f"{what}, the newest of its key")
                 require(offset < seen, f"{what}, a tombstone, too early")
                 older = oldest.get(key_of(was), offset) < offset
                 require(not older, f"{what}, a tombstone that has an older value")
-            mine = self.compacted.setdefault((*queue, life.incarnation), set())
+            mine = self.compacted.setdefault((*queue, incarnation.number), set())
             mine.add(offset)
         self.met["compacted away"] += len(gone)
         self.met["tombstone gone"] += sum(
@@ -552,24 +573,28 @@ class History:
 
     def _found(
         self,
-        lives: list[Life],
+        incarnations: list[ModelIncarnation],
         place: tuple[str, int, int],
         section: Section,
         presumed: tuple[int, int],
         entry: dict[str, Any],
         *,
         compacts: bool = False,
-    ) -> tuple[Life | None, list[Row] | None]:
-        """The life, and the run of parts, that a section is to take the place of."""
+    ) -> tuple[ModelIncarnation | None, list[Row] | None]:
+        """The incarnation, and the run of parts, that a section is to take the place of."""
         at, was = presumed
-        life = lives[at] if at < len(lives) else None
-        behind = lives[at + 1] if at + 1 < len(lives) else None
-        is_tail = bool(life and behind and behind.incarnation == life.incarnation)
-        if life is None or life.incarnation != section.incarnation or is_tail != section.truncated:
-            return life, None
+        incarnation = incarnations[at] if at < len(incarnations) else None
+        behind = incarnations[at + 1] if at + 1 < len(incarnations) else None
+        is_tail = bool(incarnation and behind and behind.number == incarnation.number)
+        if (
+            incarnation is None
+            or incarnation.number != section.incarnation
+            or is_tail != section.truncated
+        ):
+            return incarnation, None
         row = Row.of(place, section, [b""] * section.count)
         is_present = entry["epoch"] == self.epoch
-        return life, life.run_for(
+        return incarnation, incarnation.run_for(
             row, section.segment, was, with_open=is_present, compacts=compacts
         )
 
@@ -593,27 +618,29 @@ class History:
         self.met[f"to level {row.bundle[2]}"] += 1
 
     def _expire(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
-        """Whole segments at the beginning of a life; one that presumes what does not hold changes nothing."""
-        lives = self.queues.get((action["topic"], action["queue_id"]), [])
-        life = lives[action["life"]] if action["life"] < len(lives) else None
-        if life is None or life.incarnation != action["incarnation"]:
+        """Whole segments at the beginning of an incarnation; one that presumes what does not hold changes nothing."""
+        incarnations = self.queues.get((action["topic"], action["queue_id"]), [])
+        incarnation = (
+            incarnations[action["position"]] if action["position"] < len(incarnations) else None
+        )
+        if incarnation is None or incarnation.number != action["incarnation"]:
             return
-        if action["min_from"] == life.min:
-            old = life.rows
-            gone = life.expire(action["min_to"], with_open=entry["epoch"] == self.epoch)
+        if action["min_from"] == incarnation.min:
+            old = incarnation.rows
+            gone = incarnation.expire(action["min_to"], with_open=entry["epoch"] == self.epoch)
             self.met["expired segment"] += len(gone)
             for segment in gone:
                 is_old = self.may_expire(action["topic"], segment.newest_ms)
                 require(
                     is_old, f"I11: {action['topic']} gives up [{segment.queue_base}, …) too early"
                 )
-            self.met["expiry leaves a gap"] += bool(gone and life.gaps)
+            self.met["expiry leaves a gap"] += bool(gone and incarnation.gaps)
             self._unname(old)
 
     def named(self) -> set[str]:
-        """Keys that any life names."""
-        lives = (life for some in self.queues.values() for life in some)
-        return {row.key for life in lives for row in life.rows}
+        """Keys that any incarnation names."""
+        incarnations = (incarnation for some in self.queues.values() for incarnation in some)
+        return {row.key for incarnation in incarnations for row in incarnation.rows}
 
     def _unname(self, rows: list[Row]) -> None:
         """Note since when nobody names the bundles of these parts, if nobody does."""

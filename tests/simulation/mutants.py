@@ -228,11 +228,11 @@ def _replay_is_lax() -> Patches:
     def lax(work: Any, named: Any, number: int, place: Any) -> None:
         """Takes a part wherever it begins."""
         queue = named.queues[number]
-        life = work.present(queue, named.incarnations[number])
-        if life is not None and place.queue_offset > life.commit_offset:
+        incarnation = work.present(queue, named.incarnations[number])
+        if incarnation is not None and place.queue_offset > incarnation.commit_offset:
             work.put(
                 queue,
-                replace(life, commit_offset=place.queue_offset, log_end=place.log_offset),
+                replace(incarnation, commit_offset=place.queue_offset, log_end=place.log_offset),
             )
         part(work, named, number, place)
 
@@ -272,8 +272,8 @@ def _anew_behind_what_expired() -> Patches:
     """A queue that is made anew begins with what retention has left of it."""
     begin = divergence.begin_anew
 
-    def silent(queue: Any, life: Any, bounds: Any, start: int = 0) -> Any:
-        return begin(queue, life, bounds, max(start, bounds.min))
+    def silent(queue: Any, incarnation: Any, bounds: Any, start: int = 0) -> Any:
+        return begin(queue, incarnation, bounds, max(start, bounds.min))
 
     return [mock.patch.object(module, "begin_anew", silent) for module in (divergence, continuity)]
 
@@ -424,15 +424,15 @@ def _gc_of_what_is_named_in_part() -> Patches:
     def whole(known: Any) -> Any:
         named = named_objects(known)
         bytes_of: dict[str, int] = {}
-        for lives in known.queues.values():
-            for part in (part for life in lives for part in life.parts()):
+        for incarnations in known.queues.values():
+            for part in (part for incarnation in incarnations for part in incarnation.parts()):
                 bytes_of[part.bundle.key] = bytes_of.get(part.bundle.key, 0) + part.stored_bytes
         sizes = {key: row for key, row in named.items() if key not in bytes_of}
         full = {
             bundle.key
-            for lives in known.queues.values()
-            for life in lives
-            for bundle in life.parts().bundles
+            for incarnations in known.queues.values()
+            for incarnation in incarnations
+            for bundle in incarnation.parts().bundles
             if 10 * bytes_of[bundle.key] >= 6 * bundle.size_bytes
         }
         return {key: row for key, row in named.items() if key in full or key in sizes}
@@ -581,12 +581,12 @@ def _mark_stays_behind_a_cut() -> Patches:
 def _cut_differently(change: Callable[[Head, Any], Head]) -> Patches:
     cut = divergence._cut
 
-    def other(life: Any, *arguments: Any) -> Any:
-        found = cut(life, *arguments)
+    def other(incarnation: Any, *arguments: Any) -> Any:
+        found = cut(incarnation, *arguments)
         if found is None or found[1] is None:
             return found
         end, head = found
-        (part,) = [one for one in life.parts() if one.queue_offset == head.queue_offset]
+        (part,) = [one for one in incarnation.parts() if one.queue_offset == head.queue_offset]
         return end, change(head, part)
 
     return [mock.patch.object(divergence, "_cut", other)]
@@ -633,8 +633,10 @@ def _refused_truncate_counts() -> Patches:
     done = Continuity._done
 
     def other(self: Continuity, file: CompositeFlatFile, change: Any) -> None:
-        life = self._state().life(file.queue)
-        done(self, file, replace(change, start=life.commit_offset) if life else change)
+        incarnation = self._state().incarnation(file.queue)
+        done(
+            self, file, replace(change, start=incarnation.commit_offset) if incarnation else change
+        )
 
     return [mock.patch.object(Continuity, "_done", other)]
 

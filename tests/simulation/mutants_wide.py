@@ -30,8 +30,8 @@ def _ended_elsewhere() -> Patches:
     """A person's end of a queue is taken one message too early."""
     step = expire._step
 
-    def early(at: Any, queue: Any, life: Any, end: Any, place: int) -> Any:
-        return step(at, queue, life, type(end)(max(life.min_offset, end - 1)), place)
+    def early(at: Any, queue: Any, incarnation: Any, end: Any, place: int) -> Any:
+        return step(at, queue, incarnation, type(end)(max(incarnation.min_offset, end - 1)), place)
 
     return [mock.patch.object(expire, "_step", early)]
 
@@ -91,9 +91,9 @@ def _index_of_what_is_gone() -> Patches:
     """What was truncated counts as indexed, also when other messages stand there."""
     cut = truncation.cut
 
-    def keeps(life: Any, *more: Any) -> Any:
-        found = cut(life, *more)
-        return found and (found[0], replace(found[1], indexed=life.indexed))
+    def keeps(incarnation: Any, *more: Any) -> Any:
+        found = cut(incarnation, *more)
+        return found and (found[0], replace(found[1], indexed=incarnation.indexed))
 
     from tiered.log import state
 

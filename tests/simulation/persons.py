@@ -43,10 +43,10 @@ class Person(Reclaimer):
         if not history.queues:
             return
         queue = self._rng.choice(sorted(history.queues))
-        life = history.queues[queue][-1]
-        if life.min >= life.commit:
+        incarnation = history.queues[queue][-1]
+        if incarnation.min >= incarnation.commit:
             return
-        end = self._rng.randrange(life.min, life.commit)
+        end = self._rng.randrange(incarnation.min, incarnation.commit)
         plan = plan_truncate(self._at, MessageQueue(*queue), end)
         self._hesitate()
         if plan.steps:

@@ -274,10 +274,13 @@ class Process(Owner):
             return
         state = self.attachment._journal.state
         for queue, offset in dispatcher.lag().items():
-            if state.life(queue) is None:  # where it would begin, of which nobody was told
+            if state.incarnation(queue) is None:  # where it would begin, of which nobody was told
                 self._starts.setdefault(queue, offset)
-            lives = self.world.history.queues.get((queue.topic, queue.queue_id), [])
-            known = max([life.commit for life in lives], default=self._starts.get(queue, 0))
+            incarnations = self.world.history.queues.get((queue.topic, queue.queue_id), [])
+            known = max(
+                [incarnation.commit for incarnation in incarnations],
+                default=self._starts.get(queue, 0),
+            )
             known = max(known, self._starts.get(queue, 0))
             what = f"{self.name} counts {queue} up to {offset}, history to {known}"
             require(offset <= known, what)

@@ -29,7 +29,7 @@ from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from simulation.broker import QueueKey
-    from simulation.lives import Life, Row
+    from simulation.incarnations import ModelIncarnation, Row
     from simulation.world import World
 
     from tiered.log.reader import QueueReader
@@ -41,14 +41,14 @@ def repair_one(world: World, rng: random.Random) -> None:
     """Damage a part, and have it repaired."""
     prefix, objects = world.place.prefix, world.memory._objects
     parts = [
-        (queue, life, row)
-        for queue, lives in sorted(world.history.queues.items())
-        for life in lives
-        for row in life.rows
+        (queue, incarnation, row)
+        for queue, incarnations in sorted(world.history.queues.items())
+        for incarnation in incarnations
+        for row in incarnation.rows
     ]
     if not parts or world.history.strays:
         return
-    queue, life, row = rng.choice(parts)
+    queue, incarnation, row = rng.choice(parts)
     key, section = prefix + row.key, row.section
     whole, data = objects[key], bytearray(objects[key].data)
     stored = section.stored_bytes + 20 * section.count if not section.gone else section.stored_bytes
@@ -69,19 +69,19 @@ def repair_one(world: World, rng: random.Random) -> None:
     world.count("repaired", report.parts)
     left = [one for one in report.unrepaired if queue[0] in one.where]
     what = f"{queue} [{row.start}, {row.end}) stays damaged, which the broker has: {left}"
-    require(not _is_there(world, queue, life, row) or row not in life.rows, what)
+    require(not _is_there(world, queue, incarnation, row) or row not in incarnation.rows, what)
 
 
-def _is_there(world: World, queue: QueueKey, life: Life, row: Row) -> bool:
+def _is_there(world: World, queue: QueueKey, incarnation: ModelIncarnation, row: Row) -> bool:
     """Whether the broker's present queue has this part, all of it, and its mark proves that: a hole at its end has none."""
     now = world.broker.present(queue)
-    is_present = now is not None and now.min <= row.start and not life.ended
+    is_present = now is not None and now.min <= row.start and not incarnation.ended
     is_proven = bool(row.claims.mark) and not is_hole(row.records[-1])
     return bool(is_present and is_proven and now and now.has(row.start, row.records))
 
 
 def rebuild_all(world: World) -> None:
-    """The journal is lost, behind a last gc, and rebuilt: a queue's present life has all its messages."""
+    """The journal is lost, behind a last gc, and rebuilt: a queue's present incarnation has all its messages."""
     prefix, store = world.place.prefix, FaultyStore(world.memory, random.Random(1))
     for info in list(store.list(prefix + JOURNAL)):
         store.delete(info.key)
@@ -94,20 +94,20 @@ def rebuild_all(world: World) -> None:
     world.count("rebuilt")
     reader = TierReader(store, prefix)
     reader.refresh()
-    for queue, lives in sorted(world.history.queues.items()):
-        if lives[-1].rows:
-            _has_all(queue, reader.lives(MessageQueue(*queue))[-1], lives[-1])
+    for queue, incarnations in sorted(world.history.queues.items()):
+        if incarnations[-1].rows:
+            _has_all(queue, reader.incarnations(MessageQueue(*queue))[-1], incarnations[-1])
 
 
-def _has_all(queue: QueueKey, reader: QueueReader, life: Life) -> None:
-    """Whether a rebuilt life has every message of the one that was."""
+def _has_all(queue: QueueKey, reader: QueueReader, incarnation: ModelIncarnation) -> None:
+    """Whether a rebuilt incarnation has every message of the one that was."""
     there: dict[int, bytes] = {}
-    for found in reader.batches(QueueOffset(life.min)):
+    for found in reader.batches(QueueOffset(incarnation.min)):
         if not isinstance(found, Gap):
             records, data = found.records, memoryview(found.records.data)
             for at, size, number in zip(records.positions, records.sizes, count(), strict=False):
                 there[records.base_offset + number] = bytes(data[at : at + size])
-    for row in life.rows:
+    for row in incarnation.rows:
         for offset, raw in enumerate(row.records, row.start):
             what = f"{queue} {offset} is not, in the rebuilt journal, what it was"
             require(is_hole(raw) or there.get(offset) == raw, what)

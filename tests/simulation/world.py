@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from simulation.broker import QueueKey
     from simulation.contents import Section
-    from simulation.lives import Life
+    from simulation.incarnations import ModelIncarnation
     from simulation.scheduler import Owner
     from typing_extensions import Buffer
 
@@ -394,7 +394,9 @@ class World:
 
     def _has_begun(self) -> bool:
         """After a calm beginning: as soon as something is tiered, the bad luck begins."""
-        if not any(life.rows for some in self.history.queues.values() for life in some):
+        if not any(
+            incarnation.rows for some in self.history.queues.values() for incarnation in some
+        ):
             return False
         self.is_calm = False
         self.faulty.add(*self._unhealthy)
@@ -560,14 +562,20 @@ class World:
 
     def _starve(self) -> None:
         """Retention takes what is not tiered yet, of a queue that is tiered in part."""
-        ends = {key: life.commit for key, some in self.history.queues.items() for life in some[-1:]}
+        ends = {
+            key: incarnation.commit
+            for key, some in self.history.queues.items()
+            for incarnation in some[-1:]
+        }
         self.broker.forget_beyond(ends)
 
     def _expire_before_gap(self) -> None:
         """What lies before a gap is too old: it goes, and the gap has to stay."""
         old_ms = START_MS + (self.scheduler.now_s - TTL_S) * 1000
-        lives = [life for some in self.history.queues.values() for life in some]
-        is_due = any(life.has_old_before_gap(old_ms) for life in lives)
+        incarnations = [
+            incarnation for some in self.history.queues.values() for incarnation in some
+        ]
+        is_due = any(incarnation.has_old_before_gap(old_ms) for incarnation in incarnations)
         if is_due and all(one.dead or one.ended for one in self.reclaimers):
             self._reclaim("expire")
 
@@ -598,13 +606,13 @@ class World:
                 self._traps.bad_end = self.rng.choice(ends)
                 broker.resting.add(self._traps.bad_end)
             return
-        now, life = broker.present(key), self.history.present(key)
-        is_tiered = now is not None and life is not None and life.commit >= now.end
+        now, incarnation = broker.present(key), self.history.present(key)
+        is_tiered = now is not None and incarnation is not None and incarnation.commit >= now.end
         if is_tiered or key not in broker.damaged_ends():
             broker.resting.discard(key)
             self._traps.bad_end = None
-        if is_tiered and now and life:
-            low = max(life.min, now.min, now.end - 10) + 1
+        if is_tiered and now and incarnation:
+            low = max(incarnation.min, now.min, now.end - 10) + 1
             if low < now.end - 1:
                 broker.lose_behind(key, self.rng.randrange(low, now.end - 1), now.end)
                 self.count("damaged end lost")
@@ -614,9 +622,9 @@ class World:
         stays short."""
         broker, key = self.broker, self._traps.short
         if key is None:
-            key, life = self._some_queue()
-            at = life.commit - self.rng.randrange(3, 8) if life else 0
-            if life and at > life.min and broker.lose_behind(key, at, again=False):
+            key, incarnation = self._some_queue()
+            at = incarnation.commit - self.rng.randrange(3, 8) if incarnation else 0
+            if incarnation and at > incarnation.min and broker.lose_behind(key, at, again=False):
                 self._traps.short = key
                 broker.resting.add(key)
         elif any(one.knows_lag(key) for one in self._present_writers()):
@@ -657,16 +665,18 @@ class World:
 
     def _misbehave(self) -> None:
         """A copy of the present writer's process names a part again, one beyond the end (I1), or a good one of its own."""
-        history, (key, life) = self.history, self._some_queue()
-        if life is None or not life.rows:
+        history, (key, incarnation) = self.history, self._some_queue()
+        if incarnation is None or not incarnation.rows:
             return
         how = self.rng.randrange(3)
-        row = life.rows[-1]
+        row = incarnation.rows[-1]
         place, section = row.bundle, row.section
         if how == 1:
-            section = replace(section, log_offset=life.log_end + 1, queue_offset=life.commit + 1)
+            section = replace(
+                section, log_offset=incarnation.log_end + 1, queue_offset=incarnation.commit + 1
+            )
         elif how == 2:
-            good = self._part_of_clone(key, life)
+            good = self._part_of_clone(key, incarnation)
             if good is None:
                 return
             place, section = good
@@ -683,23 +693,24 @@ class World:
         self.count("clone with a part", how == 2)
 
     def _part_of_clone(
-        self, key: QueueKey, life: Life
+        self, key: QueueKey, incarnation: ModelIncarnation
     ) -> tuple[tuple[str, int, int], Section] | None:
         """What the broker has behind the tier's end, made durable: bundle and section."""
         now, queue = self.broker.present(key), MessageQueue(*key)
-        raw = now.at(life.commit) if now and now.min <= life.commit else None
+        raw = now.at(incarnation.commit) if now and now.min <= incarnation.commit else None
         if now is None or raw is None or is_hole(raw):
             return None
-        last = life.record(life.commit - 1)
-        if last is None or is_hole(last) or now.at(life.commit - 1) != last:
+        last = incarnation.record(incarnation.commit - 1)
+        if last is None or is_hole(last) or now.at(incarnation.commit - 1) != last:
             return None  # not of one branch, or nobody can tell: no writer goes on there unlooked
         identity = keys.ObjectId(self.history.epoch, self.history.writer, self.rng.getrandbits(30))
         name = keys.bundle_key("", 0, START_MS, identity)
         claims = claims_of([raw])
         said = SectionRow(
-            queue, life.incarnation, life.log_end, life.log_end, life.commit, 0, claims.low, claims.high, claims.mark
+            queue, incarnation.number, incarnation.log_end, incarnation.log_end, incarnation.commit, 0,
+            claims.low, claims.high, claims.mark,
         )  # fmt: skip
-        item = struct.pack(">qiq", life.log_end, len(raw), tag_code(raw))
+        item = struct.pack(">qiq", incarnation.log_end, len(raw), tag_code(raw))
         made = build_section([raw], item)
         table = table_of([(said, made.place)])
         data = b"".join([*map(bytes, made.buffers), build_tail(table, pack_table(table))])
@@ -707,7 +718,7 @@ class World:
         (section,), level = bundle(data)
         return (name, len(data), level), section
 
-    def _some_queue(self) -> tuple[QueueKey, Life | None]:
+    def _some_queue(self) -> tuple[QueueKey, ModelIncarnation | None]:
         keys = sorted(self.history.queues)
         key = self.rng.choice(keys) if keys else ("", 0)
         return key, self.history.present(key)
@@ -765,8 +776,10 @@ class World:
         require(not stuck, "I9: the tier was not brought level in five minutes")
         if self._last is not None and self._last.ended:
             result: Any = self._last.result
-            lives = [(key, some[-1]) for key, some in self.history.queues.items()]
-            gone = sum(self.broker.gone_unseen(key, life) for key, life in lives)
+            incarnations = [(key, some[-1]) for key, some in self.history.queues.items()]
+            gone = sum(
+                self.broker.gone_unseen(key, incarnation) for key, incarnation in incarnations
+            )
             require(
                 result is not None and result.behind == gone,
                 f"the last writer did not bring the tier level: {result}",

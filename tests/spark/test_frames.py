@@ -240,7 +240,7 @@ def test_a_stream_of_both_beside_compaction(
         words = ("compact", shop.url, "--topic", "orders", "--dirty-ratio", "0", "--apply", "-")
         here(*words).good()
         broker.journal.catch_up()
-        return sum(life.parts().holes for life in broker.journal.state.queues[queue])
+        return sum(incarnation.parts().holes for incarnation in broker.journal.state.queues[queue])
 
     post("A", "B")
     assert sum(streamed(shop, session, tmp_path)) == 160 + 11

@@ -181,7 +181,7 @@ def test_what_expires_while_a_pinned_end_is_read_is_counted(
 
 
 def test_nothing_behind_a_pinned_end_is_read(place: Place) -> None:
-    """Neither what came since, nor a new life of a queue, nor a queue that was not there: a run has an end."""
+    """Neither what came since, nor a new incarnation of a queue, nor a queue that was not there: a run has an end."""
     place.tier.add([b"a", b"b"])
     with place.stream() as reader:
         start = reader.initialOffset()
@@ -212,7 +212,7 @@ def test_what_was_read_before_it_expired_stops_nobody(place: Place) -> None:
 
 
 def test_a_new_stream_begins_at_the_first_message_that_is_there(place: Place) -> None:
-    """Lives that have expired, and gaps before the first message, were before its time."""
+    """Incarnations that have expired, and gaps before the first message, were before its time."""
     place.tier.add([b"a"])
     place.tier.add([b"b"], roll=True)
     place.tier.begin_anew()
@@ -220,17 +220,17 @@ def test_a_new_stream_begins_at_the_first_message_that_is_there(place: Place) ->
     place.tier.add([b"c"], roll=True)
     place.tier.gap(2)
     place.tier.add([b"d"], roll=True)
-    place.tier.expire(2, life=0)
-    for life, read in ((0, [b"c", b"d"]), (1, [b"d"])):
-        if life:
-            place.tier.expire(6, life=1)
+    place.tier.expire(2, incarnation=0)
+    for incarnation, read in ((0, [b"c", b"d"]), (1, [b"d"])):
+        if incarnation:
+            place.tier.expire(6, incarnation=1)
         with place.stream(on_gap="skip") as reader:
             start = reader.initialOffset()
             (at,) = positions_of(start).values()
             end = reader.latestOffset(start, ALL)
             assert bodies(reader, start, end) == read
-            assert (at.incarnation, at.offset) == (1, 6 if life else 3)
-            assert lost(end) == (0 if life else 2), "the gap between them"
+            assert (at.incarnation, at.offset) == (1, 6 if incarnation else 3)
+            assert lost(end) == (0 if incarnation else 2), "the gap between them"
 
 
 def test_a_queue_that_is_not_named_begins_at_what_is_there_then(place: Place) -> None:
@@ -369,12 +369,14 @@ def test_each_message_is_read_once_or_counted_whatever_dies(
     expires = rng.choice([0.1, 0.4])
 
     def event() -> None:
-        life = place.tier.journal.state.life(QUEUE)
+        incarnation = place.tier.journal.state.incarnation(QUEUE)
         what = rng.random()
-        if life is None or what < 0.3:
+        if incarnation is None or what < 0.3:
             place.tier.add([b"y"] * rng.randrange(1, 6), roll=rng.random() < 0.7)
-        elif what < 0.3 + expires and len(life.segments) > 1:
-            place.tier.expire(life.segments[rng.randrange(1, len(life.segments))].base_queue_offset)
+        elif what < 0.3 + expires and len(incarnation.segments) > 1:
+            place.tier.expire(
+                incarnation.segments[rng.randrange(1, len(incarnation.segments))].base_queue_offset
+            )
         elif what > 0.97:
             place.tier.begin_anew()
         elif what > 0.9:
@@ -390,8 +392,8 @@ def test_each_message_is_read_once_or_counted_whatever_dies(
         spark.run(crash=0)
     told = [row for rows in spark.sink.values() for row in rows]
     assert len(set(told)) == len(told)
-    lives = place.tier.journal.state.queues[QUEUE]
-    all_there_was = 1 + sum(life.commit_offset for life in lives)
+    incarnations = place.tier.journal.state.queues[QUEUE]
+    all_there_was = 1 + sum(incarnation.commit_offset for incarnation in incarnations)
     positions = positions_of(spark.offsets[-1]).values()
     missed = all_there_was - len(told) - sum(at.lost for at in positions)
     assert 0 <= missed <= sum(at.in_doubt for at in positions)

@@ -330,8 +330,8 @@ def test_what_happens_to_a_tier_while_it_is_read() -> None:
     tier.add([b"a", b"b"])
     tier.add([b"c"], roll=True)
     old, last = plan_tier({PLACE: tier.journal.state}, ALL).stretches
-    (life,) = tier.journal.state.queues[QUEUE]
-    parts = life.segments[0].parts
+    (incarnation,) = tier.journal.state.queues[QUEUE]
+    parts = incarnation.segments[0].parts
     for part in parts:
         tier.store.delete(PLACE.prefix + part.log.key)
     with pytest.raises(DataError, match="gone"):
@@ -357,7 +357,7 @@ def test_what_was_truncated_since_is_read_as_it_was_planned() -> None:
         for body in rows.column("body").to_pylist()
     ]
     assert bodies == [b"a", b"b", b"old"]
-    tier.expire(3, life=0)
+    tier.expire(3, incarnation=0)
     tier.store.delete(PLACE.prefix + keys[0])
     with pytest.raises(ExpiredError, match="truncated"):
         list(read_stretch(tier.store, two, ALL))

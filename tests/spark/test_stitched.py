@@ -66,31 +66,31 @@ class Both:
         return workshop(self.tier.store, self.place.archive, self.rng.randrange(99))
 
     def add(self, count: int, queue: MessageQueue = QUEUE, *, roll: bool = True) -> None:
-        life = self.tier.journal.state.life(queue)
-        number, at = (life.incarnation, int(life.commit_offset)) if life else (0, 0)
+        incarnation = self.tier.journal.state.incarnation(queue)
+        number, at = (incarnation.number, int(incarnation.commit_offset)) if incarnation else (0, 0)
         bodies = [b"%d" % (self.written + n) for n in range(count)]
         self.written += count
-        self.tier.add(bodies, queue=queue, roll=roll and life is not None)
+        self.tier.add(bodies, queue=queue, roll=roll and incarnation is not None)
         self.truth |= {(queue.topic, number, at + n): body for n, body in enumerate(bodies)}
 
     def truncate(self, end: int) -> None:
-        life = self.tier.journal.state.life(QUEUE)
-        assert life
+        incarnation = self.tier.journal.state.incarnation(QUEUE)
+        assert incarnation
         self.tier.truncate(end)
-        mine = (QUEUE.topic, life.incarnation)
+        mine = (QUEUE.topic, incarnation.number)
         self.truth = {m: b for m, b in self.truth.items() if m[:2] != mine or m[2] < end}
 
     def expire(self) -> None:
-        """Of the queue's present life what is archived, as `expire --archived` does it."""
-        life = self.tier.journal.state.life(QUEUE)
+        """Of the queue's present incarnation what is archived, as `expire --archived` does it."""
+        incarnation = self.tier.journal.state.incarnation(QUEUE)
         state = read_archive(self.place.archive)
         for lane, stretches in state.lanes.items():
-            if life and (lane.queue, lane.incarnation) == (QUEUE, life.incarnation):
-                ends = {int(s.parts.queue_end) for s in life.segments[:-1] if s.parts}
-                done = life.min_offset
+            if incarnation and (lane.queue, lane.incarnation) == (QUEUE, incarnation.number):
+                ends = {int(s.parts.queue_end) for s in incarnation.segments[:-1] if s.parts}
+                done = incarnation.min_offset
                 for one in stretches:
                     done = one.end if one.start <= done < one.end and one.end in ends else done
-                if done > life.min_offset:
+                if done > incarnation.min_offset:
                     self.tier.expire(done)
 
     def rows(self, **options: str) -> list[Row]:
@@ -187,7 +187,7 @@ def test_a_tier_that_was_read_before_its_archive_had_dealt_with_a_cut(both: Both
 
 
 def test_what_the_archive_alone_knows(both: Both) -> None:
-    """A queue's first life, and a whole topic, of which the tier's journal has nothing since it was rebuilt."""
+    """A queue's first incarnation, and a whole topic, of which the tier's journal has nothing since it was rebuilt."""
     both.add(3)
     both.add(1, OTHER)
     both.add(1)
@@ -277,9 +277,9 @@ def test_each_message_once_as_a_batch_whatever_has_moved(
 def event(both: Both, rng: random.Random, *, truncate: bool) -> None:
     """Anything that can happen to a tier and its archive."""
     what = rng.random()
-    life = both.tier.journal.state.life(QUEUE)
-    assert life
-    ends = [int(part.queue_end) for part in life.parts()][:-1]
+    incarnation = both.tier.journal.state.incarnation(QUEUE)
+    assert incarnation
+    ends = [int(part.queue_end) for part in incarnation.parts()][:-1]
     if what < 0.4:
         both.add(rng.randrange(1, 5), roll=rng.random() < 0.8)
     elif what < 0.45:
@@ -294,8 +294,8 @@ def event(both: Both, rng: random.Random, *, truncate: bool) -> None:
         before = named_bundles(both.tier)
         gather(both.tier)
         delete_unnamed(both.tier, before)
-    elif what < 0.92 and truncate and ends and ends[-1] > life.min_offset:
-        both.truncate(rng.choice([end for end in ends if end > life.min_offset]))
+    elif what < 0.92 and truncate and ends and ends[-1] > incarnation.min_offset:
+        both.truncate(rng.choice([end for end in ends if end > incarnation.min_offset]))
     elif what > 0.96:
         both.tier.begin_anew()
         both.add(1, roll=False)
@@ -341,13 +341,13 @@ class BothKeyed(Both):
     compacted = 0
 
     def add(self, count: int, queue: MessageQueue = QUEUE, *, roll: bool = True) -> None:
-        life = self.tier.journal.state.life(queue)
-        number, at = (life.incarnation, int(life.commit_offset)) if life else (0, 0)
+        incarnation = self.tier.journal.state.incarnation(queue)
+        number, at = (incarnation.number, int(incarnation.commit_offset)) if incarnation else (0, 0)
         bodies = [b"%d" % (self.written + n) for n in range(count)]
         self.written += count
         mails = [Mail((self.rng.choice("abc"),), body=body) for body in bodies]
         assert isinstance(self.tier, KeyedBroker)
-        self.tier.post(queue, mails, roll=roll and life is not None)
+        self.tier.post(queue, mails, roll=roll and incarnation is not None)
         self.truth |= {(queue.topic, number, at + n): body for n, body in enumerate(bodies)}
 
     def compact(self) -> None:

@@ -133,9 +133,9 @@ def test_a_batch_unpacks_what_it_takes_and_not_all_that_lies_ahead(
 def loaded_tier(segments: int) -> TierState:
     """As replay has it: segments in columns."""
     found = tier_of(1, segments)
-    ((queue, (life,)),) = found.queues.items()
-    life = replace(life, segments=Segments.of(life.segments))
-    return replace(found, queues={queue: (life,)})
+    ((queue, (incarnation,)),) = found.queues.items()
+    incarnation = replace(incarnation, segments=Segments.of(incarnation.segments))
+    return replace(found, queues={queue: (incarnation,)})
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_queue_that_is_made_anew() -> None:
     tier.begin_anew()
     tier.add([b"c"])
     assert query.batch() == [(QUEUE.topic, 0, 1, b"b"), (QUEUE.topic, 1, 0, b"c")]
-    tier.expire(2, life=0)
+    tier.expire(2, incarnation=0)
     assert Query(tier, Rules(on_gap=SKIP)).bodies() == [b"c"]
     tier.add([b"d"])
     assert query.bodies() == [b"d"]
@@ -289,9 +289,9 @@ def test_whatever_happens(seed: int) -> None:
 
     tier.add([b"first"])
     for _ in range(30):
-        life = tier.journal.state.life(QUEUE)
-        assert life
-        ends = [part.queue_end for part in life.parts()]
+        incarnation = tier.journal.state.incarnation(QUEUE)
+        assert incarnation
+        ends = [part.queue_end for part in incarnation.parts()]
         match rng.choice(["add", "add", "add", "gap", "back", "anew", "expire", "read", "read"]):
             case "add":
                 count = rng.randrange(1, 5)
@@ -301,13 +301,13 @@ def test_whatever_happens(seed: int) -> None:
                 tier.gap(rng.randrange(1, 4))
             case "back" if len(ends) > 1:
                 end = rng.choice(ends[:-1])
-                if life.min_offset < end < life.commit_offset:
+                if incarnation.min_offset < end < incarnation.commit_offset:
                     tier.truncate(end)
                     truncated += 1
             case "anew":
                 tier.begin_anew()
-            case "expire" if len(life.segments) > 1:
-                tier.expire(life.segments[1].base_queue_offset)
+            case "expire" if len(incarnation.segments) > 1:
+                tier.expire(incarnation.segments[1].base_queue_offset)
             case "read":
                 read(rng.choice([None, 1, 3]))
     while read(5):

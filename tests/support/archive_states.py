@@ -9,7 +9,7 @@ from tiered.archive.archived import Stretches
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Archived, ArchiveLane, ParquetFile
 from tiered.archive.plan import plan_archive
-from tiered.log.parts import Parts, QueueLife, Segment, TierState
+from tiered.log.parts import Incarnation, Parts, Segment, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 PLACE = Place("c", "b")
@@ -29,8 +29,8 @@ def segment(number: int, count: int = COUNT) -> Segment:
 def tier(queues: int, segments: int) -> TierState:
     rows = tuple(segment(number) for number in range(segments))
     end = QueueOffset(segments * COUNT)
-    life = QueueLife(0, QueueOffset(0), end, LogOffset(segments * 1000), rows)
-    return TierState(queues={MessageQueue("t", number): (life,) for number in range(queues)})
+    incarnation = Incarnation(0, QueueOffset(0), end, LogOffset(segments * 1000), rows)
+    return TierState(queues={MessageQueue("t", number): (incarnation,) for number in range(queues)})
 
 
 def archived(number: int) -> Archived:

@@ -298,10 +298,10 @@ class World:
         for at, mail in enumerate(some, len(self.sent[queue])):
             self.ever.setdefault((queue.queue_id, at), set()).add(mail.body)
         self.sent[queue] += some
-        life = self.tier.journal.state.life(queue)
-        assert life
-        base = life.segments[-1].base_offset
-        self.tier.say(queue_action("seal", queue, life.incarnation, segment=base))
+        incarnation = self.tier.journal.state.incarnation(queue)
+        assert incarnation
+        base = incarnation.segments[-1].base_offset
+        self.tier.say(queue_action("seal", queue, incarnation.number, segment=base))
         self.sealed[queue] = len(self.sent[queue])
 
     def truncate(self) -> None:

@@ -129,12 +129,14 @@ def named_action(*named: Placed) -> Action:
 
 
 def merge_action(
-    *merged: tuple[MessageQueue, int, int, Part, Parts], life: int = 0, truncated: bool = False
+    *merged: tuple[MessageQueue, int, int, Part, Parts],
+    incarnation: int = 0,
+    truncated: bool = False,
 ) -> Action:
     """A ``merge``: queue, incarnation, segment, the part that was made, and what it takes the place of."""
     return {
         "do": "merge",
         "bundles": rows_of([one[:4] for one in merged], truncated=truncated),
-        "lives": encode_numbers([life] * len(merged)),
+        "positions": encode_numbers([incarnation] * len(merged)),
         "runs": encode_numbers([fingerprint(run) for *_, run in merged]),
     }

@@ -80,10 +80,10 @@ def mail(key: str, body: bytes = b"value") -> Mail:
 
 
 def seal(tier: KeyedTier, queue: MessageQueue = QUEUE) -> None:
-    life = tier.journal.state.life(queue)
-    assert life
-    base = life.segments[-1].base_offset
-    tier.say(queue_action("seal", queue, life.incarnation, segment=base))
+    incarnation = tier.journal.state.incarnation(queue)
+    assert incarnation
+    base = incarnation.segments[-1].base_offset
+    tier.say(queue_action("seal", queue, incarnation.number, segment=base))
 
 
 def check(tier: KeyedTier) -> None:

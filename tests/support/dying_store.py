@@ -46,7 +46,7 @@ def messages() -> list[NewMessage]:
 
 
 def live(root: Path) -> None:
-    """A store's whole life."""
+    """A store's whole incarnation."""
     given = messages()
     with create(root, OPTIONS) as store, (root.parent / "told").open("w") as told:
         for start in range(0, COUNT, BATCH):

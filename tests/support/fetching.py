@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
-    from tiered.log.cursor import LifeView
+    from tiered.log.cursor import IncarnationView
     from tiered.log.decode import TierBatch
 
 
@@ -47,8 +47,8 @@ def fetcher_of(
     return TieredMessageFetcher(reader, executor, clock or ManualClock(), FetchSettings(**settings))
 
 
-def view_of(fetcher: TieredMessageFetcher, queue: MessageQueue = QUEUE) -> LifeView:
-    """The present life of a queue, as the fetcher sees it."""
+def view_of(fetcher: TieredMessageFetcher, queue: MessageQueue = QUEUE) -> IncarnationView:
+    """The present incarnation of a queue, as the fetcher sees it."""
     view = fetcher.tier.present(queue)
     assert view is not None
     return view

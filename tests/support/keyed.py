@@ -98,7 +98,7 @@ def batch_of(queue: MessageQueue, base: int, mails: Sequence[Mail | None]) -> Re
 
 
 Found = tuple[MessageQueue, int, int, int]
-"""Queue, number of its life, queue offset, store time."""
+"""Queue, number of its incarnation, queue offset, store time."""
 
 
 class KeyedTier(TierBuilder):
@@ -147,13 +147,13 @@ class KeyedTier(TierBuilder):
 
     def truncate_parts(self, queue: MessageQueue, parts: int) -> None:
         """Have the broker truncate the last parts of a queue, as far as the first stays."""
-        life = self.journal.state.life(queue)
-        ends = [part.queue_end for part in life.parts()] if life else []
-        if life is None or len(ends) <= parts:
+        incarnation = self.journal.state.incarnation(queue)
+        ends = [part.queue_end for part in incarnation.parts()] if incarnation else []
+        if incarnation is None or len(ends) <= parts:
             return
         end = ends[-1 - parts]
         self.truncate(end, queue=queue)
-        if self.journal.state.life(queue) is life:
+        if self.journal.state.incarnation(queue) is incarnation:
             return  # nothing of it was left to be truncated
         number = len(self.journal.state.queues[queue]) - 2  # the tail, and what goes on behind it
         self.mails = [
@@ -164,12 +164,14 @@ class KeyedTier(TierBuilder):
         ]
 
     def expire(self, queue: MessageQueue) -> None:
-        """Give up the first segment of a queue's first life that has one."""
-        for number, life in enumerate(self.journal.state.queues.get(queue, ())):
-            if life.segments:
-                to = [s.base_queue_offset for s in life.segments[1:]] or [life.commit_offset]
-                place = {"life": number, "min_from": life.min_offset, "min_to": to[0]}
-                self.say(queue_action("expire", queue, life.incarnation, **place))
+        """Give up the first segment of a queue's first incarnation that has one."""
+        for number, incarnation in enumerate(self.journal.state.queues.get(queue, ())):
+            if incarnation.segments:
+                to = [s.base_queue_offset for s in incarnation.segments[1:]] or [
+                    incarnation.commit_offset
+                ]
+                place = {"position": number, "min_from": incarnation.min_offset, "min_to": to[0]}
+                self.say(queue_action("expire", queue, incarnation.number, **place))
                 self.forget(queue)
                 return
 
@@ -180,20 +182,20 @@ class KeyedTier(TierBuilder):
         return found
 
     def expected(self, topic: str, key: str, **wish: Any) -> list[Found]:
-        """The answer by brute force, of present lives as the tier holds them."""
+        """The answer by brute force, of present incarnations as the tier holds them."""
         asked = Wish(topic=topic, key=key, **wish)
-        lives = self.journal.state.queues
+        incarnations = self.journal.state.queues
         found = []
         for place, keys in self.mails:
             queue, number, offset, time_ms = place
             if queue.topic != topic or key not in keys:
                 continue
-            if number >= len(lives[queue]) or (
-                number != len(lives[queue]) - 1 and not asked.every_life
+            if number >= len(incarnations[queue]) or (
+                number != len(incarnations[queue]) - 1 and not asked.every_incarnation
             ):
                 continue
-            life = lives[queue][number]
-            if not life.min_offset <= offset < life.commit_offset:
+            incarnation = incarnations[queue][number]
+            if not incarnation.min_offset <= offset < incarnation.commit_offset:
                 continue
             if asked.from_ms <= time_ms < asked.until_ms:
                 found.append(place)
@@ -204,4 +206,4 @@ class KeyedTier(TierBuilder):
 
 def places(found: Lookup) -> list[Found]:
     """Of the messages found."""
-    return [(hit.queue, hit.life, hit.queue_offset, hit.store_ms) for hit in found.hits]
+    return [(hit.queue, hit.position, hit.queue_offset, hit.store_ms) for hit in found.hits]

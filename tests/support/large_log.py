@@ -97,16 +97,16 @@ def make(root: str, queues: int) -> None:
 def _tier(queues: int) -> TierState:
     """With checksums that differ, since what can be packed too well is not believed."""
     chance, made, found = np.random.default_rng(1), tier(queues, SEGMENTS), {}
-    for queue, (life,) in made.queues.items():
-        rows = np.concatenate([segment.parts.rows for segment in life.segments])
+    for queue, (incarnation,) in made.queues.items():
+        rows = np.concatenate([segment.parts.rows for segment in incarnation.segments])
         for name in ("crc", "last", "start"):
             rows[name] = chance.integers(0, 1 << 31, SEGMENTS)
-        parts = Parts(rows, [segment.parts.bundles[0] for segment in life.segments])
+        parts = Parts(rows, [segment.parts.bundles[0] for segment in incarnation.segments])
         segments = tuple(
             replace(one, parts=parts[number : number + 1])
-            for number, one in enumerate(life.segments)
+            for number, one in enumerate(incarnation.segments)
         )
-        found[queue] = (replace(life, segments=segments),)
+        found[queue] = (replace(incarnation, segments=segments),)
     return replace(made, queues=found, epoch=1, history="h")
 
 

@@ -104,17 +104,21 @@ def gather(
 def runs_of(state: TierState) -> list[MergeRun]:
     """Every segment as one run."""
     return [
-        MergeRun(queue, number, life.incarnation, segment.base_offset, segment.parts, is_tail(lives, number))
-        for queue, lives in sorted(state.queues.items())
-        for number, life in enumerate(lives)
-        for segment in life.segments
+        MergeRun(queue, number, incarnation.number, segment.base_offset, segment.parts, is_tail(incarnations, number))
+        for queue, incarnations in sorted(state.queues.items())
+        for number, incarnation in enumerate(incarnations)
+        for segment in incarnation.segments
     ]  # fmt: skip
 
 
 def named_bundles(builder: TierBuilder) -> set[str]:
     """Keys, below the prefix, of the bundles that the journal names."""
-    lives = (life for lives in builder.journal.state.queues.values() for life in lives)
-    return {bundle.key for life in lives for bundle in life.parts().bundles}
+    incarnations = (
+        incarnation
+        for incarnations in builder.journal.state.queues.values()
+        for incarnation in incarnations
+    )
+    return {bundle.key for incarnation in incarnations for bundle in incarnation.parts().bundles}
 
 
 def delete_unnamed(builder: TierBuilder, before: set[str]) -> None:
@@ -125,6 +129,6 @@ def delete_unnamed(builder: TierBuilder, before: set[str]) -> None:
 
 def parts_of(builder: TierBuilder) -> list[Part]:
     """Those of ``QUEUE``, as the journal has them."""
-    life = builder.journal.state.life(QUEUE)
-    assert life
-    return list(life.parts())
+    incarnation = builder.journal.state.incarnation(QUEUE)
+    assert incarnation
+    return list(incarnation.parts())

@@ -43,10 +43,10 @@ class History:
                 some = [self._mail() for _ in range(25)]
                 self.tier.post(queue, some, roll=not part and bool(self.sent[queue]))
                 self.sent[queue] += some
-            life = self.tier.journal.state.life(queue)
-            assert life
-            base = life.segments[-1].base_offset
-            self.tier.say(queue_action("seal", queue, life.incarnation, segment=base))
+            incarnation = self.tier.journal.state.incarnation(queue)
+            assert incarnation
+            base = incarnation.segments[-1].base_offset
+            self.tier.say(queue_action("seal", queue, incarnation.number, segment=base))
         jobs.archive(self.at)
 
     def _mail(self) -> Mail:

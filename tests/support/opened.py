@@ -61,11 +61,13 @@ class Made:
         """As when a broker comes back with less: what is behind ``end`` is truncated."""
         self.builder.truncate(end, queue=queue)
 
-    def expire(self, start: int, end: int, queue: MessageQueue = ORDERS, *, life: int = 0) -> None:
-        """Messages ``[start, end)`` of a life expire, and bundles that nothing names any more are deleted."""
+    def expire(
+        self, start: int, end: int, queue: MessageQueue = ORDERS, *, incarnation: int = 0
+    ) -> None:
+        """Messages ``[start, end)`` of an incarnation expire, and bundles that nothing names any more are deleted."""
         before = named_bundles(self.builder)
-        number = self.builder.journal.state.queues[queue][life].incarnation
-        bounds = {"life": life, "min_from": start, "min_to": end}
+        number = self.builder.journal.state.queues[queue][incarnation].number
+        bounds = {"position": incarnation, "min_from": start, "min_to": end}
         self.builder.say(queue_action("expire", queue, number, **bounds))
         delete_unnamed(self.builder, before)
 

@@ -29,8 +29,8 @@ EPOCH = {"do": "epoch", "epoch": 1, "holder": {"host": "h"}}
 part = made_part
 
 
-def add(piece: Part, segment: int, *, queue: MessageQueue = QUEUE, life: int = 0) -> Action:
-    return named_action((queue, life, segment, piece))
+def add(piece: Part, segment: int, *, queue: MessageQueue = QUEUE, incarnation: int = 0) -> Action:
+    return named_action((queue, incarnation, segment, piece))
 
 
 def replay(*entries: Sequence[Action], epochs: Sequence[int] = ()) -> TierState:
@@ -41,8 +41,8 @@ def replay(*entries: Sequence[Action], epochs: Sequence[int] = ()) -> TierState:
     return state
 
 
-def life(state: TierState) -> Any:
-    found = state.life(QUEUE)
+def incarnation(state: TierState) -> Any:
+    found = state.incarnation(QUEUE)
     assert found
     return found
 

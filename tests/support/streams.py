@@ -41,11 +41,11 @@ OTHER = MessageQueue("other", 0)
 class Broker(TierBuilder):
     """A tier to which everything happens that can happen to one."""
 
-    def expire(self, before: int, queue: MessageQueue = QUEUE, life: int = -1) -> None:
-        lives = self.journal.state.queues[queue]
-        number = life % len(lives)
-        fields = {"life": number, "min_from": lives[number].min_offset, "min_to": before}
-        self.say(queue_action("expire", queue, lives[number].incarnation, **fields))
+    def expire(self, before: int, queue: MessageQueue = QUEUE, incarnation: int = -1) -> None:
+        incarnations = self.journal.state.queues[queue]
+        number = incarnation % len(incarnations)
+        fields = {"position": number, "min_from": incarnations[number].min_offset, "min_to": before}
+        self.say(queue_action("expire", queue, incarnations[number].number, **fields))
 
 
 ORDERS = [MessageQueue("orders", number) for number in (0, 1)]
@@ -67,9 +67,9 @@ class Shop:
     def add(self, *bodies: bytes) -> None:
         """To each queue, as a segment of its own."""
         for queue in ORDERS:
-            life = self.tier.journal.state.life(queue)
-            first = int(life.commit_offset) if life else 0
-            self.tier.add(bodies, queue=queue, roll=life is not None)
+            incarnation = self.tier.journal.state.incarnation(queue)
+            first = int(incarnation.commit_offset) if incarnation else 0
+            self.tier.add(bodies, queue=queue, roll=incarnation is not None)
             self.truth |= {(queue.queue_id, first + n): body for n, body in enumerate(bodies)}
 
     def run(self) -> None:

@@ -24,7 +24,7 @@ from tiered.local.interface import HoleReason, Quarantined, RecordBatch
 from tiered.log.actions import Head
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.divergence import measure
-from tiered.log.parts import QueueLife, queue_action
+from tiered.log.parts import Incarnation, queue_action
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
@@ -148,8 +148,8 @@ class TierBuilder:
         """The write side of a queue."""
         if queue not in self._files:
             start = QueueOffset(first)
-            life = self.journal.state.life(queue) or QueueLife(0, start, start)
-            self._files[queue] = CompositeFlatFile(queue, life, POLICY)
+            incarnation = self.journal.state.incarnation(queue) or Incarnation(0, start, start)
+            self._files[queue] = CompositeFlatFile(queue, incarnation, POLICY)
         return self._files[queue]
 
     def add(
@@ -204,21 +204,21 @@ class TierBuilder:
 
     def truncate(self, end: int, *, queue: MessageQueue = QUEUE, reason: str = "made so") -> None:
         """Have the broker truncate what is behind ``end``, be it between two parts or inside of one."""
-        life = self.journal.state.life(queue)
-        assert life is not None
+        incarnation = self.journal.state.incarnation(queue)
+        assert incarnation is not None
         head = None
-        for part in life.parts():
+        for part in incarnation.parts():
             if part.queue_offset < end < part.queue_end:
                 size, holes = measure(self.store, self.prefix, part, end - part.queue_offset)
                 head = row_of(Head(part.queue_offset, part.log_offset, size, holes, 0, part.holes))
-        fields = {"end": end, "was": life.commit_offset, "head": head, "reason": reason}
-        self.say(queue_action("truncate", queue, life.incarnation, **fields))
+        fields = {"end": end, "was": incarnation.commit_offset, "head": head, "reason": reason}
+        self.say(queue_action("truncate", queue, incarnation.number, **fields))
         self.forget(queue)
 
     def begin_anew(self, queue: MessageQueue = QUEUE, reason: str = "made so") -> None:
         """Have the topic deleted and created again."""
-        life = self.journal.state.life(queue)
-        number = life.incarnation + 1 if life else 0
+        incarnation = self.journal.state.incarnation(queue)
+        number = incarnation.number + 1 if incarnation else 0
         self.say(queue_action("incarnation", queue, number, start=0, reason=reason))
         self.forget(queue)
 

@@ -16,9 +16,9 @@ from tiered.format.bundle import build_section
 from tiered.format.record import encode_record
 from tiered.format.sysflag import BORN_HOST_V6
 from tiered.log.bundles import SectionRow
-from tiered.log.cursor import LifeView
+from tiered.log.cursor import IncarnationView
 from tiered.log.flat_file import ITEM
-from tiered.log.parts import Bundle, Part, Parts, QueueLife, Segment
+from tiered.log.parts import Bundle, Incarnation, Part, Parts, Segment
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def put_part(
 
 def put_queue(
     store: ObjectStore, parts: Sequence[Sequence[Timed]], *, first: int = 0, minimum: int = 0
-) -> LifeView:
+) -> IncarnationView:
     """A queue with these parts, each a segment of its own, and how a reader sees it."""
     made: list[Part] = []
     queue_offset, log_offset = first, 0
@@ -82,5 +82,5 @@ def put_queue(
         for part in made
     )
     low = QueueOffset(max(first, minimum))
-    life = QueueLife(0, low, QueueOffset(queue_offset), LogOffset(log_offset), segments)
-    return LifeView.of(QUEUE, life)
+    incarnation = Incarnation(0, low, QueueOffset(queue_offset), LogOffset(log_offset), segments)
+    return IncarnationView.of(QUEUE, incarnation)

@@ -93,7 +93,7 @@ def readable(timers: Timers, hour: int) -> set[int]:
     tier.refresh()
     reader: QueueReader = tier.queue(hour_queue(hour))
     found = set()
-    for at in range(reader.life.commit_offset):
+    for at in range(reader.incarnation.commit_offset):
         with contextlib.suppress(DataError):
             reader.read(QueueOffset(at), bytes_max=1, count_max=1)
             found.add(at)
@@ -189,7 +189,7 @@ def reader_state(timers: Timers) -> TierState:
 
 def items_at(timers: Timers) -> int:
     """Where the items of the last part lie in its bundle."""
-    part = list(reader_state(timers).life(hour_queue(timers.now_ms // HOUR_MS)).parts())[-1]  # type: ignore[union-attr]
+    part = list(reader_state(timers).incarnation(hour_queue(timers.now_ms // HOUR_MS)).parts())[-1]  # type: ignore[union-attr]
     return int(part.section.start + part.section.items_at)
 
 

@@ -56,7 +56,7 @@ def timers() -> Iterator[Timers]:
 
 
 class Calendar(ManualClock):
-    """The time of day is moved by the test; what work takes is measured, so that it is paced as it is in life."""
+    """The time of day is moved by the test; what work takes is measured, so that it is paced as it is in incarnation."""
 
     def monotonic_s(self) -> float:
         return SystemClock().monotonic_s()

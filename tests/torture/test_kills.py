@@ -44,7 +44,7 @@ def test_killed_at_random(
 
 
 def kill_once(victim: Victim, rng: random.Random, log: Path) -> None:
-    """One writer's life, while messages arrive."""
+    """One writer's incarnation, while messages arrive."""
     once = ("--once", "--seal") if rng.random() < 0.4 else ()
     with Attach(victim.growing.store, victim.url, log, (*FAST, *once)) as attach:
         until_s = time.monotonic() + rng.choice((0.5, 1.0, 2.0)) * rng.random() + 0.3

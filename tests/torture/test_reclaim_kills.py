@@ -52,8 +52,10 @@ class Reclaimers:
                     stderr=subprocess.PIPE,
                     env=command_line.environment(),
                 )
-                lives_s = self._rng.choice((0.3, 0.5, 0.7, 60.0)) * (0.6 + self._rng.random())
-                self._running[what] = started, time.monotonic() + lives_s
+                incarnations_s = self._rng.choice((0.3, 0.5, 0.7, 60.0)) * (
+                    0.6 + self._rng.random()
+                )
+                self._running[what] = started, time.monotonic() + incarnations_s
             elif process.poll() is not None or time.monotonic() > until_s:
                 self._end(what)
 
@@ -103,7 +105,7 @@ def test_i11_reclaiming_beside_a_writer(
 
 
 def play(victim: Victim, reclaimers: Reclaimers, rng: random.Random, share: int, log: Path) -> None:
-    """Messages arrive beside one or two writers' lives, while others expire and are deleted."""
+    """Messages arrive beside one or two writers' incarnations, while others expire and are deleted."""
     end = min(victim.growing.end + share, victim.growing.whole_end)
     for _ in range(rng.randrange(1, 3)):
         with Attach(victim.growing.store, url=victim.url, log=log, options=FAST) as attach:

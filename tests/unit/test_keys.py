@@ -64,11 +64,11 @@ def test_no_name_is_the_folder_of_another(one: str, other: str):
 
 @given(PREFIXES, QUEUES, NUMBERS, OFFSETS, IDS)
 def test_data_keys_pass_the_rules_of_all_servers_and_round_trip(
-    prefix: str, queue: MessageQueue, life: int, begins: int, made: keys.ObjectId
+    prefix: str, queue: MessageQueue, incarnation: int, begins: int, made: keys.ObjectId
 ):
     plain, topic = keys.escape_name(queue.topic), queue.topic
     level = begins % (keys.LEVEL_MAX + 1)
-    at, whose = QueueOffset(begins), (topic, queue.queue_id, life)
+    at, whose = QueueOffset(begins), (topic, queue.queue_id, incarnation)
     key = keys.bundle_key(prefix, level, begins, made)
     check_key(key)
     said = keys.DataKey("bundle", made, level=level, begins=begins)
@@ -77,13 +77,13 @@ def test_data_keys_pass_the_rules_of_all_servers_and_round_trip(
         by = {"escapes_case": escapes}
         more = {"begins": begins, "escapes_case": keys.escape_name(topic, **by) != plain}
         built = {
-            keys.queue_bundle_key(prefix, queue, life, at, made, **by): keys.DataKey(
+            keys.queue_bundle_key(prefix, queue, incarnation, at, made, **by): keys.DataKey(
                 "queue", made, *whose, **more
             ),
             keys.topic_bundle_key(prefix, topic, level, begins, made, **by): keys.DataKey(
                 "topic", made, topic, level=level, **more
             ),
-            keys.quarantine_key(prefix, queue, life, at, made, **by): keys.DataKey(
+            keys.quarantine_key(prefix, queue, incarnation, at, made, **by): keys.DataKey(
                 "quarantine", made, *whose, **more
             ),
         }
@@ -97,16 +97,16 @@ def test_data_keys_pass_the_rules_of_all_servers_and_round_trip(
 
 @given(st.lists(QUEUES, min_size=1, max_size=4), NUMBERS, OFFSETS, IDS)
 def test_no_key_of_a_tier_is_another_key_plus_a_slash(
-    queues: list[MessageQueue], life: int, begins: int, made: keys.ObjectId
+    queues: list[MessageQueue], incarnation: int, begins: int, made: keys.ObjectId
 ):
     prefix = keys.broker_prefix("lease", "journal")
     every = {prefix + keys.LEASE, keys.entry_key(prefix, 7), keys.checkpoint_key(prefix, 7)}
     every.add(keys.bundle_key(prefix, 0, begins, made))
     for queue in queues:
         every |= {
-            keys.queue_bundle_key(prefix, queue, life, QueueOffset(begins), made),
+            keys.queue_bundle_key(prefix, queue, incarnation, QueueOffset(begins), made),
             keys.topic_bundle_key(prefix, queue.topic, 1, begins, made),
-            keys.quarantine_key(prefix, queue, life, QueueOffset(begins), made),
+            keys.quarantine_key(prefix, queue, incarnation, QueueOffset(begins), made),
         }
     for key in every:
         folders = {key[:index] for index, letter in enumerate(key) if letter == "/"}

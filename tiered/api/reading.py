@@ -153,7 +153,7 @@ class QueueFollower:
     """One follower of a queue: what comes next, without waiting for what is not there yet. For one thread at a time.
 
     A history is read to where it ended when it was looked at last; then the cursor goes on. A queue that was deleted and
-    made again is followed into its new life when all of the old one has been given; of what the broker truncated what
+    made again is followed into its new incarnation when all of the old one has been given; of what the broker truncated what
     came in its place is given, so that queue offsets may come again.
     """
 

@@ -102,7 +102,7 @@ class Tier(OpenTier):
             stop: One past the last; default: the end, as of opening or the last ``refresh``.
             tags: Only messages with one of these tags: ``A||B``.
             sql: Only messages whose properties fulfil this SQL92 expression (docs/filters.md).
-            incarnation: Of an older life of the queue; default: the present one.
+            incarnation: Of an older incarnation of the queue; default: the present one.
 
         Raises:
             InvalidError: No such queue or incarnation, a bound below zero, or both kinds of filters.
@@ -138,7 +138,7 @@ class Tier(OpenTier):
             columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``). What is left out costs nothing.
             tags: Filter.
             sql: Filter.
-            incarnation: Of an older life.
+            incarnation: Of an older incarnation.
             batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
 
         Raises:
@@ -234,8 +234,8 @@ class Tier(OpenTier):
     ) -> Iterator[Message]:
         """Messages of one queue in order, waiting for more as they are tiered.
 
-        A queue that was deleted and made again is followed into its new life; of what the broker truncated what came in
-        its place is given, so that queue offsets may come again.
+        A queue that was deleted and made again is followed into its new incarnation; of what the broker truncated what came
+        in its place is given, so that queue offsets may come again.
 
         Args:
             topic: Of the queue.

@@ -74,7 +74,7 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.journal.replay import JournalReader
 from tiered.local.interface import HoleReason
-from tiered.log.cursor import life_at
+from tiered.log.cursor import incarnation_at
 from tiered.log.parts import NO_PARTS, Gap
 from tiered.log.reader import QueueReader, TierReader
 from tiered.upkeep.engine import all_done
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from tiered.archive.task import Workshop
     from tiered.journal.append import JournalWriter
     from tiered.log.decode import TierBatch
-    from tiered.log.parts import Parts, QueueLife
+    from tiered.log.parts import Incarnation, Parts
     from tiered.upkeep.engine import Engine, Workbench
 
 
@@ -214,19 +214,21 @@ def _task(reader: TierReader, state: ArchiveState, lane: ArchiveLane, one: Archi
 
 def tier_parts(reader: TierReader, lane: ArchiveLane, low: int, high: int) -> Parts:
     """What the tier has of these offsets; none when it has not all of them."""
-    lives = _lives(reader, lane)
-    return _parts_of(reader, lane, lives[-1], low, high) if lives else NO_PARTS
+    incarnations = _incarnations(reader, lane)
+    return _parts_of(reader, lane, incarnations[-1], low, high) if incarnations else NO_PARTS
 
 
-def _lives(reader: TierReader, lane: ArchiveLane) -> list[QueueLife]:
-    lives = reader.state.queues.get(lane.queue, ())
-    return [life for life in lives if life.incarnation == lane.incarnation]
+def _incarnations(reader: TierReader, lane: ArchiveLane) -> list[Incarnation]:
+    incarnations = reader.state.queues.get(lane.queue, ())
+    return [incarnation for incarnation in incarnations if incarnation.number == lane.incarnation]
 
 
-def _parts_of(reader: TierReader, lane: ArchiveLane, life: QueueLife, low: int, high: int) -> Parts:
-    if low < life.min_offset or high > life.commit_offset:
+def _parts_of(
+    reader: TierReader, lane: ArchiveLane, incarnation: Incarnation, low: int, high: int
+) -> Parts:
+    if low < incarnation.min_offset or high > incarnation.commit_offset:
         return NO_PARTS
-    view = reader.view(lane.queue, life)
+    view = reader.view(lane.queue, incarnation)
     first, behind = np.searchsorted(view.starts, (low + 1, high)).tolist()
     return view.parts[max(first - 1, 0) : behind]
 
@@ -407,9 +409,9 @@ def _batches(bench: Workbench, task: Task) -> Iterator[TierBatch]:
     """What the tier has of a task's offsets."""
     if not task.parts:
         return iter(())
-    life = task.life
-    source = QueueReader.of_life(bench.tier, bench.prefix, task.lane.queue, life)
-    return (one for one in source.batches(life.min_offset) if not isinstance(one, Gap))
+    incarnation = task.incarnation
+    source = QueueReader.of_incarnation(bench.tier, bench.prefix, task.lane.queue, incarnation)
+    return (one for one in source.batches(incarnation.min_offset) if not isinstance(one, Gap))
 
 
 # -- files that are harmed -------------------------------------------------------------------------
@@ -656,7 +658,7 @@ class Remake:
 
 
 Sources = tuple[Task, ...]
-"""Where the tier has some offsets, in order: at least one; of each as much as lies in one of a queue's lives."""
+"""Where the tier has some offsets, in order: at least one; of each as much as lies in one of a queue's incarnations."""
 
 
 def _sources(
@@ -667,15 +669,18 @@ def _sources(
     What the broker has truncated since is kept there, too. It does not count any more, but nothing forgets it as long as
     the file in which it lies beside others is harmed.
     """
-    lives, found, at = _lives(reader, lane), list[Task](), low
-    if not lives:
+    incarnations, found, at = _incarnations(reader, lane), list[Task](), low
+    if not incarnations:
         return ()
     (stretch,) = state.overlapping(lane, low, low + 1)
-    layout, tails = layout_of(state, lane.topic, stretch), ends_dealt_with(state, lane, lives)
+    layout, tails = (
+        layout_of(state, lane.topic, stretch),
+        ends_dealt_with(state, lane, incarnations),
+    )
     while at < high:
-        life, _, behind = life_at(lives, tails, at)
+        incarnation, _, behind = incarnation_at(incarnations, tails, at)
         end = min(behind, high)
-        parts = _parts_of(reader, lane, life, at, end) if at < end else NO_PARTS
+        parts = _parts_of(reader, lane, incarnation, at, end) if at < end else NO_PARTS
         if not parts:
             return ()
         found.append(Task(lane, at, end, parts, layout=layout))

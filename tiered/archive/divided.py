@@ -32,7 +32,7 @@ def find_lost(bench: Workbench, task: Task) -> tuple[tuple[int, int, str], ...]:
 
     Memory: a section, where it is damaged.
     """
-    reader = QueueReader.of_life(bench.tier, bench.prefix, task.lane.queue, task.life)
+    reader = QueueReader.of_incarnation(bench.tier, bench.prefix, task.lane.queue, task.incarnation)
     return tuple(reader.find_lost(QueueOffset(task.start), QueueOffset(task.end)))
 
 

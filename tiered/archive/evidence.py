@@ -79,12 +79,14 @@ class Evidence:
         return {"archive": self._url, "unproved": self._left[:LISTED], "refusals": self._damaged}
 
     def _missing(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> str:
-        lives = state.queues[queue]
-        if is_tail(lives, number):
+        incarnations = state.queues[queue]
+        if is_tail(incarnations, number):
             return "the broker truncated it, so it is in no archive"
-        lane = self._lane(queue, lives[number].incarnation)
-        tails = (life for n, life in enumerate(lives) if is_tail(lives, n))
-        same = (tail for tail in tails if tail.incarnation == lane.incarnation)
+        lane = self._lane(queue, incarnations[number].number)
+        tails = (
+            incarnation for n, incarnation in enumerate(incarnations) if is_tail(incarnations, n)
+        )
+        same = (tail for tail in tails if tail.number == lane.incarnation)
         if any(overtaken_by(self._state, lane, tail) for tail in same):
             return "the archive does not know yet what the broker truncated: archive first"
         start, end = _bounds(state, queue, number, segment)
@@ -103,7 +105,7 @@ class Evidence:
         return ""
 
     def _damage(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> str:
-        lane = self._lane(queue, state.queues[queue][number].incarnation)
+        lane = self._lane(queue, state.queues[queue][number].number)
         start, end = _bounds(state, queue, number, segment)
         for archived in self._state.overlapping(lane, start, end):
             for file in archived.objects():

@@ -370,8 +370,10 @@ class _Sample:
             yield from self._bodies(task)
 
     def _bodies(self, task: Task) -> Iterator[bytes]:
-        reader = QueueReader.of_life(self._tier, self._prefix, task.lane.queue, task.life)
-        for found in islice(reader.batches(task.life.min_offset, bytes_max=SAMPLE_BYTES), 1):
+        reader = QueueReader.of_incarnation(
+            self._tier, self._prefix, task.lane.queue, task.incarnation
+        )
+        for found in islice(reader.batches(task.incarnation.min_offset, bytes_max=SAMPLE_BYTES), 1):
             if not isinstance(found, Gap):
                 rows, _ = Columns(task.lane).make(found)
                 for some in rows:

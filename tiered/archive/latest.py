@@ -525,7 +525,7 @@ def _masks(
     file: Chosen, batch: pa.RecordBatch
 ) -> Iterator[tuple[ArchiveLane, npt.NDArray[np.bool_]]]:
     """Which rows are those of each lane, as far as they count."""
-    offsets, queues, lives = (
+    offsets, queues, incarnations = (
         batch.column(name).to_numpy(zero_copy_only=False)
         for name in ("queue_offset", "queue_id", "incarnation")
     )
@@ -533,7 +533,7 @@ def _masks(
     for lane in dict.fromkeys(piece.lane for piece in file.pieces):
         mine = compute.equal(batch.column("broker"), shown(lane.broker))
         mask = mine.to_numpy(zero_copy_only=False).astype(np.bool_)
-        mask &= (queues == lane.queue_id) & (lives == lane.incarnation)
+        mask &= (queues == lane.queue_id) & (incarnations == lane.incarnation)
         counts = np.zeros(len(mask), np.bool_)
         for piece in file.pieces:
             if piece.lane == lane:

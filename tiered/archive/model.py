@@ -70,7 +70,7 @@ class ArchiveLane(Row):
     broker: str  # name of the broker
     topic: str  # as the tier has it
     queue_id: int  # number of the queue
-    incarnation: int  # which life of the queue
+    incarnation: int  # which incarnation of the queue
 
     @property
     def queue(self) -> MessageQueue:
@@ -98,7 +98,7 @@ class Truncation(NamedTuple):
     """
 
     entry: int
-    """Number of the entry of the tier's journal that says so (``QueueLife.cut_by``); 0: not known."""
+    """Number of the entry of the tier's journal that says so (``Incarnation.cut_by``); 0: not known."""
     low: int  # the first
     high: int  # one past the last
 
@@ -349,9 +349,10 @@ def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
 # a key: what is known of a file says the log.
 #
 # A key is a pure function of the sealed segments, or of the files, that the file is made of, so that the same work
-# done again, after a crash or beside us, makes the same object. The digest tells brokers and incarnations apart, and a life
-# that the broker truncated from the one that came in its place; and it changes with the schema and with the columns that are
-# added to it, since no object is ever replaced. A file of several pieces has their number in the place of queue and offsets.
+# done again, after a crash or beside us, makes the same object. The digest tells brokers and incarnations apart, and an
+# incarnation that the broker truncated from the one that came in its place; and it changes with the schema and with the
+# columns that are added to it, since no object is ever replaced. A file of several pieces has their number in the place of
+# queue and offsets.
 
 DAY_MS = 86_400_000
 DATA = "data/"

@@ -15,7 +15,7 @@ import numpy as np
 
 from tiered.archive.bodies import PLAIN, BodyLayout
 from tiered.archive.model import DAY_MS, SCHEMA_VERSION, ArchiveLane, Truncation, digest_of
-from tiered.log.parts import Parts, QueueLife, Segment, Segments
+from tiered.log.parts import Incarnation, Parts, Segment, Segments
 from tiered.log.ranges import Ranges, without
 from tiered.log.truncation import is_tail
 from tiered.model import LogOffset, QueueOffset
@@ -101,12 +101,12 @@ class Task:
         return digest_of((*known, *rows, *self.layout.marks, *epoch))
 
     @property
-    def life(self) -> QueueLife:
-        """These offsets as a life of their own, for a reader."""
+    def incarnation(self) -> Incarnation:
+        """These offsets as an incarnation of their own, for a reader."""
         first = self.parts[0]
         segment = Segment(LogOffset(first.log_offset), first.queue_offset, 0, True, self.parts)
         bounds = QueueOffset(self.start), QueueOffset(self.end)
-        return QueueLife(self.lane.incarnation, *bounds, self.parts.log_end, (segment,))
+        return Incarnation(self.lane.incarnation, *bounds, self.parts.log_end, (segment,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,35 +169,35 @@ def plan_archive(
     strange: list[tuple[ArchiveLane, int]] = []
     archived = 0
     for queue in sorted(queue for queue in tier.queues if takes(queue.topic)):
-        lives = tier.queues[queue]
+        incarnations = tier.queues[queue]
         mine: list[Overtaken] = []
-        for number, life in enumerate(lives):
+        for number, incarnation in enumerate(incarnations):
             lane = ArchiveLane(
-                *(place.cluster, place.broker), *(queue.topic, queue.queue_id), life.incarnation
+                *(place.cluster, place.broker), *(queue.topic, queue.queue_id), incarnation.number
             )
-            if is_tail(lives, number):
-                mine += overtaken_by(archive, lane, life)
+            if is_tail(incarnations, number):
+                mine += overtaken_by(archive, lane, incarnation)
                 continue
             gone = {start for one in mine if one.lane == lane for start in one.starts}
             tails = len(archive.tails.get(lane, ())) + sum(one.lane == lane for one in mine)
-            sealed = _sealed(life)
-            is_whole = _is_whole(archive, lane, sealed, int(life.min_offset)) & (not gone)
-            left = replace(life, segments=sealed.where(~is_whole))
+            sealed = _sealed(incarnation)
+            is_whole = _is_whole(archive, lane, sealed, int(incarnation.min_offset)) & (not gone)
+            left = replace(incarnation, segments=sealed.where(~is_whole))
             found = list(_tasks(archive, lane, left, gone, tails))
             archived += int(is_whole.sum()) + sum(not rest for rest, _ in found)
             strange += [(lane, start) for rest, start in found if start >= 0]
             tasks += [task for rest, _ in found for task in rest]
-            opened += _open(lane, life)
+            opened += _open(lane, incarnation)
         overtaken += mine
     return Plan(tuple(tasks), tuple(opened), tuple(overtaken), archived, strange=tuple(strange))
 
 
 def _tasks(
-    archive: ArchiveState, lane: ArchiveLane, life: QueueLife, gone: set[int], tails: int
+    archive: ArchiveState, lane: ArchiveLane, incarnation: Incarnation, gone: set[int], tails: int
 ) -> Iterator[tuple[list[Task], int]]:
     """For each segment what is left of it; and where it begins if what is archived of it has other times, else -1."""
-    for segment in life.segments:
-        start = max(segment.parts[0].queue_offset, life.min_offset)
+    for segment in incarnation.segments:
+        start = max(segment.parts[0].queue_offset, incarnation.min_offset)
         end = segment.parts[-1].queue_end
         if start >= end:
             continue
@@ -212,11 +212,11 @@ def _tasks(
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
 
 
-def _sealed(life: QueueLife) -> Segments:
+def _sealed(incarnation: Incarnation) -> Segments:
     """Segments that can be archived."""
-    every = Segments.of(life.segments)
+    every = Segments.of(incarnation.segments)
     has_parts = every.rows["first"] < every.rows["behind"]
-    return every.where(has_parts & (every.rows["sealed"] | bool(life.ended)))
+    return every.where(has_parts & (every.rows["sealed"] | bool(incarnation.ended)))
 
 
 def _is_whole(
@@ -253,15 +253,15 @@ def holding(parts: Parts, low: int, high: int) -> Parts:
     return parts[first : first + behind]
 
 
-def _open(lane: ArchiveLane, life: QueueLife) -> list[Open]:
-    segment = life.segments[-1] if life.segments else None
-    if segment is None or segment.sealed or life.ended or not segment.parts:
+def _open(lane: ArchiveLane, incarnation: Incarnation) -> list[Open]:
+    segment = incarnation.segments[-1] if incarnation.segments else None
+    if segment is None or segment.sealed or incarnation.ended or not segment.parts:
         return []
     start, end = segment.parts[0].queue_offset, segment.parts[-1].queue_end
     return [Open(lane, start, end, segment.size_bytes)]
 
 
-def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: QueueLife) -> list[Overtaken]:
+def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: Incarnation) -> list[Overtaken]:
     """What the archive has to forget for what the broker truncated, also if that has expired; nothing once it has."""
     mark = Truncation(tail.cut_by, int(tail.cut_at), int(tail.commit_offset))
     if any(one.knows(mark) for one in archive.tails.get(lane, ())):
@@ -270,14 +270,16 @@ def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: QueueLife) -> l
     return [Overtaken(lane, tuple(one.start for one in found), mark)]
 
 
-def ends_dealt_with(archive: ArchiveState, lane: ArchiveLane, lives: Sequence[QueueLife]) -> int:
+def ends_dealt_with(
+    archive: ArchiveState, lane: ArchiveLane, incarnations: Sequence[Incarnation]
+) -> int:
     """On which history the archive stands: that of so many ends truncated as its log has dealt with.
 
     Args:
-        lives: Of that incarnation, as they are in the tier; the last is the one that counts.
+        incarnations: Of that incarnation, as they are in the tier; the last is the one that counts.
     """
-    ends = range(len(lives) - 1)
-    return next((n for n in ends if overtaken_by(archive, lane, lives[n])), len(ends))
+    ends = range(len(incarnations) - 1)
+    return next((n for n in ends if overtaken_by(archive, lane, incarnations[n])), len(ends))
 
 
 # -- how much one run takes on ---------------------------------------------------------------------

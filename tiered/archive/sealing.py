@@ -54,10 +54,10 @@ def seal_open(at: Workplace, takes: Callable[[str], bool]) -> int:
 
 def _actions(state: TierState, takes: Callable[[str], bool]) -> Iterator[Action]:
     for queue in sorted(queue for queue in state.queues if takes(queue.topic)):
-        life = state.life(queue)
-        if life is None or life.ended or not life.segments:
+        incarnation = state.incarnation(queue)
+        if incarnation is None or incarnation.ended or not incarnation.segments:
             continue
-        segment = life.segments[-1]
+        segment = incarnation.segments[-1]
         if segment.sealed or not segment.parts:
             continue
-        yield queue_action("seal", queue, life.incarnation, segment=segment.base_offset)
+        yield queue_action("seal", queue, incarnation.number, segment=segment.base_offset)

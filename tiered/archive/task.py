@@ -125,8 +125,8 @@ def do_work(bench: Workbench, work: Work) -> tuple[Archived, ...]:
 
 def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:
     """All records of a task, checked."""
-    reader = QueueReader.of_life(tier, prefix, task.lane.queue, task.life)
-    at = task.life.min_offset
+    reader = QueueReader.of_incarnation(tier, prefix, task.lane.queue, task.incarnation)
+    at = task.incarnation.min_offset
     for found in reader.batches(at, bytes_max=READ_BYTES):
         if isinstance(found, Gap) or found.base_offset != at:
             raise InternalError(f"{task.lane} is not continuous at {at}")

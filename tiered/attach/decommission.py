@@ -1,8 +1,8 @@
 """Decommissioning: what only the broker would still have done, what it knew, and the mark that it is gone.
 
-Overview: ``look`` tells what of a broker is near and not done, that is, due to come back to life in the broker and nowhere
-else, and reads its tables. ``decommission`` does so at the end of an attachment, and when nothing stands in the way keeps
-the tables in the tier and marks it (``tiered.log.broker_tables``). From then on no writer goes on with it unless it is
+Overview: ``look`` tells what of a broker is near and not done, that is, due to come back to incarnation in the broker and
+nowhere else, and reads its tables. ``decommission`` does so at the end of an attachment, and when nothing stands in the way
+keeps the tables in the tier and marks it (``tiered.log.broker_tables``). From then on no writer goes on with it unless it is
 told to.
 
 Ordering: messages first, then the tables, then the mark. What fails before the mark leaves a tier that goes on as before;

@@ -103,7 +103,7 @@ class IndexThread:
 
     @property
     def damaged(self) -> int:
-        """Lives of queues that cannot be read on, for damage."""
+        """Incarnations of queues that cannot be read on, for damage."""
         return len(self._indexer.damaged)
 
     @property

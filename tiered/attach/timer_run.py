@@ -220,8 +220,8 @@ class TimerDelivery:
         state = self.run.journal.state
         left = {}
         for hour, facts in state.timers.hours.items():
-            life = state.life(hour_queue(hour))
-            count = facts.left(life.commit_offset) if life else 0
+            incarnation = state.incarnation(hour_queue(hour))
+            count = facts.left(incarnation.commit_offset) if incarnation else 0
             if count > 0:
                 left[hour] = count
         return sum(left.values()), len(left), min(left) * HOUR_MS if left else None

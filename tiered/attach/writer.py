@@ -511,8 +511,8 @@ class Attachment:
         behind = 0
         for queue, bounds in target.items():
             if self.selects(queue.topic):
-                life = state.life(queue)
-                start = life.commit_offset if life else self._start_of(queue, bounds)
+                incarnation = state.incarnation(queue)
+                start = incarnation.commit_offset if incarnation else self._start_of(queue, bounds)
                 behind += max(0, bounds.end - start)
         waiting = self.local.waiting()
         counters = self._running().counters

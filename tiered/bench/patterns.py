@@ -366,9 +366,9 @@ def _times(run: PatternRun) -> None:
     rng, seen, tier = random.Random(run.load.seed), Seen(), run.tier  # noqa: S311
     for _ in range(run.load.reads):
         queue = rng.choice(run.queues)
-        life = tier.state.life(queue)
-        assert life is not None
-        parts = [part for part in life.parts() if part.store_max_ms >= 0]
+        incarnation = tier.state.incarnation(queue)
+        assert incarnation is not None
+        parts = [part for part in incarnation.parts() if part.store_max_ms >= 0]
         low, high = parts[0].store_min_ms, max(part.store_max_ms for part in parts)
         work = partial(tier.offset_for_time, queue.topic, queue.queue_id, rng.randint(low, high))
         _lookup(run, seen, "time", work)

@@ -117,7 +117,7 @@ def _plain(
 
 
 def _ranges(tier: Tier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteRange]]:
-    """The sections of the queues' present lives, neighbours together, in pieces."""
+    """The sections of the queues' present incarnations, neighbours together, in pieces."""
     sections = {
         (part.bundle.key, part.section.start, part.section.start + part.section.size_bytes)
         for part in _parts(tier, queues)
@@ -133,9 +133,9 @@ def _ranges(tier: Tier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteR
 
 def _parts(tier: Tier, queues: list[MessageQueue]) -> Iterable[Part]:
     for queue in queues:
-        life = tier.state.life(queue)
-        assert life is not None
-        yield from life.parts()
+        incarnation = tier.state.incarnation(queue)
+        assert incarnation is not None
+        yield from incarnation.parts()
 
 
 def _more(run: PatternRun, bench: ReadBench) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def run(call: Call, options: CatOptions) -> int:
     printer.begin()
     try:
         if which is not None:
-            _print_lives(tier, printer, topic, number, which)
+            _print_incarnations(tier, printer, topic, number, which)
         else:
             _print_all(tier, printer, topic, number)
         while options.follow and not printer.is_full:
@@ -116,10 +116,12 @@ def _nothing_found(options: CatOptions, tier: Tier) -> str:
     said = {"tag": options.tag, "sql": options.sql}
     filters = [f"--{name} {text}" for name, text in said.items() if text]
     looked += f" that {filters[0]} lets pass" if filters else ""
-    lives = {queue.queue_id: tier.reader.queue(queue).life for queue in tier.queues(topic)}
+    incarnations = {
+        queue.queue_id: tier.reader.queue(queue).incarnation for queue in tier.queues(topic)
+    }
     bounds = {
-        queue_id: (life.min_offset, life.commit_offset)
-        for queue_id, life in lives.items()
+        queue_id: (incarnation.min_offset, incarnation.commit_offset)
+        for queue_id, incarnation in incarnations.items()
         if number in {None, queue_id}
     }
     return f"tiered: no messages{looked}; of {topic}, {bounds_text(bounds)}"
@@ -211,23 +213,25 @@ def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> 
         printer.print_queue(reader)
 
 
-def _print_lives(tier: Tier, printer: Printer, topic: str, number: int | None, which: str) -> None:
-    """Each life that is meant, the oldest of a queue first; the last of an incarnation is what was not truncated of it."""
+def _print_incarnations(
+    tier: Tier, printer: Printer, topic: str, number: int | None, which: str
+) -> None:
+    """Each incarnation that is meant, the oldest of a queue first; of a number the last is what was not truncated."""
     from tiered.log.truncation import is_tail
 
     found = False
     for queue in tier.queues(topic):
-        readers = tier.reader.lives(queue) if number in {None, queue.queue_id} else []
-        lives = [reader.life for reader in readers]
+        readers = tier.reader.incarnations(queue) if number in {None, queue.queue_id} else []
+        incarnations = [reader.incarnation for reader in readers]
         for at, reader in enumerate(readers):
-            if which in {"all", str(reader.life.incarnation)}:
+            if which in {"all", str(reader.incarnation.number)}:
                 found = True
-                printer.print_life(reader, is_truncated=is_tail(lives, at))
+                printer.print_incarnation(reader, is_truncated=is_tail(incarnations, at))
     if not found:
         raise InvalidError(
             f"topic {topic} has no incarnation {which}",
             where=tier.store.url,
-            do="`tiered ls URL TOPIC --lives` lists them",
+            do="`tiered ls URL TOPIC --incarnations` lists them",
         )
 
 
@@ -279,7 +283,7 @@ class Printer:
     places: dict[MessageQueue, tuple[QueueCursor, QueueOffset]] = field(default_factory=dict)
     """Where to go on, by queue."""
     _written: int = 0
-    _life: tuple[int, bool] | None = None
+    _incarnation: tuple[int, bool] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -322,17 +326,17 @@ class Printer:
             f" which never came into the tier: {gap.reason}"
         )
 
-    def print_life(self, reader: QueueReader, *, is_truncated: bool) -> None:
-        """Write what one life of a queue has, from its beginning; each message says which life it is of.
+    def print_incarnation(self, reader: QueueReader, *, is_truncated: bool) -> None:
+        """Write what one incarnation of a queue has, from its beginning; each message says which incarnation it is of.
 
         Args:
-            is_truncated: It is an end that the broker truncated, which has the number of the life it was cut from.
+            is_truncated: It is an end that the broker truncated, which has the number of the incarnation it was cut from.
 
         Raises:
             DataError: See ``print_queue`` (likewise ``ExpiredError``).
         """
         self.places.pop(reader.queue, None)
-        self._life = (reader.life.incarnation, is_truncated)
+        self._incarnation = (reader.incarnation.number, is_truncated)
         self.print_queue(reader)
 
     @property
@@ -383,8 +387,8 @@ class Printer:
         start = self.wish.offset
         if self.wish.from_ms is not None:
             start = max(start, reader.offset_by_time(self.wish.from_ms))
-        low = reader.life.min_offset
-        for gap in reader.life.gaps if self.wish.from_ms is None else ():
+        low = reader.incarnation.min_offset
+        for gap in reader.incarnation.gaps if self.wish.from_ms is None else ():
             if start < gap.end <= low:  # nothing is before it, so reading begins behind it
                 self._say_gap(reader.queue, QueueOffset(max(start, gap.start)), gap)
         start = QueueOffset(max(start, low))
@@ -423,14 +427,14 @@ class Printer:
         place, raw_body = batch.log_offset, wish.raw_body
         if wish.form == "text":
             found = messages.messages_json(records, place, raw_body=raw_body, wanted=wanted)
-            return len(found), [_line(message, self._life) for message in found]
+            return len(found), [_line(message, self._incarnation) for message in found]
         lines = messages.messages_lines(records, place, raw_body=raw_body, wanted=wanted)
         return len(lines), self._joined(lines)
 
     def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         """JSON objects as lines, or as elements of the document's array."""
-        if self._life is not None:
-            number, is_truncated = self._life
+        if self._incarnation is not None:
+            number, is_truncated = self._incarnation
             more = f', "incarnation": {number}, "is_truncated": {str(is_truncated).lower()}}}'
             lines = [line[:-1] + more.encode() for line in lines]
         if self.wish.form != DOCUMENT:
@@ -441,7 +445,7 @@ class Printer:
         return [a + line for a, line in zip(lead, lines, strict=True)]
 
 
-def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
+def _line(message: dict[str, object], incarnation: tuple[int, bool] | None) -> bytes:
     """A message for eyes: one line, nothing that a terminal would obey."""
     from base64 import b64decode
 
@@ -452,8 +456,8 @@ def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
     body = b64decode(str(message["body_base64"])).decode("utf-8", "backslashreplace")
     named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
     place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
-    if life is not None:
-        named.append(f"incarnation={life[0]}" + " (truncated)" * life[1])
+    if incarnation is not None:
+        named.append(f"incarnation={incarnation[0]}" + " (truncated)" * incarnation[1])
     text = " ".join(map(printable, [format_time(stored_ms), place, *named, body]))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
@@ -490,7 +494,7 @@ def queues_ahead(
         )
 
     starts = [(reader, start(reader)) for reader in readers]
-    busy = [(reader, at) for reader, at in starts if at < reader.life.commit_offset]
+    busy = [(reader, at) for reader, at in starts if at < reader.incarnation.commit_offset]
     if len(busy) <= 1:
         yield from readers
         return

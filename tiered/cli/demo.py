@@ -191,7 +191,7 @@ def read_back(call: Call, url: str) -> dict[str, Any]:
     tier = call.tier(url)
     for queue in tier.queues():
         reader = tier.reader.queue(queue)
-        for found in reader.batches(reader.life.min_offset):
+        for found in reader.batches(reader.incarnation.min_offset):
             if isinstance(found, Gap):
                 continue
             messages += int((found.records.sizes > 0).sum())

@@ -38,7 +38,7 @@ class QueryOptions:
         "only messages stored before this time", kinds.TIME, default_text="the last there is"
     )
     count: int = option("messages at most, the newest", kinds.COUNT, default=64)
-    lives: bool = flag(
+    incarnations: bool = flag(
         "also in incarnations that are over, and in what the broker truncated; an archive has the first at any rate"
     )
     scan_bytes: int | None = option(
@@ -116,7 +116,7 @@ def read_wish(call: Call, options: QueryOptions) -> Wish:
         topic=options.topic,
         key=options.key,
         count=options.count,
-        every_life=options.lives,
+        every_incarnation=options.incarnations,
         scan_bytes_max=_SCAN_BYTES if options.scan_bytes is None else options.scan_bytes,
         **{name: value for name, value in bounds.items() if value is not None},
     )

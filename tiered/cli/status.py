@@ -136,8 +136,11 @@ def _broker_lines(broker: dict[str, Any], now_ms: int, *, is_billed: bool) -> It
     hidden = set() if with_lag else {"local_max_offset", "lag_messages", "lag_bytes", "lag_seconds"}
     if rows := _queues(broker):
         yield ""
-        older = ["incarnation", "ended_lives", "truncated_messages"]
-        columns = [*COLUMNS, *(older if broker["ended_lives"] or broker["truncated"] else [])]
+        older = ["incarnation", "ended_incarnations", "truncated_messages"]
+        columns = [
+            *COLUMNS,
+            *(older if broker["ended_incarnations"] or broker["truncated"] else []),
+        ]
         yield Table(rows, [column for column in columns if column not in hidden])
     yield ""
 
@@ -174,11 +177,11 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
         if found:
             remarks.append(f"local     {', '.join(found)}")
     remarks += [f"left out  {left['name']}: {left['reason']}" for left in broker["left_out"] or ()]
-    if broker["ended_lives"] or broker["truncated"]:
+    if broker["ended_incarnations"] or broker["truncated"]:
         remarks.append(
-            f"older     {counted(broker['ended_lives'], 'incarnation that is', 'incarnations that are')} over,"
+            f"older     {counted(broker['ended_incarnations'], 'incarnation that is', 'incarnations that are')} over,"
             f" {counted(broker['truncated_messages'], 'message')} that the broker truncated"
-            " (`tiered ls URL --lives`)"
+            " (`tiered ls URL --incarnations`)"
         )
     ahead = [queue for queue in _queues(broker) if queue["ahead_messages"]]
     if ahead:
@@ -194,7 +197,7 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# ``tiered ls``: topics and queues, or the objects (bundles) and what lies in them, or the lives of queues.
+# ``tiered ls``: topics and queues, or the objects (bundles) and what lies in them, or the incarnations of queues.
 # --------------------------------------------------------------------------------------------------
 
 QUEUE_COLUMNS = [
@@ -207,7 +210,7 @@ QUEUE_COLUMNS = [
     "objects",
     "size_bytes",
 ]
-LIFE_COLUMNS = [
+INCARNATION_COLUMNS = [
     "topic",
     "queue_id",
     "incarnation",
@@ -236,9 +239,11 @@ class LsOptions:
 
     url: str = argument()
     topic: str | None = maybe()
-    objects: bool = flag("list the objects (bundles) and what lies in them", excludes="lives")
-    lives: bool = flag(
-        "list each life of a queue: incarnations that are over, ends that the broker truncated, the present one"
+    objects: bool = flag(
+        "list the objects (bundles) and what lies in them", excludes="incarnations"
+    )
+    incarnations: bool = flag(
+        "list each incarnation of a queue: incarnations that are over, ends that the broker truncated, the present one"
     )
 
 
@@ -257,14 +262,16 @@ def run_ls(call: Call, options: LsOptions) -> int:
         objects = object_rows(tier, queues)
         document = {**head, "objects": list(objects)} if output.form == "json" else head
         output.emit(document, objects, OBJECT_COLUMNS)
-    elif options.lives:
-        lives = [row for queue in queues for row in life_rows(tier, queue)]
-        output.emit({**head, "lives": lives}, lives, LIFE_COLUMNS)
+    elif options.incarnations:
+        incarnations = [row for queue in queues for row in incarnation_rows(tier, queue)]
+        output.emit({**head, "incarnations": incarnations}, incarnations, INCARNATION_COLUMNS)
     else:
         rows = queue_listing(tier, queues)
         columns = QUEUE_COLUMNS
-        if output.form == "table" and any(row["ended_lives"] + row["truncated"] for row in rows):
-            columns = [*QUEUE_COLUMNS, "incarnation", "ended_lives", "truncated_messages"]
+        if output.form == "table" and any(
+            row["ended_incarnations"] + row["truncated"] for row in rows
+        ):
+            columns = [*QUEUE_COLUMNS, "incarnation", "ended_incarnations", "truncated_messages"]
         output.emit({**head, "queues": rows}, rows, columns)
     return 0
 
@@ -302,22 +309,23 @@ def queue_listing(tier: Tier, queues: list[MessageQueue]) -> list[Row]:
     ]
 
 
-def life_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
-    """A row for each life of a queue, oldest first."""
+def incarnation_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
+    """A row for each incarnation of a queue, oldest first."""
     from tiered.log.truncation import is_tail
 
-    lives = tier.state.queues[queue]
-    for number, life in enumerate(lives):
-        parts = life.parts()
+    incarnations = tier.state.queues[queue]
+    for number, incarnation in enumerate(incarnations):
+        parts = incarnation.parts()
         times = parts.store_times or (None, None)
-        truncated = is_tail(lives, number)
+        truncated = is_tail(incarnations, number)
         yield {
             **queue._asdict(),
-            **picked(life, "incarnation", "min_offset", "commit_offset"),
-            "state": "truncated" if truncated else "ended" if life.ended else "present",
-            "reason": life.ended,
+            "incarnation": incarnation.number,
+            **picked(incarnation, "min_offset", "commit_offset"),
+            "state": "truncated" if truncated else "ended" if incarnation.ended else "present",
+            "reason": incarnation.ended,
             "messages": parts.messages,
-            "segments": len(life.segments),
+            "segments": len(incarnation.segments),
             "size_bytes": int(parts.stored_bytes().sum()),
             "store_min_ms": times[0],
             "store_max_ms": times[1],
@@ -346,10 +354,10 @@ def object_rows(tier: Tier, queues: list[MessageQueue]) -> Iterator[Row]:
     """
     held: dict[Bundle, list[tuple[MessageQueue, int, Segment, int]]] = {}
     for queue in queues:
-        for life in tier.state.queues[queue]:
-            for segment in life.segments:
+        for incarnation in tier.state.queues[queue]:
+            for segment in incarnation.segments:
                 for number, bundle in enumerate(segment.parts.bundles):
-                    one = queue, life.incarnation, segment, number
+                    one = queue, incarnation.number, segment, number
                     held.setdefault(bundle, []).append(one)
     for bundle in sorted(held, key=lambda one: (one.level, one.key.rpartition("/")[2])):
         rows = [_part_row(*one) for one in held[bundle]]

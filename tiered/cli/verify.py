@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 THREADS = 4
 _NEUTRAL = frozenset(
     {
-        *("notes", "ended_lives", "truncated", "truncated_messages"),
+        *("notes", "ended_incarnations", "truncated", "truncated_messages"),
         *("unreferenced_bytes", "unindexed_messages"),
     }
 )

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tiered.dispatch.settings import DispatchContext, DispatchCounters
     from tiered.local.interface import LocalStore, RecordBatch
     from tiered.log.composite import CompositeFlatFile, QueueFiles, Start
-    from tiered.log.parts import QueueLife, TierState
+    from tiered.log.parts import Incarnation, TierState
     from tiered.model import QueueBounds
 
 
@@ -135,8 +135,10 @@ class Beginnings:
             return (
                 Look.SAME if first is None and not self._has_emptied(queue, start) else Look.SHORTER
             )
-        life = self._state().life(queue)
-        is_right = (life is not None and was_taken(life)) or self.is_right(queue, start)
+        incarnation = self._state().incarnation(queue)
+        is_right = (incarnation is not None and was_taken(incarnation)) or self.is_right(
+            queue, start
+        )
         return Look.SAME if is_right or before.base_offset >= start else Look.DIFFERENT
 
     def is_right(self, queue: MessageQueue, start: QueueOffset) -> bool:
@@ -149,18 +151,22 @@ class Beginnings:
         return bounds is not None and bounds.min > start
 
     def decide(
-        self, queue: MessageQueue, life: QueueLife | None, bounds: QueueBounds, goes_on: QueueOffset
+        self,
+        queue: MessageQueue,
+        incarnation: Incarnation | None,
+        bounds: QueueBounds,
+        goes_on: QueueOffset,
     ) -> Change | None:
         """Decide on a queue that did not look the same.
 
         Args:
-            life: Its present life in the tier, in which nothing is (left); None: the journal has not met it.
+            incarnation: Its present incarnation in the tier, in which nothing is (left); None: the journal has not met it.
             bounds: What the local store has; not empty.
 
         Returns:
             What the journal has to say; None when it may well go on there.
         """
-        change = plan_beginning(queue, life, bounds, goes_on, self._start(queue, bounds))
+        change = plan_beginning(queue, incarnation, bounds, goes_on, self._start(queue, bounds))
         if change is None:
             self._right[queue] = goes_on
         return change
@@ -545,17 +551,17 @@ class Continuity:
 
     def _decide(self, file: CompositeFlatFile) -> tuple[Change | None, bool]:
         """What the journal has to say; and whether the local store was still, as far as nobody would see it later."""
-        queue, life = file.queue, self._state().life(file.queue)
+        queue, incarnation = file.queue, self._state().incarnation(file.queue)
         self._lagging.pop(queue, None)
         bounds = self._local.queues().get(queue)
         if bounds is None or bounds.end == bounds.min:
             self._lagging[queue] = _Short(bounds.end if bounds else QueueOffset(0), None)
             return None, True
-        if life is None or not life.segments:
-            return self._decide_by_memory(file, life, bounds), True
+        if incarnation is None or not incarnation.segments:
+            return self._decide_by_memory(file, incarnation, bounds), True
         from tiered.log.reader import QueueReader  # noqa: PLC0415 (start-up loads only what is needed)
 
-        reader = QueueReader.of_life(self._store, self._prefix, queue, life)
+        reader = QueueReader.of_incarnation(self._store, self._prefix, queue, incarnation)
 
         def local_fingerprint(offset: int) -> int:
             return self._local_fingerprint(queue, offset) or 0
@@ -564,17 +570,17 @@ class Continuity:
             return fingerprint_in_tier(reader, offset)
 
         # Both before the histories are held against each other: what comes to the store meanwhile is known to nobody.
-        is_shorter = bounds.end < life.commit_offset
+        is_shorter = bounds.end < incarnation.commit_offset
         short = _Short(bounds.end, local_fingerprint(bounds.end - 1)) if is_shorter else None
         last, vouched = file.last_taken, None
         if last and (not last[1] or local_fingerprint(last[0]) == HOLE):
-            low = min(last[0], max(life.min_offset, bounds.min))
+            low = min(last[0], max(incarnation.min_offset, bounds.min))
             vouched = _Vouched(
                 last[0], fingerprints_to_witness(low, last[0], local_fingerprint, tier_fingerprint)
             )
         change = plan_change(
             queue,
-            life,
+            incarnation,
             bounds,
             local_fingerprint=local_fingerprint,
             tier_fingerprint=tier_fingerprint,
@@ -589,25 +595,25 @@ class Continuity:
         return change, True
 
     def _decide_by_memory(
-        self, file: CompositeFlatFile, life: QueueLife | None, bounds: QueueBounds
+        self, file: CompositeFlatFile, incarnation: Incarnation | None, bounds: QueueBounds
     ) -> Change | None:
         """The tier has nothing (left) that could be compared; what was taken last may be known all the same."""
         queue, last = file.queue, file.last_taken
-        if life and last:
+        if incarnation and last:
             look, found = self.look(queue, file.append_offset, last), None
             if look is Look.UNKNOWN:
                 found = self._local_fingerprint(queue, last[0])
             # A hole that ends the tier must not hide a message: what comes with it may be new, too.
             if look is Look.DIFFERENT or (found is not None and found > 0):
-                return begin_anew(queue, life, bounds)
+                return begin_anew(queue, incarnation, bounds)
             if found == HOLE:
                 self._vouched[queue] = _Vouched(last[0], (found,))
-        return self._beginnings.decide(queue, life, bounds, file.append_offset)
+        return self._beginnings.decide(queue, incarnation, bounds, file.append_offset)
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:
         """The entry is durable."""
-        queue, life = file.queue, self._state().life(file.queue)
-        is_history = life is not None and life.commit_offset == change.start
+        queue, incarnation = file.queue, self._state().incarnation(file.queue)
+        is_history = incarnation is not None and incarnation.commit_offset == change.start
         if is_history:
             self._files.renew(queue)
         else:  # a seal has merged the part meanwhile: plan again

@@ -67,8 +67,8 @@ if TYPE_CHECKING:
 # Following a local store: window by window, until told to stop or until its end is reached.
 #
 # Overview: a ``Follower`` gives batches in log order, which are offered to dispatch. Before each offer the queues whose
-# offsets fell are opened (``tiered.dispatch.continuity``), so that nothing of another life is taken for the next of this
-# one;
+# offsets fell are opened (``tiered.dispatch.continuity``), so that nothing of another incarnation is taken for the next of
+# this one;
 # when the end is reached, what is open is looked at.
 #
 # Threads: the dispatch thread only. After a crash nothing has to survive.
@@ -452,11 +452,11 @@ class TieredDispatcher:
             How many are being sealed.
         """
         told: list[threading.Event] = []
-        for queue, lives in self._journal.state.queues.items():
-            last = lives[-1].segments[-1] if lives[-1].segments else None
+        for queue, incarnations in self._journal.state.queues.items():
+            last = incarnations[-1].segments[-1] if incarnations[-1].segments else None
             if last and not last.sealed:
                 done = threading.Event()
-                place = lives[-1].incarnation
+                place = incarnations[-1].number
                 action = queue_action("seal", queue, place, segment=last.base_offset)
                 if self._files.end_segment(queue, partial(self.say, Fact(action, done.set))):
                     told.append(done)

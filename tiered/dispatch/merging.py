@@ -165,7 +165,7 @@ class MergedBundle:
         return {
             "do": "merge",
             "bundles": [bundle_row(self.stored.bundle, self.stored.packed)],
-            "lives": encode_numbers([run.life for run in self.output.runs]),
+            "positions": encode_numbers([run.position for run in self.output.runs]),
             "runs": encode_numbers([fingerprint(run.parts) for run in self.output.runs]),
         }
 

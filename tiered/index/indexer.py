@@ -6,8 +6,8 @@ thrown away, and begun again.
 
 Keys come from a ``KeyFeed``, if a writer has filled it, else from the records in the tier; which one makes no difference to
 the result. The broker's own store is not asked: its consume queues scatter a queue over the whole log, and reading it one
-record at a time costs four times what reading the tier does. A life that cannot be read, because it is damaged, is left
-alone until this indexer ends; it is counted.
+record at a time costs four times what reading the tier does. An incarnation that cannot be read, because it is damaged, is
+left alone until this indexer ends; it is counted.
 
 Threads: one.
 """
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.index.extract import Hashes
     from tiered.local.interface import RecordBatch
-    from tiered.log.state import Part, QueueLife, TierState
+    from tiered.log.state import Incarnation, Part, TierState
     from tiered.model import MessageQueue
 
 
@@ -70,7 +70,8 @@ if TYPE_CHECKING:
 #     made = builder.finish()                                the object is stored; a journal entry has to name it
 #     builder.reset()                                        begin anew, whatever became of it
 #
-# Ordering: of each life what is added goes on exactly where it ended; so what an object covers is one row of offsets a life.
+# Ordering: of each incarnation what is added goes on exactly where it ended; so what an object covers is one row of offsets
+# an incarnation.
 #
 # Memory: ``finish`` holds the object (32 bytes an item, and 2.25 for the filter) and 24 bytes an item to sort by. Before
 # that there is the work file, on disk.
@@ -160,8 +161,8 @@ class WorkFile:
 _ROW: Final = np.dtype(f"V{ITEM_BYTES}")
 """An item as bytes without a meaning, which NumPy puts into their place twice as fast as words."""
 COVER_MAX: Final = 2**32 - 1
-"""Queue offsets of one life that one object can cover: items count them with 32 bits."""
-Life = tuple["MessageQueue", int]
+"""Queue offsets of one incarnation that one object can cover: items count them with 32 bits."""
+IncarnationKey = tuple["MessageQueue", int]
 
 
 @dataclass(slots=True)
@@ -197,7 +198,7 @@ class IndexBuilder:
         self._next_id = next_id
         self._directory = directory
         self._work: WorkFile | None = None
-        self._covered: dict[Life, _Covered] = {}
+        self._covered: dict[IncarnationKey, _Covered] = {}
 
     @property
     def count(self) -> int:
@@ -210,16 +211,16 @@ class IndexBuilder:
         return not self._covered
 
     def covered(self, queue: MessageQueue, incarnation: int) -> Cover | None:
-        """What was added of a life; None: nothing."""
+        """What was added of an incarnation; None: nothing."""
         found = self._covered.get((queue, incarnation))
         return Cover(queue, incarnation, found.start, found.end, found.cut_by) if found else None
 
-    def lives(self) -> list[Life]:
+    def incarnations(self) -> list[IncarnationKey]:
         """Of which something was added."""
         return list(self._covered)
 
     def room(self, queue: MessageQueue, incarnation: int) -> int:
-        """How many more queue offsets of a life can be covered."""
+        """How many more queue offsets of an incarnation can be covered."""
         found = self._covered.get((queue, incarnation))
         return COVER_MAX - (found.end - found.start) if found else COVER_MAX
 
@@ -253,7 +254,7 @@ class IndexBuilder:
         *,
         cut_by: int = 0,
     ) -> None:
-        """Add the keys of the messages in ``[start, end)``, which begins where what was added of this life ended.
+        """Add the keys of the messages in ``[start, end)``, which begins where what was added of this incarnation ended.
 
         After any error the builder has to be reset: nobody knows how much of it counts.
 
@@ -284,7 +285,9 @@ class IndexBuilder:
         work = self._work = self._work or WorkFile(self._directory)
         made_of = _sorted(work)
         items = made_of.items
-        covers = tuple(cover for life in self._covered if (cover := self.covered(*life)))
+        covers = tuple(
+            cover for incarnation in self._covered if (cover := self.covered(*incarnation))
+        )
         bounds = made_of.store_min_ms, made_of.store_max_ms
         low, high = (min(max(-1, bound), INT_MAX - 1) for bound in bounds)
         description = {
@@ -500,15 +503,15 @@ _ITEMS_MAX: Final = 1 << 62
 
 
 class _Reading:
-    """A life that is being read. Kept from step to step, since a long life has many parts."""
+    """An incarnation that is being read. Kept from step to step, since a long incarnation has many parts."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife
+        self, store: ObjectStore, prefix: str, queue: MessageQueue, incarnation: Incarnation
     ) -> None:
         from tiered.log.reader import QueueReader  # noqa: PLC0415 (start-up loads only what is needed)
 
-        self.life = life
-        self.reader = QueueReader.of_life(store, prefix, queue, life)
+        self.incarnation = incarnation
+        self.reader = QueueReader.of_incarnation(store, prefix, queue, incarnation)
 
 
 class Indexer:
@@ -523,13 +526,13 @@ class Indexer:
             feed: Where to look first.
         """
         self.builder = builder  # collects it
-        # Lives that cannot be read, and why.
+        # Incarnations that cannot be read, and why.
         self.damaged: dict[tuple[MessageQueue, int], DataError] = {}
         self._store = store
         self._prefix = prefix
         self._feed = feed
         self._reading: _Reading | None = None
-        self._gone: dict[tuple[MessageQueue, int], QueueLife] = {}
+        self._gone: dict[tuple[MessageQueue, int], Incarnation] = {}
 
     def step(
         self, state: TierState, *, bytes_max: int = READ_BYTES, items_max: int = _ITEMS_MAX
@@ -549,11 +552,11 @@ class Indexer:
         if not self._fits(state):
             self.builder.reset()
         taken = 0
-        for queue, life, start, end in self._wanted(state):
-            at, cut_by = start, last_cut(state.queues[queue], life.incarnation)
+        for queue, incarnation, start, end in self._wanted(state):
+            at, cut_by = start, last_cut(state.queues[queue], incarnation.number)
             while at < end and taken < bytes_max and self.builder.count < items_max:
                 before = at
-                at, size = self._take(queue, life, cut_by, (at, end))
+                at, size = self._take(queue, incarnation, cut_by, (at, end))
                 taken += size
                 if at == before:
                     break
@@ -567,49 +570,49 @@ class Indexer:
 
     def _fits(self, state: TierState) -> bool:
         """Whether what was collected can still be named."""
-        for queue, incarnation in self.builder.lives():
-            mine, life = self.builder.covered(queue, incarnation), _last(state, queue, incarnation)
-            holes = uncovered(life) if life else []
+        for queue, number in self.builder.incarnations():
+            mine, incarnation = self.builder.covered(queue, number), _last(state, queue, number)
+            holes = uncovered(incarnation) if incarnation else []
             if not mine or not holes or holes[0][0] != mine.start or mine.end > holes[0][1]:
                 return False
-            if mine.cut_by != last_cut(state.queues[queue], incarnation):
+            if mine.cut_by != last_cut(state.queues[queue], number):
                 return False  # as long as before, and other messages
         return True
 
-    def _wanted(self, state: TierState) -> Iterator[tuple[MessageQueue, QueueLife, int, int]]:
-        for queue, lives in state.queues.items():
-            for incarnation in sorted({life.incarnation for life in lives}):
-                life = _last(state, queue, incarnation)
-                holes = uncovered(life) if life else []
-                if not life or not holes or self._is_left(queue, life):
+    def _wanted(self, state: TierState) -> Iterator[tuple[MessageQueue, Incarnation, int, int]]:
+        for queue, incarnations in state.queues.items():
+            for number in sorted({incarnation.number for incarnation in incarnations}):
+                incarnation = _last(state, queue, number)
+                holes = uncovered(incarnation) if incarnation else []
+                if not incarnation or not holes or self._is_left(queue, incarnation):
                     continue
-                collected = self.builder.covered(queue, incarnation)
+                collected = self.builder.covered(queue, number)
                 start, end = holes[0]
                 if collected:
-                    end = min(end, collected.end + self.builder.room(queue, incarnation))
+                    end = min(end, collected.end + self.builder.room(queue, number))
                     start = collected.end
                 if start < end:
-                    yield queue, life, start, end
+                    yield queue, incarnation, start, end
 
-    def _is_left(self, queue: MessageQueue, life: QueueLife) -> bool:
-        key = queue, life.incarnation
-        return key in self.damaged or self._gone.get(key) is life
+    def _is_left(self, queue: MessageQueue, incarnation: Incarnation) -> bool:
+        key = queue, incarnation.number
+        return key in self.damaged or self._gone.get(key) is incarnation
 
     def _take(
-        self, queue: MessageQueue, life: QueueLife, cut_by: int, wanted: tuple[int, int]
+        self, queue: MessageQueue, incarnation: Incarnation, cut_by: int, wanted: tuple[int, int]
     ) -> tuple[int, int]:
         """Take one piece; where it ends, and how many bytes it had. The same place: it cannot be read now."""
         at, end = wanted
-        part = _part_at(life, at)
+        part = _part_at(incarnation, at)
         try:
             if self._feed and part and part.queue_end <= end:
                 found = self._feed.take(part)
                 if found is not None:
                     ends = at, part.queue_end
-                    self.builder.add(queue, life.incarnation, *ends, found, cut_by=cut_by)
+                    self.builder.add(queue, incarnation.number, *ends, found, cut_by=cut_by)
                     return part.queue_end, part.log_bytes or 1
-            if self._reading is None or self._reading.life is not life:
-                self._reading = _Reading(self._store, self._prefix, queue, life)
+            if self._reading is None or self._reading.incarnation is not incarnation:
+                self._reading = _Reading(self._store, self._prefix, queue, incarnation)
             return self._read(self._reading, queue, cut_by, wanted)
         except BackendError:
             raise  # nothing was added
@@ -620,7 +623,7 @@ class Indexer:
     def _read(
         self, reading: _Reading, queue: MessageQueue, cut_by: int, wanted: tuple[int, int]
     ) -> tuple[int, int]:
-        (at, end), number, found = wanted, reading.life.incarnation, None
+        (at, end), number, found = wanted, reading.incarnation.number, None
         try:
             count = min(end - at, _COUNT_MAX)
             found = reading.reader.read(QueueOffset(at), bytes_max=READ_BYTES, count_max=count)
@@ -628,7 +631,7 @@ class Indexer:
             ObjectNotFoundError
         ) as error:  # merged or expired, and the journal is about to say so
             _LOG.info("%s: not there at queue offset %d: %s", queue, at, error)
-            self._gone[queue, number] = reading.life
+            self._gone[queue, number] = reading.incarnation
         except DataError as error:
             self.damaged[queue, number] = error
             _LOG.warning("%s: keys from queue offset %d on are not indexed: %s", queue, at, error)
@@ -641,16 +644,22 @@ class Indexer:
         return found.records.end_offset, memoryview(found.records.data).nbytes or 1
 
 
-def _part_at(life: QueueLife, offset: int) -> Part | None:
-    """The part that begins there; found without looking at every part of a long life."""
-    number = bisect_right(life.segments, offset, key=lambda segment: segment.base_queue_offset) - 1
-    parts = life.segments[number].parts if number >= 0 else NO_PARTS
+def _part_at(incarnation: Incarnation, offset: int) -> Part | None:
+    """The part that begins there; found without looking at every part of a long incarnation."""
+    number = (
+        bisect_right(incarnation.segments, offset, key=lambda segment: segment.base_queue_offset)
+        - 1
+    )
+    parts = incarnation.segments[number].parts if number >= 0 else NO_PARTS
     at = int(np.searchsorted(parts.rows["queue_offset"], offset))
     found = parts[at] if at < len(parts) else None
     return found if found is not None and found.queue_offset == offset else None
 
 
-def _last(state: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:
-    """The last life of an incarnation: those before it were truncated."""
-    lives = state.queues.get(queue, ())
-    return next((life for life in reversed(lives) if life.incarnation == incarnation), None)
+def _last(state: TierState, queue: MessageQueue, number: int) -> Incarnation | None:
+    """The last incarnation of an incarnation: those before it were truncated."""
+    incarnations = state.queues.get(queue, ())
+    return next(
+        (incarnation for incarnation in reversed(incarnations) if incarnation.number == number),
+        None,
+    )

@@ -8,7 +8,7 @@ Complete: what no index covers is read from the tier itself, up to ``scan_bytes_
 so (``Lookup.unscanned``). Damage costs what is damaged: the rest is found, and ``Lookup.damaged`` names it.
 
 Exact: items are hints. Each message is held against topic, queue, queue offset, key and time itself; what has expired or
-was truncated since does not come; none comes twice. Lives of a queue that are over are asked only on request.
+was truncated since does not come; none comes twice. Incarnations of a queue that are over are asked only on request.
 
 An object that is gone (404): the journal is replayed, and all is asked again.
 
@@ -56,10 +56,10 @@ from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
-    from tiered.log.state import Part, QueueLife
+    from tiered.log.state import Incarnation, Part
     from tiered.model import MessageQueue
 
-    Views = dict[tuple[MessageQueue, int], "IndexedLife"]
+    Views = dict[tuple[MessageQueue, int], "IndexedIncarnation"]
     from collections.abc import Iterator
 
     from tiered.log.parts import IndexObject, ObjectRange
@@ -111,8 +111,8 @@ class Wish:
     from_ms: int = -TIME_MAX  # stored at this time or later
     until_ms: int = TIME_MAX  # stored before this time
     count: int = COUNT  # so many, the newest (> 0, else ``InvalidError``)
-    every_life: bool = False
-    """Also in lives of queues that are over (deleted topics, what brokers truncated)."""
+    every_incarnation: bool = False
+    """Also in incarnations of queues that are over (deleted topics, what brokers truncated)."""
     scan_bytes_max: int = SCAN_BYTES_MAX  # limit of what is read because no index covers it yet
 
     def __post_init__(self) -> None:
@@ -134,9 +134,9 @@ class Hit:
     """A message that has the key."""
 
     queue: MessageQueue  # where it is
-    incarnation: int  # in which life of the queue
-    life: int  # number of that life among the queue's
-    queue_offset: int  # in that life
+    incarnation: int  # in which incarnation of the queue
+    position: int  # its place among those of the queue
+    queue_offset: int  # in that incarnation
     store_ms: int  # store time, UTC
     message: Record  # the message; an inner message as ``split_batch`` gives it
     stored: Record  # the record that holds it
@@ -150,7 +150,7 @@ class Hit:
     @property
     def order(self) -> tuple[int, int, int, int]:
         """Greater is newer; a total order."""
-        return self.store_ms, self.queue_offset, self.queue.queue_id, self.life
+        return self.store_ms, self.queue_offset, self.queue.queue_id, self.position
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +158,29 @@ class Candidate:
     """What an item says: a place where a message may have the key."""
 
     queue: MessageQueue
-    life: int
+    position: int
     queue_offset: int
     log_offset: int
     size: int
     store_ms: int
 
 
-class IndexedLife:
-    """One life of a queue, for reading single messages. Threads: any."""
+class IndexedIncarnation:
+    """One incarnation of a queue, for reading single messages. Threads: any."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, queue: MessageQueue, number: int, life: QueueLife
+        self,
+        store: ObjectStore,
+        prefix: str,
+        queue: MessageQueue,
+        number: int,
+        incarnation: Incarnation,
     ) -> None:
         self.queue = queue
         self.number = number
-        self.life = life
-        self.parts: Sequence[Part] = life.parts()
-        self.reader = QueueReader.of_life(store, prefix, queue, life)
+        self.incarnation = incarnation
+        self.parts: Sequence[Part] = incarnation.parts()
+        self.reader = QueueReader.of_incarnation(store, prefix, queue, incarnation)
         self._starts = [part.queue_offset for part in self.parts]
         self._store = store
         self._prefix = prefix
@@ -210,7 +215,7 @@ class IndexedLife:
             return None
         return Hit(
             self.queue,
-            self.life.incarnation,
+            self.incarnation.number,
             self.number,
             offset,
             message.store_timestamp_ms,
@@ -246,8 +251,8 @@ class IndexedLife:
         return stored, found.log_offset + position
 
 
-class LifeViews:
-    """Lives of queues by topic, made once for a state: a long life has many parts. Threads: any."""
+class IncarnationViews:
+    """Incarnations of queues by topic, made once for a state: a long incarnation has many parts. Threads: any."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
@@ -255,17 +260,19 @@ class LifeViews:
         self._held: tuple[TierState | None, dict[str, Views]] = (None, {})
 
     def of(self, state: TierState, topic: str) -> Views:
-        """Every life of every queue of a topic, by queue and number."""
+        """Every incarnation of every queue of a topic, by queue and number."""
         held = self._held
         if held[0] is not state:
             held = self._held = (state, {})
         found = held[1].get(topic)
         if found is None:
             found = held[1][topic] = {
-                (queue, number): IndexedLife(self._store, self._prefix, queue, number, life)
-                for queue, lives in state.queues.items()
+                (queue, number): IndexedIncarnation(
+                    self._store, self._prefix, queue, number, incarnation
+                )
+                for queue, incarnations in state.queues.items()
                 if queue.topic == topic
-                for number, life in enumerate(lives)
+                for number, incarnation in enumerate(incarnations)
             }
         return found
 
@@ -298,7 +305,7 @@ Spread = Callable[
 class Means:
     """What a lookup works with."""
 
-    views: LifeViews  # lives of queues, for reading messages
+    views: IncarnationViews  # incarnations of queues, for reading messages
     objects: IndexObjects  # the index objects, and the filters in memory
     spread: Spread  # fetches messages
     read_bytes: int  # how much of what is not indexed is read at once, about
@@ -334,7 +341,7 @@ class Search:
         self._views = {
             (queue, number): view
             for (queue, number), view in means.views.of(state, wish.topic).items()
-            if wish.every_life or number == len(state.queues[queue]) - 1
+            if wish.every_incarnation or number == len(state.queues[queue]) - 1
         }
 
     def run(self) -> Lookup:
@@ -359,25 +366,25 @@ class Search:
     def _indexes(self) -> Iterator[_Unit]:
         for index in self._state.indexes:
             if index.count and self._wish.wants(index.store_min_ms, index.store_max_ms):
-                lives = self._lives_of(index)
-                if lives:
-                    yield _Unit(index.store_max_ms, _AskIndex(index, lives))
+                incarnations = self._incarnations_of(index)
+                if incarnations:
+                    yield _Unit(index.store_max_ms, _AskIndex(index, incarnations))
 
-    def _lives_of(self, index: IndexObject) -> dict[int, list[IndexedLife]]:
-        """The wanted lives that an object covers, by their number in it."""
-        found: dict[int, list[IndexedLife]] = {}
+    def _incarnations_of(self, index: IndexObject) -> dict[int, list[IndexedIncarnation]]:
+        """The wanted incarnations that an object covers, by their number in it."""
+        found: dict[int, list[IndexedIncarnation]] = {}
         for number, cover in enumerate(index.covers):
             if cover.queue.topic == self._wish.topic:
                 views = [
                     view
                     for (queue, _), view in self._views.items()
-                    if queue == cover.queue and view.life.incarnation == cover.incarnation
+                    if queue == cover.queue and view.incarnation.number == cover.incarnation
                 ]
                 if views:
                     found[number] = views
         return found
 
-    def ask(self, index: IndexObject, lives: dict[int, list[IndexedLife]]) -> None:
+    def ask(self, index: IndexObject, incarnations: dict[int, list[IndexedIncarnation]]) -> None:
         """Take the items of one object."""
         with self._noting():
             loaded = self._objects.load(index)
@@ -387,22 +394,26 @@ class Search:
             while start < end:
                 stop = min(end, start + RUN_ITEMS)
                 items = self._objects.items(index, loaded, start, stop)
-                if self._take(index, items, lives) and is_ordered:
+                if self._take(index, items, incarnations) and is_ordered:
                     break
                 start = stop
 
-    def _take(self, index: IndexObject, items: Items, lives: dict[int, list[IndexedLife]]) -> bool:
+    def _take(
+        self, index: IndexObject, items: Items, incarnations: dict[int, list[IndexedIncarnation]]
+    ) -> bool:
         """Fetch what items point at; True: there are enough, and the rest of these is older."""
         wish = self._wish
         times = items["store_ms"].astype(np.int64)
         mine = items["hash_low"] == np.uint32(self._hash & 0xFFFF_FFFF)
-        mine &= np.isin(items["queue"], list(lives))
+        mine &= np.isin(items["queue"], list(incarnations))
         wanted = np.flatnonzero(mine & (times >= wish.from_ms) & (times < wish.until_ms))
         for begin in range(0, len(wanted), wish.count):
             if times[wanted[begin:]].max() < self._oldest_wanted():
                 return True
             numbers = wanted[begin : begin + wish.count].tolist()
-            some = [place for at in numbers for place in self._places(index, items[at], lives)]
+            some = [
+                place for at in numbers for place in self._places(index, items[at], incarnations)
+            ]
             for hit in self._spread(self._fetch, some):
                 if hit:
                     self._keep(hit)
@@ -425,11 +436,11 @@ class Search:
             self._found.lost += count()
 
     def _places(
-        self, index: IndexObject, item: np.void, lives: dict[int, list[IndexedLife]]
+        self, index: IndexObject, item: np.void, incarnations: dict[int, list[IndexedIncarnation]]
     ) -> Iterator[Candidate]:
         number = int(item["queue"])
         offset = index.covers[number].start + int(item["queue_offset"])
-        for view in lives[number]:
+        for view in incarnations[number]:
             if (view.queue, view.number, offset) not in self._hits:
                 yield Candidate(
                     view.queue,
@@ -443,27 +454,27 @@ class Search:
     def _fetch(self, candidate: Candidate) -> Hit | None:
         found: list[Hit | None] = []
         with self._noting(lambda: 1):
-            view = self._views[candidate.queue, candidate.life]
+            view = self._views[candidate.queue, candidate.position]
             found.append(view.fetch(candidate, self._wish.key))
         return found[0] if found else None
 
     def _keep(self, hit: Hit) -> None:
         """Take a message, if its time is right."""
         if self._wish.from_ms <= hit.store_ms < self._wish.until_ms:
-            self._hits[hit.queue, hit.life, hit.queue_offset] = hit
+            self._hits[hit.queue, hit.position, hit.queue_offset] = hit
 
     # -- what is not indexed yet ------------------------------------------------------------------
 
     def _tails(self) -> Iterator[_Unit]:
         for view in self._views.values():
-            for start, end in uncovered(view.life):
+            for start, end in uncovered(view.incarnation):
                 for part in view.parts:
                     low, high = max(start, part.queue_offset), min(end, part.queue_end)
                     timed = part.store_max_ms >= 0
                     if low < high and timed and self._wish.wants(part.store_min_ms, part.store_max_ms):  # fmt: skip
                         yield _Unit(part.store_max_ms, _Scan(view, low, high))
 
-    def scan(self, view: IndexedLife, start: int, end: int) -> None:
+    def scan(self, view: IndexedIncarnation, start: int, end: int) -> None:
         """Look at every message in ``[start, end)``, as far as the limit goes."""
         at, stop, reader, size_bytes = start, QueueOffset(end), view.reader, self._read_bytes
         count = size_bytes // RECORD_BYTES_MIN + 1
@@ -483,7 +494,7 @@ class Search:
             self._found.lost += sum(high - low for low, high in found.lost)
             self._found.damaged.append(found.error)
 
-    def _look_at(self, view: IndexedLife, batch: TierBatch) -> None:
+    def _look_at(self, view: IndexedIncarnation, batch: TierBatch) -> None:
         data = batch.records.data
         self._scan_left -= memoryview(data).nbytes
         for keys in extract_keys(batch.records, topic_seed(self._wish.topic)):
@@ -500,15 +511,15 @@ class Search:
 @dataclass(frozen=True, slots=True)
 class _AskIndex:
     index: IndexObject
-    lives: dict[int, list[IndexedLife]]
+    incarnations: dict[int, list[IndexedIncarnation]]
 
     def __call__(self, search: Search) -> None:
-        search.ask(self.index, self.lives)
+        search.ask(self.index, self.incarnations)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    view: IndexedLife
+    view: IndexedIncarnation
     start: int
     end: int
 
@@ -697,7 +708,7 @@ class IndexReader:
         # Its index objects, and the filters in memory.
         self.objects = IndexObjects(store, prefix, filter_bytes_max=filter_bytes_max, tell=tell)
         read_bytes = min(READ_BYTES, filter_bytes_max // 2)
-        self._means = Means(LifeViews(store, prefix), self.objects, spread, read_bytes)
+        self._means = Means(IncarnationViews(store, prefix), self.objects, spread, read_bytes)
         self._journal = journal or TierReader(store, prefix)
 
     def lookup(self, state: TierState, wish: Wish) -> Lookup:

@@ -72,7 +72,7 @@ _BROKEN_AGAIN_S: Final = 1.0
 _DROPPED_AFTER_S: Final = 1.0
 _EMPTY_AGAIN_S: Final = 10.0
 _TOLD_AFTER_S: Final = 2.0
-"""What the broker said last may be a second old, and of its life before this view."""
+"""What the broker said last may be a second old, and of its incarnation before this view."""
 _FAR: Final = 2**63 - 1
 _NONE: Final = np.zeros(0, np.int64)
 
@@ -422,7 +422,7 @@ class LiveView:
             self._raise_end(state, behind)
 
     def _first_proven(self, told: int) -> int:
-        """Where behind the frontier a record begins that the broker has written in this life, or still counts.
+        """Where behind the frontier a record begins that the broker has written in this incarnation, or still counts.
 
         At first the next few entries of each queue. Where they say nothing (many records are damaged, or from before
         the start) some further on, twice as far each time, and the last: the first that is proven will do.

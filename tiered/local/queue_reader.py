@@ -401,7 +401,7 @@ def sound_batches(
     data = _copies(block, positions, positions + sizes, [0, *highs[:-1]])
     batches, low = [], 0
     for (queue, match), high, copied in zip(found, highs, data, strict=True):
-        # Copies: a view of what all queues share would keep the whole piece's columns as long as one batch lives.
+        # Copies: a view of what all queues share would keep the whole piece's columns as long as one batch incarnations.
         mine, entries = slice(low, high), match.all_entries
         columns = [starts[mine] - starts[low], sizes[mine], times[mine], physical[mine]]
         if match.counts is None:

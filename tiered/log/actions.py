@@ -45,16 +45,18 @@ class SectionsMerged:
     """Sections take the place of runs of others. From the present writer; of segments that are sealed from anybody."""
 
     bundles: tuple[Any, ...]  # rows, see ``tiered.log.bundles``
-    lives: str  # of each of their sections the number of its life
+    positions: (
+        str  # of each of their sections the place of its incarnation among those of its queue
+    )
     runs: str  # what each takes the place of (``tiered.log.merge.fingerprint``)
 
 
 @dataclass(frozen=True, slots=True)
-class LifePasses:
-    """The passes of compaction of a life, from now on."""
+class IncarnationPasses:
+    """The passes of compaction of an incarnation, from now on."""
 
     queue: MessageQueue
-    life: int  # its number
+    position: int  # its place among those of its queue
     passes: Passes
 
 
@@ -63,9 +65,9 @@ class Compacted:
     """As ``SectionsMerged``, of messages of which some are holes now. All of it holds, or nothing is done."""
 
     bundles: tuple[Any, ...]
-    lives: str
+    positions: str
     runs: str
-    passes: tuple[LifePasses, ...]
+    passes: tuple[IncarnationPasses, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,8 @@ class Expire:
 
     queue: MessageQueue
     incarnation: int
-    life: int
-    """Its place among the queue's lives, since those that were truncated have the same number."""
+    position: int
+    """Its place among the queue's incarnations, since those that were truncated have the same number."""
     min_from: int  # the minimum that it presumes
     min_to: QueueOffset  # where a segment begins, or the queue ends
 

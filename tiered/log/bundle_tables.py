@@ -124,7 +124,10 @@ def _checked(said: DataKey, key: str, table: SectionTable, info: ObjectInfo) -> 
     named = sections_of(Bundle(key, info.size_bytes, table.level), table)
     if not len(table):
         raise ValueError("it has no section")
-    queues = {(queue, life) for queue, life in zip(named.queues, named.incarnations, strict=True)}
+    queues = {
+        (queue, incarnation)
+        for queue, incarnation in zip(named.queues, named.incarnations, strict=True)
+    }
     first = int(named.parts.rows["queue_offset"][0])
     is_mine = {
         "bundle": said.level == table.level,

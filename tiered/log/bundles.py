@@ -55,7 +55,7 @@ class SectionRow(NamedTuple):
     """What a section's row says besides its place."""
 
     queue: MessageQueue
-    incarnation: int  # which life
+    incarnation: int  # which incarnation
     segment: int  # base log offset of its segment
     log_offset: int  # of its first record
     queue_offset: int  # of its first item
@@ -120,11 +120,23 @@ def table_of(sections: Iterable[tuple[SectionRow, SectionPlace]], level: int = 0
     number: dict[str, int] = {}
     rows = []
     start = 0
-    for (queue, life, segment, log, offset, holes, low, high, last, back, gone), place in sections:
+    for (
+        queue,
+        incarnation,
+        segment,
+        log,
+        offset,
+        holes,
+        low,
+        high,
+        last,
+        back,
+        gone,
+    ), place in sections:
         topic = number.setdefault(queue.topic, len(number))
         rows.append(
             (
-                *(topic, queue.queue_id, life, segment, log, offset, place.count, holes),
+                *(topic, queue.queue_id, incarnation, segment, log, offset, place.count, holes),
                 *(low, high, last, start, place.records_bytes, place.stored_bytes),
                 *(place.size_bytes, place.crc, int(back), place.gone, gone),
             )

@@ -1,4 +1,4 @@
-"""A queue offset by store time, in one life of a queue, with few small reads.
+"""A queue offset by store time, in one incarnation of a queue, with few small reads.
 
 The part is chosen by the parts' time bounds, which the journal has: no request, and exact whatever the order of the
 times. Within the part its index is read once, and then units of 128 KiB of its commit log by bisection: of a part of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from backends.base import ObjectStore
-    from tiered.log.cursor import LifeView
+    from tiered.log.cursor import IncarnationView
     from tiered.log.parts import Part, SectionRange
     from tiered.log.sections import OpenSection
 
@@ -81,7 +81,7 @@ class StoreRanges:
 
 
 def find_by_time(
-    view: LifeView,
+    view: IncarnationView,
     ranges: Ranges,
     time_ms: int,
     boundary: Boundary = Boundary.LOWER,
@@ -102,8 +102,12 @@ def find_by_time(
     Returns:
         Its queue offset; None: all are earlier (``LOWER``), or later (``UPPER``), or there are none.
     """
-    low = max(low, view.life.min_offset)
-    end = view.life.commit_offset if high is None else min(high, view.life.commit_offset)
+    low = max(low, view.incarnation.min_offset)
+    end = (
+        view.incarnation.commit_offset
+        if high is None
+        else min(high, view.incarnation.commit_offset)
+    )
     search = _Search(view, ranges, where)
     if boundary is Boundary.LOWER:
         found = search.first_since(time_ms, low, end)
@@ -114,7 +118,7 @@ def find_by_time(
 class _Search:
     """One lookup: what it has read of parts."""
 
-    def __init__(self, view: LifeView, ranges: Ranges, where: str) -> None:
+    def __init__(self, view: IncarnationView, ranges: Ranges, where: str) -> None:
         self._view = view
         self._ranges = ranges
         self._where = where

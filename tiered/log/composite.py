@@ -34,7 +34,7 @@ import numpy as np
 from tiered.local.interface import MISSING_REASONS, RecordBatch
 from tiered.log.fingerprints import fingerprint_of_item
 from tiered.log.flat_file import ITEM_BYTES, encode_items
-from tiered.log.parts import QueueLife
+from tiered.log.parts import Incarnation
 from tiered.model import LogOffset, MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class GroupCommit:
 
     file: CompositeFlatFile  # the write side of its queue
     queue: MessageQueue
-    incarnation: int  # which life
+    incarnation: int  # which incarnation
     segment: LogOffset  # base log offset of the segment it goes to
     log_offset: LogOffset  # of its first byte
     queue_offset: QueueOffset  # of its first item
@@ -212,12 +212,14 @@ class Tail:
     is_open: bool = False  # it takes more; else what comes next begins a new one
 
     @classmethod
-    def of(cls, life: QueueLife) -> Tail:
+    def of(cls, incarnation: Incarnation) -> Tail:
         """As the journal has it."""
-        if not life.segments:
-            return cls(life.log_end, 0)
-        last = life.segments[-1]
-        goes_on = not last.sealed and last.parts.queue_end == life.commit_offset  # else: a gap
+        if not incarnation.segments:
+            return cls(incarnation.log_end, 0)
+        last = incarnation.segments[-1]
+        goes_on = (
+            not last.sealed and last.parts.queue_end == incarnation.commit_offset
+        )  # else: a gap
         return cls(last.base_offset, last.created_ms, last.size_bytes, goes_on)
 
     def must_roll(self, now_ms: int, policy: CommitPolicy) -> bool:
@@ -231,27 +233,27 @@ class Tail:
 class CompositeFlatFile:
     """The write side of one queue."""
 
-    def __init__(self, queue: MessageQueue, life: QueueLife, policy: CommitPolicy) -> None:
-        """Begin at what the journal says of the queue's present life."""
+    def __init__(self, queue: MessageQueue, incarnation: Incarnation, policy: CommitPolicy) -> None:
+        """Begin at what the journal says of the queue's present incarnation."""
         self.queue = queue
         self.lock = threading.Lock()  # held during every other call
-        self.incarnation = life.incarnation
+        self.incarnation = incarnation.number
         # Monotonic time before which nothing is to be uploaded (back-off after a failure).
         self.next_try_s = 0.0
         self.failures = 0  # failed uploads in a row
         self.switches = 0  # file switches so far
         self._policy = policy
-        self._tail = Tail.of(life)
-        self._commit_offset = life.commit_offset
-        self._taken_offset = life.commit_offset
-        self._append_offset = life.commit_offset
-        self._log_taken = life.log_end
+        self._tail = Tail.of(incarnation)
+        self._commit_offset = incarnation.commit_offset
+        self._taken_offset = incarnation.commit_offset
+        self._append_offset = incarnation.commit_offset
+        self._log_taken = incarnation.log_end
         self._buffer: deque[tuple[RecordBatch, float]] = deque()
         self._buffered = 0
         self._on_their_way: deque[GroupCommit] = deque()
         self._durable: set[GroupCommit] = set()  # of those
         self._is_held = False
-        parts = life.segments[-1].parts[-1:] if life.segments else ()
+        parts = incarnation.segments[-1].parts[-1:] if incarnation.segments else ()
         self._last = (QueueOffset(parts[0].queue_end - 1), parts[0].last) if parts else None
 
     @property
@@ -488,7 +490,7 @@ class QueueFiles:
         with self._lock:
             file = self._files.get(queue)
             if file is None:
-                file = CompositeFlatFile(queue, self._life(queue), self._policy)
+                file = CompositeFlatFile(queue, self._incarnation(queue), self._policy)
                 if file.last_taken:
                     self._made(queue)
                 self._files[queue] = file
@@ -496,9 +498,9 @@ class QueueFiles:
 
     def renew(self, queue: MessageQueue) -> None:
         """Make a queue's write side anew from what the journal says; the old one must have nothing in hand."""
-        life = self._life(queue)
+        incarnation = self._incarnation(queue)
         with self._lock:
-            self._files[queue] = CompositeFlatFile(queue, life, self._policy)
+            self._files[queue] = CompositeFlatFile(queue, incarnation, self._policy)
 
     def known(self, queue: MessageQueue) -> CompositeFlatFile | None:
         """The write side of a queue if there is one yet."""
@@ -538,20 +540,20 @@ class QueueFiles:
         rows = {
             queue: (self.file(queue).commit_offset, bounds)
             for queue, bounds in self._bounds.items()
-            if self._selects(queue) and state.life(queue) is None
+            if self._selects(queue) and state.incarnation(queue) is None
         }
         return Unknown(
             {queue: start for queue, (start, _) in rows.items() if start > 0},
             [queue for queue, (start, has) in rows.items() if start < has.min == has.end],
         )
 
-    def _life(self, queue: MessageQueue) -> QueueLife:
-        life = self._state().life(queue)
-        if life is not None:
-            return life
+    def _incarnation(self, queue: MessageQueue) -> Incarnation:
+        incarnation = self._state().incarnation(queue)
+        if incarnation is not None:
+            return incarnation
         bounds = self._bounds.get(queue)
         if bounds is None:  # a queue that has come since we looked last
             self._bounds = self._local.queues()
             bounds = self._bounds.get(queue)
         first = self.start(queue, bounds) if bounds else QueueOffset(0)
-        return QueueLife(0, first, first)
+        return Incarnation(0, first, first)

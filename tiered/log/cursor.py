@@ -1,16 +1,17 @@
-"""A cursor over a queue's lives: who reads a queue in steps stays on one history of it.
+"""A cursor over a queue's incarnations: who reads a queue in steps stays on one history of it.
 
 Overview
     Queue offsets alone do not say which messages are meant. The broker may truncate an end of a queue and write others at
-    the same offsets, and a topic may be deleted and made again. The journal keeps all of it: the *lives* of a queue, and
-    of each incarnation the ends that were truncated. A *history* is an incarnation and the number of its ends that had
+    the same offsets, and a topic may be deleted and made again. The journal keeps all of it: the *incarnations* of a queue,
+    and of each incarnation the ends that were truncated. A *history* is an incarnation and the number of its ends that had
     been truncated; a ``QueueCursor`` is on one of them, up to where it ended when the cursor was made, whatever anybody
     refreshes meanwhile. Iterators, followers, ``cat``, readers of single queues and of archives' stretches all have one.
 
 Where the history lies
-    At first in one life, whose view the cursor keeps: nothing is looked up, and the journal may move on. When an object is
-    gone (404), since its part was merged or has expired, the journal is replayed, and the history is looked for in what it
-    says now: still one life, or a beginning that goes on with others and the ends that were truncated since (``life_at``).
+    At first in one incarnation, whose view the cursor keeps: nothing is looked up, and the journal may move on. When an
+    object is gone (404), since its part was merged or has expired, the journal is replayed, and the history is looked for in
+    what it says now: still one incarnation, or a beginning that goes on with others and the ends that were truncated since
+    (``incarnation_at``).
 
 Errors: what has expired is an ``ExpiredError`` that says where to go on; an object that is still named is damage. Never
 messages of another history.
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from tiered.log.parts import Gap, Part, Parts, QueueLife, TierState
+    from tiered.log.parts import Gap, Incarnation, Part, Parts, TierState
     from tiered.model import MessageQueue
 
 T = TypeVar("T")
@@ -45,36 +46,36 @@ REPLAYS_MAX = 4
 """How often one read replays the journal because an object is gone: each time another must have gone."""
 
 
-# -- a life, laid out
+# -- an incarnation, laid out
 
 _PARTS_HELD = 8
 """Of each view, made of their rows; a queue's readers are at one place or two."""
 
 
 @dataclass(frozen=True, slots=True)
-class LifeView:
-    """One life at one moment, with its parts laid out for bisection."""
+class IncarnationView:
+    """One incarnation at one moment, with its parts laid out for bisection."""
 
     queue: MessageQueue
-    life: QueueLife  # as the journal has it
+    incarnation: Incarnation  # as the journal has it
     parts: Parts  # all of its parts, in order
     starts: npt.NDArray[np.int64]  # int64[n], queue offset of each part
     _looked_at: dict[int, Part] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, queue: MessageQueue, life: QueueLife) -> LifeView:
-        """Lay a life out."""
-        parts = life.parts()
-        return cls(queue, life, parts, parts.column("queue_offset"))
+    def of(cls, queue: MessageQueue, incarnation: Incarnation) -> IncarnationView:
+        """Lay an incarnation out."""
+        parts = incarnation.parts()
+        return cls(queue, incarnation, parts, parts.column("queue_offset"))
 
     def locate(self, start: QueueOffset, *, where: str) -> Part | Gap | None:
         """The part or gap that holds a queue offset at or above the minimum; None at or behind the end."""
-        if start >= self.life.commit_offset:
+        if start >= self.incarnation.commit_offset:
             return None
         part = self.part_at(start)
         if part is not None:
             return part
-        for gap in self.life.gaps:
+        for gap in self.incarnation.gaps:
             if gap.start <= start < gap.end:
                 return gap
         raise DataError(
@@ -98,7 +99,7 @@ class LifeView:
     def about(self, offset: QueueOffset) -> LogOffset:
         """Where in the log a queue offset lies: exact at the ends of parts, within one as if all records were alike."""
         if not len(self.parts):
-            return self.life.log_end
+            return self.incarnation.log_end
         part = self.part(max(self._at(offset), 0))
         within = min(max(offset - part.queue_offset, 0), part.count)
         return LogOffset(part.log_offset + part.log_bytes * within // part.count)
@@ -141,8 +142,8 @@ class Journal(Protocol):
         """Replay what is new; whether there was anything."""
         ...
 
-    def view(self, queue: MessageQueue, life: QueueLife) -> LifeView:
-        """A life of a queue, laid out."""
+    def view(self, queue: MessageQueue, incarnation: Incarnation) -> IncarnationView:
+        """An incarnation of a queue, laid out."""
         ...
 
 
@@ -156,40 +157,48 @@ class History(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistoryPlace:
-    """Queue offsets ``[start, end)`` of a history, in the one life that has them."""
+    """Queue offsets ``[start, end)`` of a history, in the one incarnation that has them."""
 
-    view: LifeView
+    view: IncarnationView
     start: QueueOffset
     end: QueueOffset
 
 
-def of_incarnation(lives: Sequence[QueueLife], incarnation: int) -> list[QueueLife]:
-    """Lives of one incarnation: ends that were truncated, oldest first, and what counts or counted."""
-    return [life for life in lives if life.incarnation == incarnation]
+def of_incarnation(incarnations: Sequence[Incarnation], number: int) -> list[Incarnation]:
+    """Incarnations of one incarnation: ends that were truncated, oldest first, and what counts or counted."""
+    return [incarnation for incarnation in incarnations if incarnation.number == number]
 
 
-def history_of(lives: Sequence[QueueLife], number: int) -> History:
-    """The history that the life at a place among the lives of its queue is, or was the end of."""
-    incarnation = lives[number].incarnation
-    return History(incarnation, sum(life.incarnation == incarnation for life in lives[:number]))
+def history_of(incarnations: Sequence[Incarnation], place: int) -> History:
+    """The history that the incarnation at a place among the incarnations of its queue is, or was the end of."""
+    number = incarnations[place].number
+    return History(
+        number, sum(incarnation.number == number for incarnation in incarnations[:place])
+    )
 
 
-def life_at(lives: Sequence[QueueLife], tails: int, offset: int) -> tuple[QueueLife, int, int]:
+def incarnation_at(
+    incarnations: Sequence[Incarnation], tails: int, offset: int
+) -> tuple[Incarnation, int, int]:
     """Where a queue offset of a history lies now.
 
     Args:
-        lives: Of one incarnation, as they are now.
+        incarnations: Of one incarnation, as they are now.
 
     Returns:
-        The life, and the bounds ``[start, end)`` within which it has all of the history.
+        The incarnation, and the bounds ``[start, end)`` within which it has all of the history.
     """
     end: int | None = None
-    for life in lives[tails:]:  # each end was cut from what the one before had left
-        start = 0 if life is lives[-1] else life.cut_at
-        if start <= offset or life is lives[-1]:
-            return life, start, life.commit_offset if end is None else min(end, life.commit_offset)
+    for incarnation in incarnations[tails:]:  # each end was cut from what the one before had left
+        start = 0 if incarnation is incarnations[-1] else incarnation.cut_at
+        if start <= offset or incarnation is incarnations[-1]:
+            return (
+                incarnation,
+                start,
+                incarnation.commit_offset if end is None else min(end, incarnation.commit_offset),
+            )
         end = start if end is None else min(end, start)
-    raise AssertionError("the last life has all that no other has")
+    raise AssertionError("the last incarnation has all that no other has")
 
 
 class QueueCursor:
@@ -203,9 +212,14 @@ class QueueCursor:
     """
 
     def __init__(
-        self, queue: MessageQueue, view: LifeView, *, tails: int = 0, journal: Journal | None = None
+        self,
+        queue: MessageQueue,
+        view: IncarnationView,
+        *,
+        tails: int = 0,
+        journal: Journal | None = None,
     ) -> None:
-        """Stand on the history of a life.
+        """Stand on the history of an incarnation.
 
         Args:
             tails: How many ends of its incarnation had been truncated before; see ``History``.
@@ -216,17 +230,17 @@ class QueueCursor:
         self._journal = journal
         self._stand(view, tails)
 
-    def _stand(self, view: LifeView, tails: int) -> None:
-        life = view.life
-        self.history = History(life.incarnation, tails)
-        self.start = QueueOffset(max(life.cut_at, 0))
-        self.low, self.end = life.min_offset, life.commit_offset
+    def _stand(self, view: IncarnationView, tails: int) -> None:
+        incarnation = view.incarnation
+        self.history = History(incarnation.number, tails)
+        self.start = QueueOffset(max(incarnation.cut_at, 0))
+        self.low, self.end = incarnation.min_offset, incarnation.commit_offset
         self._place = HistoryPlace(view, self.start, self.end)
 
     @property
-    def life(self) -> QueueLife:
-        """The life that was read last, as last seen."""
-        return self._place.view.life
+    def incarnation(self) -> Incarnation:
+        """The incarnation that was read last, as last seen."""
+        return self._place.view.incarnation
 
     def at(self, offset: int) -> HistoryPlace:
         """Where a queue offset lies, as last seen; behind the end, where that is."""
@@ -267,7 +281,7 @@ class QueueCursor:
                 if tries_left:
                     (refresh or self._journal.refresh)()
                 now = self._find(self._within(offset)) if tries_left else place
-                if now.view.life == place.view.life:
+                if now.view.incarnation == place.view.incarnation:
                     raise DataError(
                         f"an object that the journal names is gone: {error}",
                         where=self._journal.where,
@@ -305,7 +319,7 @@ class QueueCursor:
         return (
             self.end
             if boundary is Boundary.LOWER
-            else QueueOffset(max(self.low, self.life.min_offset))
+            else QueueOffset(max(self.low, self.incarnation.min_offset))
         )
 
     def go_on(self, offset: int) -> QueueOffset:
@@ -319,20 +333,20 @@ class QueueCursor:
         """
         assert self._journal is not None
         every = self._journal.state.queues.get(self.queue, ())
-        lives = self._mine(every)
-        at = min([offset, *(tail.cut_at for tail in lives[self.history.tails : -1])])
-        while at >= lives[-1].commit_offset:
-            later = of_incarnation(every, lives[-1].incarnation + 1)
+        incarnations = self._mine(every)
+        at = min([offset, *(tail.cut_at for tail in incarnations[self.history.tails : -1])])
+        while at >= incarnations[-1].commit_offset:
+            later = of_incarnation(every, incarnations[-1].number + 1)
             if not later:
                 break
-            lives, at = later, later[-1].min_offset
-        life = lives[-1]
-        if _behind_gaps(life, at) < life.min_offset:
-            what = f"offsets {at} to {life.min_offset} of {self.queue} have expired"
+            incarnations, at = later, later[-1].min_offset
+        incarnation = incarnations[-1]
+        if _behind_gaps(incarnation, at) < incarnation.min_offset:
+            what = f"offsets {at} to {incarnation.min_offset} of {self.queue} have expired"
             raise ExpiredError(what, every[-1].min_offset, where=self._journal.where)
-        if life is not self.life:
-            self._stand(self._journal.view(self.queue, life), len(lives) - 1)
-        return QueueOffset(max(at, life.min_offset))
+        if incarnation is not self.incarnation:
+            self._stand(self._journal.view(self.queue, incarnation), len(incarnations) - 1)
+        return QueueOffset(max(at, incarnation.min_offset))
 
     def _within(self, offset: int) -> int:
         return min(max(offset, self.start), self.end - 1)
@@ -341,32 +355,32 @@ class QueueCursor:
         self, offset: int, place: HistoryPlace, *, or_behind: bool, cause: Exception | None = None
     ) -> None:
         """See that what is wanted has not expired since the cursor was made."""
-        first, low = max(offset, self.low), place.view.life.min_offset
+        first, low = max(offset, self.low), place.view.incarnation.min_offset
         if or_behind or first >= low:
             return
         assert self._journal is not None
-        cut = place.view.life.cut_at
+        cut = place.view.incarnation.cut_at
         if cut < 0 or self.start:
             what = f"offsets {first} to {low} of {self.queue} have expired"
             raise ExpiredError(what, low, where=self._journal.where) from cause
-        lives = self._mine(self._journal.state.queues.get(self.queue, ()))
-        cuts = [life.cut_at for life in lives[self.history.tails : -1]]
+        incarnations = self._mine(self._journal.state.queues.get(self.queue, ()))
+        cuts = [incarnation.cut_at for incarnation in incarnations[self.history.tails : -1]]
         what = f"offsets {first} to {low} of {self.queue} were truncated by the broker, and have expired"
-        next_offset = max(min(cuts), lives[-1].min_offset)
+        next_offset = max(min(cuts), incarnations[-1].min_offset)
         raise ExpiredError(what, next_offset, where=self._journal.where) from cause
 
     def _find(self, offset: int) -> HistoryPlace:
         """Where an offset of the history lies, as the journal has it."""
         assert self._journal is not None
-        lives = self._mine(self._journal.state.queues.get(self.queue, ()))
-        life, start, end = life_at(lives, self.history.tails, offset)
+        incarnations = self._mine(self._journal.state.queues.get(self.queue, ()))
+        incarnation, start, end = incarnation_at(incarnations, self.history.tails, offset)
         bounds = max(start, self.start), min(end, self.end)
-        return HistoryPlace(self._journal.view(self.queue, life), *map(QueueOffset, bounds))
+        return HistoryPlace(self._journal.view(self.queue, incarnation), *map(QueueOffset, bounds))
 
-    def _mine(self, lives: Sequence[QueueLife]) -> list[QueueLife]:
-        """Lives of the incarnation."""
+    def _mine(self, incarnations: Sequence[Incarnation]) -> list[Incarnation]:
+        """Incarnations of the incarnation."""
         assert self._journal is not None
-        found = of_incarnation(lives, self.history.incarnation)
+        found = of_incarnation(incarnations, self.history.incarnation)
         if len(found) > self.history.tails:
             return found
         raise InvalidError(
@@ -376,9 +390,9 @@ class QueueCursor:
         )
 
 
-def _behind_gaps(life: QueueLife, offset: int) -> int:
+def _behind_gaps(incarnation: Incarnation, offset: int) -> int:
     """An offset, or where the gaps end that it lies in: nothing ever came there, so that nothing can have expired."""
-    for gap in life.gaps:
+    for gap in incarnation.gaps:
         if gap.start <= offset < gap.end:
             offset = gap.end
     return offset

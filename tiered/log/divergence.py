@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.journal.entry import Action
-    from tiered.log.parts import Part, QueueLife
+    from tiered.log.parts import Incarnation, Part
     from tiered.log.reader import QueueReader
 
 
@@ -124,7 +124,7 @@ class Change:
 
 def plan_change(
     queue: MessageQueue,
-    life: QueueLife,
+    incarnation: Incarnation,
     bounds: QueueBounds,
     *,
     local_fingerprint: Callable[[int], int],
@@ -141,9 +141,12 @@ def plan_change(
     Returns:
         None when they agree as far as both go, or the local store begins behind the tier's end.
     """
-    low = max(life.min_offset, bounds.min)
-    high = min(life.commit_offset, bounds.end)
-    if bounds.min >= life.commit_offset or not life.commit_offset > life.min_offset:
+    low = max(incarnation.min_offset, bounds.min)
+    high = min(incarnation.commit_offset, bounds.end)
+    if (
+        bounds.min >= incarnation.commit_offset
+        or not incarnation.commit_offset > incarnation.min_offset
+    ):
         return None
 
     def same(offset: int) -> bool | None:
@@ -153,23 +156,25 @@ def plan_change(
 
     end, is_common = int(low), False
     if low < high:
-        ends = [part.queue_end - 1 for part in life.parts()]
+        ends = [part.queue_end - 1 for part in incarnation.parts()]
         end, is_common = first_difference(low, high, ends, same)
         if (
-            bounds.end >= life.commit_offset
+            bounds.end >= incarnation.commit_offset
         ):  # else a copy that lags would lose what is behind a hole
             end = _first_message_for_hole(low, end, local_fingerprint, tier_fingerprint)
         if end == high:
             return None
-    cut = _cut(life, QueueOffset(end), tier_fingerprint, read_items) if is_common else None
+    cut = _cut(incarnation, QueueOffset(end), tier_fingerprint, read_items) if is_common else None
     if cut is None:
-        return begin_anew(queue, life, bounds)
-    return _end_at(queue, life, *cut, "the local store has other messages from queue offset {} on")
+        return begin_anew(queue, incarnation, bounds)
+    return _end_at(
+        queue, incarnation, *cut, "the local store has other messages from queue offset {} on"
+    )
 
 
 def plan_end(
     queue: MessageQueue,
-    life: QueueLife,
+    incarnation: Incarnation,
     end: QueueOffset,
     *,
     tier_fingerprint: Callable[[int], int],
@@ -179,16 +184,20 @@ def plan_end(
 
     Args:
         end: Where it is to end: at or above its minimum, below its commit offset. At its minimum nothing would be left
-            of the life, so the queue begins anew there.
+            of the incarnation, so the queue begins anew there.
     """
     why = "a person has truncated what is from queue offset {} on"
-    cut = _cut(life, end, tier_fingerprint, read_items) if end > life.min_offset else None
+    cut = (
+        _cut(incarnation, end, tier_fingerprint, read_items)
+        if end > incarnation.min_offset
+        else None
+    )
     if cut is not None:
-        return _end_at(queue, life, *cut, why)
-    start = life.min_offset
+        return _end_at(queue, incarnation, *cut, why)
+    start = incarnation.min_offset
     fields = {"start": start, "reason": why.format(start)}
-    action = queue_action("incarnation", queue, life.incarnation + 1, **fields)
-    return Change(action, life.commit_offset, start)
+    action = queue_action("incarnation", queue, incarnation.number + 1, **fields)
+    return Change(action, incarnation.commit_offset, start)
 
 
 def _first_message_for_hole(
@@ -233,95 +242,95 @@ def fingerprints_to_witness(
 
 def plan_beginning(
     queue: MessageQueue,
-    life: QueueLife | None,
+    incarnation: Incarnation | None,
     bounds: QueueBounds,
     goes_on: QueueOffset,
     start: QueueOffset,
 ) -> Change | None:
-    """What to say of a queue of whose present life the tier has nothing that could be compared.
+    """What to say of a queue of whose present incarnation the tier has nothing that could be compared.
 
     Args:
-        life: Its present life, in which nothing is (left); None: the journal has not met it.
+        incarnation: Its present incarnation, in which nothing is (left); None: the journal has not met it.
         bounds: What the local store has of it; not empty.
         start: Where it would begin if the tier had never met it; what is missing from there on is a gap.
 
     Returns:
         None when it may well go on there.
     """
-    if life is None:
+    if incarnation is None:
         why = {"start": start, "reason": "begins here"}
         action = queue_action("incarnation", queue, 0, **why)
         return Change(action, goes_on, start) if start < goes_on else None
     if bounds.end < goes_on:
-        return begin_anew(queue, life, bounds)
-    if not was_taken(life) and max(start, bounds.min) < goes_on:
-        return begin_anew(queue, life, bounds, start)
+        return begin_anew(queue, incarnation, bounds)
+    if not was_taken(incarnation) and max(start, bounds.min) < goes_on:
+        return begin_anew(queue, incarnation, bounds, start)
     return None
 
 
-def was_taken(life: QueueLife) -> bool:
-    """Whether anything of a life was ever tiered, though all of it may have expired.
+def was_taken(incarnation: Incarnation) -> bool:
+    """Whether anything of an incarnation was ever tiered, though all of it may have expired.
 
     Damaged records leave nothing in the log, but were put aside. Of other holes alone, expired, nobody can tell.
     """
-    return life.log_end > 0 or life.quarantined > 0
+    return incarnation.log_end > 0 or incarnation.quarantined > 0
 
 
 def begin_anew(
     queue: MessageQueue,
-    life: QueueLife,
+    incarnation: Incarnation,
     bounds: QueueBounds,
     start: QueueOffset = QueueOffset(0),  # noqa: B008 (a NewType: the number itself)
 ) -> Change:
-    """At 0, also where retention has taken the first messages of the new life already: these are a gap."""
+    """At 0, also where retention has taken the first messages of the new incarnation already: these are a gap."""
     why = {
         "start": start,
         "reason": f"the local store has other messages [{bounds.min}, {bounds.end}) and none in common",
     }
-    action = queue_action("incarnation", queue, life.incarnation + 1, **why)
-    return Change(action, life.commit_offset, start)
+    action = queue_action("incarnation", queue, incarnation.number + 1, **why)
+    return Change(action, incarnation.commit_offset, start)
 
 
 def _end_at(
-    queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Head | None, reason: str
+    queue: MessageQueue, incarnation: Incarnation, end: QueueOffset, head: Head | None, reason: str
 ) -> Change:
     action = queue_action(
         "truncate",
         queue,
-        life.incarnation,
+        incarnation.number,
         end=end,
-        was=life.commit_offset,
+        was=incarnation.commit_offset,
         head=row_of(head) if head else None,
         reason=reason.format(end),
     )
-    return Change(action, life.commit_offset, end)
+    return Change(action, incarnation.commit_offset, end)
 
 
 def _cut(
-    life: QueueLife,
+    incarnation: Incarnation,
     end: QueueOffset,
     tier_fingerprint: Callable[[int], int],
     read_items: Callable[[Part, int], tuple[int, int]],
 ) -> tuple[QueueOffset, Head | None] | None:
-    """Where to end, and what stays of the part that this lies in; None when nothing of the life would be left.
+    """Where to end, and what stays of the part that this lies in; None when nothing of the incarnation would be left.
 
     A part whose index is damaged or gone can not be divided: all of it goes, and is taken anew.
     """
-    part = next((p for p in life.parts() if p.queue_offset < end < p.queue_end), None)
+    part = next((p for p in incarnation.parts() if p.queue_offset < end < p.queue_end), None)
     if part is None:
         return end, None
     count = end - part.queue_offset
     try:
         size, holes = read_items(part, count)
     except (DataError, ObjectNotFoundError):
-        return (part.queue_offset, None) if part.queue_offset > life.min_offset else None
+        return (part.queue_offset, None) if part.queue_offset > incarnation.min_offset else None
     last = max(0, tier_fingerprint(end - 1))
     return end, Head(part.queue_offset, part.log_offset, size, holes, last, part.holes)
 
 
 def fingerprint_in_tier(reader: QueueReader, offset: int) -> int:
     """Fingerprint of a tier record: the journal's if it has it, else the record is read; 0 in a gap or near damage."""
-    part = next((p for p in reader.life.parts() if p.queue_end - 1 == offset), None)
+    part = next((p for p in reader.incarnation.parts() if p.queue_end - 1 == offset), None)
     if part and part.last:
         return part.last
     try:

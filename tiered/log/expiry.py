@@ -4,7 +4,7 @@
 here deletes: what no entry names any more is deleted by a later gc, after its grace, so that readers that hold an older
 state get to the end of what they read.
 
-The life itself stays, however little is left of it: its commit offset and log end say where the queue goes on.
+The incarnation itself stays, however little is left of it: its commit offset and log end say where the queue goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tiered.journal.entry import Action
-    from tiered.log.parts import QueueLife, TierState
+    from tiered.log.parts import Incarnation, TierState
 
 
 MayGo = Callable[[MessageQueue, int, Segment], bool]
@@ -32,12 +32,12 @@ MayGo = Callable[[MessageQueue, int, Segment], bool]
 
 @dataclass(frozen=True, slots=True)
 class ExpiryStep:
-    """What one life of a queue gives up."""
+    """What one incarnation of a queue gives up."""
 
     queue: MessageQueue
-    incarnation: int  # which life
-    life: int
-    """Its place among the queue's lives, since those that were truncated have the same number."""
+    incarnation: int  # which incarnation
+    position: int
+    """Its place among the queue's incarnations, since those that were truncated have the same number."""
     min_from: int  # its minimum as the plan met it
     min_to: QueueOffset  # the minimum from then on
     segments: int  # how many
@@ -49,30 +49,33 @@ class ExpiryStep:
     @property
     def said(self) -> Expire:
         """What the journal is to say."""
-        return Expire(self.queue, self.incarnation, self.life, self.min_from, self.min_to)
+        return Expire(self.queue, self.incarnation, self.position, self.min_from, self.min_to)
 
     def action(self) -> Action:
         """For the journal."""
         return action_of(self.said)
 
 
-def expired(life: QueueLife, said: Expire, *, with_open: bool) -> QueueLife | None:
-    """The life after an ``expire`` action; None when the action presumes what does not hold.
+def expired(incarnation: Incarnation, said: Expire, *, with_open: bool) -> Incarnation | None:
+    """The incarnation after an ``expire`` action; None when the action presumes what does not hold.
 
     Args:
         with_open: It may take a segment that is not sealed: only from the present writer, who would go on in it.
     """
     low = said.min_to
-    if life.min_offset != said.min_from or not life.min_offset < low <= life.commit_offset:
+    if (
+        incarnation.min_offset != said.min_from
+        or not incarnation.min_offset < low <= incarnation.commit_offset
+    ):
         return None
-    gone = [segment for segment in life.segments if segment_end(segment) <= low]
-    kept = life.segments[len(gone) :]
-    may_go = with_open or bool(life.ended) or all(segment.sealed for segment in gone)
-    begins = kept[0].base_queue_offset if kept else life.commit_offset
+    gone = [segment for segment in incarnation.segments if segment_end(segment) <= low]
+    kept = incarnation.segments[len(gone) :]
+    may_go = with_open or bool(incarnation.ended) or all(segment.sealed for segment in gone)
+    begins = kept[0].base_queue_offset if kept else incarnation.commit_offset
     if not may_go or begins != low:
         return None
-    gaps = tuple(gap for gap in life.gaps if gap.end > low)
-    return replace(life, min_offset=low, segments=kept, gaps=gaps)
+    gaps = tuple(gap for gap in incarnation.gaps if gap.end > low)
+    return replace(incarnation, min_offset=low, segments=kept, gaps=gaps)
 
 
 def segment_end(segment: Segment) -> int:
@@ -92,9 +95,9 @@ def plan_expiry(
     ttl_ms: Callable[[str], int | None],
     *,
     objects_max: int,
-    may_go: MayGo = lambda _queue, _life, _segment: True,
+    may_go: MayGo = lambda _queue, _incarnation, _segment: True,
 ) -> tuple[list[ExpiryStep], bool]:
-    """What is to expire now: of each life the sealed segments at its beginning whose newest message is too old.
+    """What is to expire now: of each incarnation the sealed segments at its beginning whose newest message is too old.
 
     A store time in the future is not believed (``_stored_ms``).
 
@@ -102,31 +105,34 @@ def plan_expiry(
         now_ms: The time against which ages are held.
         ttl_ms: Time to live of a topic; None: for ever.
         objects_max: Give up what lies in so many bundles at most; whole segments.
-        may_go: Asked of each segment in turn, with its queue and the number of its life; the first that may not go, and
+        may_go: Asked of each segment in turn, with its queue and the number of its incarnation; the first that may not go,
+        and
             all behind it, stay.
 
     Returns:
-        The steps, in order of queues and lives; and whether ``objects_max`` has cut anything off.
+        The steps, in order of queues and incarnations; and whether ``objects_max`` has cut anything off.
     """
     planner = _Planner(objects_max)
     for queue in sorted(state.queues):
         ttl = ttl_ms(queue.topic)
         if ttl is None:
             continue
-        for number, life in enumerate(state.queues[queue]):
-            going = _too_old(life, now_ms, now_ms - ttl)
-            planner.add(queue, number, life, takewhile(partial(may_go, queue, number), going))
+        for number, incarnation in enumerate(state.queues[queue]):
+            going = _too_old(incarnation, now_ms, now_ms - ttl)
+            planner.add(
+                queue, number, incarnation, takewhile(partial(may_go, queue, number), going)
+            )
     return planner.steps, planner.is_cut
 
 
 def plan_removal(
     state: TierState, topic: str, *, objects_max: int
 ) -> tuple[list[ExpiryStep], bool]:
-    """What removes a topic: everything of every life of its queues, open segments too. See ``plan_expiry``."""
+    """What removes a topic: everything of every incarnation of its queues, open segments too. See ``plan_expiry``."""
     planner = _Planner(objects_max)
     for queue in sorted(q for q in state.queues if q.topic == topic):
-        for number, life in enumerate(state.queues[queue]):
-            planner.add(queue, number, life, life.segments)
+        for number, incarnation in enumerate(state.queues[queue]):
+            planner.add(queue, number, incarnation, incarnation.segments)
     return planner.steps, planner.is_cut
 
 
@@ -136,15 +142,15 @@ def plan_handed(
     """What gives up the files of hours of timers, whole, open segments too. See ``plan_expiry``."""
     planner = _Planner(objects_max)
     for queue in map(hour_queue, hours):
-        lives = state.queues[queue]
-        planner.add(queue, len(lives) - 1, lives[-1], lives[-1].segments)
+        incarnations = state.queues[queue]
+        planner.add(queue, len(incarnations) - 1, incarnations[-1], incarnations[-1].segments)
     return planner.steps, planner.is_cut
 
 
-def _too_old(life: QueueLife, now_ms: int, before_ms: int) -> Iterator[Segment]:
-    for segment, behind in zip_longest(life.segments, life.segments[1:]):
+def _too_old(incarnation: Incarnation, now_ms: int, before_ms: int) -> Iterator[Segment]:
+    for segment, behind in zip_longest(incarnation.segments, incarnation.segments[1:]):
         stored_ms = _stored_ms(segment, behind, now_ms)
-        if not (segment.sealed or life.ended) or stored_ms >= before_ms:
+        if not (segment.sealed or incarnation.ended) or stored_ms >= before_ms:
             return
         yield segment
 
@@ -173,9 +179,9 @@ class _Planner:
         self._left = objects_max
 
     def add(
-        self, queue: MessageQueue, number: int, life: QueueLife, going: Iterable[Segment]
+        self, queue: MessageQueue, number: int, incarnation: Incarnation, going: Iterable[Segment]
     ) -> None:
-        """Plan to give up the first segments of a life, as far as the limit goes."""
+        """Plan to give up the first segments of an incarnation, as far as the limit goes."""
         taken: list[Segment] = []
         keys: set[str] = set()
         for segment in going:
@@ -185,18 +191,18 @@ class _Planner:
                 break
             keys |= named
             taken.append(segment)
-        behind = life.segments[len(taken) :]
-        low = behind[0].base_queue_offset if behind else life.commit_offset
-        if not taken or low <= life.min_offset:
+        behind = incarnation.segments[len(taken) :]
+        low = behind[0].base_queue_offset if behind else incarnation.commit_offset
+        if not taken or low <= incarnation.min_offset:
             return
         self._left -= len(keys)
         parts = Parts.joined(segment.parts for segment in taken)
         self.steps.append(
             ExpiryStep(
                 queue=queue,
-                incarnation=life.incarnation,
-                life=number,
-                min_from=life.min_offset,
+                incarnation=incarnation.number,
+                position=number,
+                min_from=incarnation.min_offset,
                 min_to=low,
                 segments=len(taken),
                 objects=len(keys),

@@ -3,8 +3,8 @@
 A segment's bytes lie in the sections of bundles, so a place of a stream is a range of a section. The commit log of a queue
 (``TieredCommitLog``) and its consume queue (``TieredConsumeQueue``) are two such streams over the same parts.
 
-Values: made of a life of a queue, and never changed; what is written since makes another. The writer needs none of it but
-where the stream ends (``Tail``). From any thread.
+Values: made of an incarnation of a queue, and never changed; what is written since makes another. The writer needs none of
+it but where the stream ends (``Tail``). From any thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.log.parts import Parts, SectionRange
-    from tiered.log.state import QueueLife
+    from tiered.log.state import Incarnation
     from tiered.model import LogOffset, QueueOffset
 
 
@@ -144,10 +144,10 @@ def moved_items(items: memoryview, by: int) -> memoryview | bytes:
 
 
 class TieredConsumeQueue(TieredFlatFile):
-    """The consume queue of one life of a queue."""
+    """The consume queue of one incarnation of a queue."""
 
     @classmethod
-    def load(cls, life: QueueLife) -> TieredConsumeQueue:
+    def load(cls, incarnation: Incarnation) -> TieredConsumeQueue:
         """As the journal has it."""
         segments = [
             TieredFileSegment.of(
@@ -158,9 +158,9 @@ class TieredConsumeQueue(TieredFlatFile):
                 s.parts.column("count") * ITEM_BYTES,
                 of_items=True,
             )
-            for s in life.segments
+            for s in incarnation.segments
         ]
-        return cls(life.commit_offset * ITEM_BYTES, segments)
+        return cls(incarnation.commit_offset * ITEM_BYTES, segments)
 
     def read(
         self, store: ObjectStore, prefix: str, start: QueueOffset, end: QueueOffset
@@ -177,10 +177,10 @@ class TieredConsumeQueue(TieredFlatFile):
 
 
 class TieredCommitLog(TieredFlatFile):
-    """The commit log of one life of a queue."""
+    """The commit log of one incarnation of a queue."""
 
     @classmethod
-    def load(cls, life: QueueLife) -> TieredCommitLog:
+    def load(cls, incarnation: Incarnation) -> TieredCommitLog:
         """As the journal has it."""
         segments = [
             TieredFileSegment.of(
@@ -191,9 +191,9 @@ class TieredCommitLog(TieredFlatFile):
                 s.parts.column("log_bytes") + s.parts.column("log_gone"),
                 of_items=False,
             )
-            for s in life.segments
+            for s in incarnation.segments
         ]
-        return cls(life.log_end, segments)
+        return cls(incarnation.log_end, segments)
 
     def read(self, store: ObjectStore, prefix: str, start: LogOffset, end: LogOffset) -> memoryview:
         """Read committed bytes ``[start, end)``; see ``read_bytes``."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectInfo, ObjectStore
     from tiered.journal.entry import Action, Entry
-    from tiered.log.parts import Bundle, Part, QueueLife, Segment, TierState
+    from tiered.log.parts import Bundle, Incarnation, Part, Segment, TierState
     from tiered.model import MessageQueue
 
 
@@ -44,18 +44,18 @@ class NamedPart:
     """A part, and where it stands in the state."""
 
     queue: MessageQueue
-    number: int  # of the life among the queue's lives
-    life: QueueLife  # that life
+    number: int  # of the incarnation among the queue's incarnations
+    incarnation: Incarnation  # that incarnation
     segment: int  # base log offset of its segment
     part: Part
-    truncated: bool  # the life is what the broker truncated
+    truncated: bool  # the incarnation is what the broker truncated
 
 
 def named_bundles(state: TierState) -> dict[str, Bundle]:
     """Every bundle that parts lie in, by its key below the prefix."""
     known: dict[int, Bundle] = {}  # by identity first: parts share their bundle nearly always
-    every = (life for lives in state.queues.values() for life in lives)
-    for parts in (parts for life in every for parts in life.tables()):
+    every = (incarnation for incarnations in state.queues.values() for incarnation in incarnations)
+    for parts in (parts for incarnation in every for parts in incarnation.tables()):
         known.update(zip(map(id, parts.bundles), parts.bundles, strict=True))
     return {bundle.key: bundle for bundle in known.values()}
 
@@ -95,21 +95,21 @@ def parts_by_bundle(
 class _Place:
     queue: MessageQueue
     number: int
-    life: QueueLife
+    incarnation: Incarnation
     segment: Segment
     truncated: bool
 
     def named(self, row: int) -> NamedPart:
         part = self.segment.parts[row]
         base = self.segment.base_offset
-        return NamedPart(self.queue, self.number, self.life, base, part, self.truncated)
+        return NamedPart(self.queue, self.number, self.incarnation, base, part, self.truncated)
 
 
 def _places(state: TierState) -> Iterator[_Place]:
-    for queue, lives in state.queues.items():
-        for number, life in enumerate(lives):
-            for segment in life.segments:
-                yield _Place(queue, number, life, segment, is_tail(lives, number))
+    for queue, incarnations in state.queues.items():
+        for number, incarnation in enumerate(incarnations):
+            for segment in incarnation.segments:
+                yield _Place(queue, number, incarnation, segment, is_tail(incarnations, number))
 
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -328,12 +328,12 @@ def _accepted(action: Action, state: TierState) -> Iterator[str]:
     """The bundles of a merge of which replay took anything."""
     for row in action["bundles"]:
         named = named_sections(row)
-        lives = {queue: state.queues.get(queue, ()) for queue in named.queues}
+        incarnations = {queue: state.queues.get(queue, ()) for queue in named.queues}
         if any(
             bundle.key == named.bundle.key
-            for lives_of in lives.values()
-            for life in lives_of
-            for parts in life.tables()
+            for incarnations_of in incarnations.values()
+            for incarnation in incarnations_of
+            for parts in incarnation.tables()
             for bundle in parts.bundles
         ):
             yield named.bundle.key

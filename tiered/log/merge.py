@@ -36,7 +36,7 @@ from tiered.log.truncation import is_tail
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from tiered.log.parts import Bundle, Part, QueueLife, Segment, TierState
+    from tiered.log.parts import Bundle, Incarnation, Part, Segment, TierState
     from tiered.model import MessageQueue
 
 MIB: Final = 1024 * 1024
@@ -75,15 +75,15 @@ class MergePolicy:
 
 @dataclass(frozen=True, slots=True)
 class MergeRun:
-    """Neighbours of one life that become one section."""
+    """Neighbours of one incarnation that become one section."""
 
     queue: MessageQueue
-    life: int  # its number among the queue's lives
-    incarnation: int  # of that life
+    position: int  # its place among those of the queue
+    incarnation: int  # of that incarnation
     segment: int
     """Base log offset of the segment that they lie in, the first if they lie in several."""
     parts: Parts  # they; may be one, which only moves
-    truncated: bool = False  # the life is what the broker truncated
+    truncated: bool = False  # the incarnation is what the broker truncated
 
     @property
     def size_bytes(self) -> int:
@@ -185,9 +185,9 @@ class BundleUse:
 def bundles_used(state: TierState, leave: Collection[str] = ()) -> list[BundleUse]:
     """Each bundle that is named, and how much of it, in the order of levels and of their keys' times."""
     found: dict[str, BundleUse] = {}
-    for lives in state.queues.values():
-        for life in lives:
-            for parts in life.tables():
+    for incarnations in state.queues.values():
+        for incarnation in incarnations:
+            for parts in incarnation.tables():
                 for bundle, size in zip(parts.bundles, parts.stored_bytes().tolist(), strict=True):
                     use = found.get(bundle.key)
                     if use is None:
@@ -220,9 +220,12 @@ def _deepest(state: TierState, of_it: list[BundleUse]) -> list[BundleUse]:
     """Those of these bundles that the queue with parts in most of them has parts in."""
     keys = {use.bundle.key for use in of_it}
     found: set[str] = set()
-    for lives in state.queues.values():
+    for incarnations in state.queues.values():
         its = keys & {
-            bundle.key for life in lives for s in life.segments for bundle in s.parts.bundles
+            bundle.key
+            for incarnation in incarnations
+            for s in incarnation.segments
+            for bundle in s.parts.bundles
         }
         found = max(found, its, key=len)
     return [use for use in of_it if use.bundle.key in found]
@@ -257,19 +260,19 @@ def _first(uses: list[BundleUse]) -> list[BundleUse]:
 
 def _runs(state: TierState, keys: Collection[str], policy: MergePolicy) -> Iterator[MergeRun]:
     for queue in sorted(state.queues):
-        lives = state.queues[queue]
-        for number, life in enumerate(lives):
-            if any(bundle.key in keys for bundle in life.parts().bundles):
-                whose = _Whose(queue, number, life.incarnation, is_tail(lives, number))
-                for group in _groups(life, policy):
+        incarnations = state.queues[queue]
+        for number, incarnation in enumerate(incarnations):
+            if any(bundle.key in keys for bundle in incarnation.parts().bundles):
+                whose = _Whose(queue, number, incarnation.number, is_tail(incarnations, number))
+                for group in _groups(incarnation, policy):
                     yield from _runs_of(whose, group, keys, policy)
 
 
-def _groups(life: QueueLife, policy: MergePolicy) -> Iterator[list[Segment]]:
+def _groups(incarnation: Incarnation, policy: MergePolicy) -> Iterator[list[Segment]]:
     """Rows of segments whose parts may become neighbours."""
     group: list[Segment] = []
     size = 0
-    for segment in life.segments:
+    for segment in incarnation.segments:
         if group and not _may_unite(group, segment, size, policy):
             yield group
             group, size = [], 0
@@ -293,7 +296,7 @@ def _may_unite(group: list[Segment], behind: Segment, size: int, policy: MergePo
 @dataclass(frozen=True, slots=True)
 class _Whose:
     queue: MessageQueue
-    life: int
+    position: int
     incarnation: int
     truncated: bool
 
@@ -312,7 +315,7 @@ def _runs_of(
             base != last
         ):  # what is behind lies in one segment with it, as soon as it has taken its place
             bases[end:] = [base if one == last else one for one in bases[end:]]
-        place = whose.queue, whose.life, whose.incarnation
+        place = whose.queue, whose.position, whose.incarnation
         return MergeRun(*place, base, parts[begin:end], whose.truncated)
 
     for at, bundle in enumerate(parts.bundles):
@@ -330,17 +333,19 @@ def _runs_of(
 
 def _outputs(runs: list[MergeRun], level: int, policy: MergePolicy) -> Iterator[MergeOutput]:
     """Divide runs, which are sorted, over bundles."""
-    of_life: dict[tuple[MessageQueue, int], int] = defaultdict(int)  # (a key names one incarnation)
+    of_incarnation: dict[tuple[MessageQueue, int], int] = defaultdict(
+        int
+    )  # (a key names one incarnation)
     for run in runs:
-        of_life[run.queue, run.incarnation] += run.size_bytes
-    own = {life for life, size in of_life.items() if size >= policy.own_bytes}
+        of_incarnation[run.queue, run.incarnation] += run.size_bytes
+    own = {incarnation for incarnation, size in of_incarnation.items() if size >= policy.own_bytes}
     of_topic: dict[str, int] = defaultdict(int)
-    for life, size in of_life.items():
-        of_topic[life[0].topic] += 0 if life in own else size
+    for incarnation, size in of_incarnation.items():
+        of_topic[incarnation[0].topic] += 0 if incarnation in own else size
     apart = {topic for topic, size in of_topic.items() if size >= policy.own_bytes}
-    for life in sorted(own):
-        for some in _cut([r for r in runs if (r.queue, r.incarnation) == life], policy):
-            yield MergeOutput(LAST_LEVEL, some, life[0].topic, life[0])
+    for incarnation in sorted(own):
+        for some in _cut([r for r in runs if (r.queue, r.incarnation) == incarnation], policy):
+            yield MergeOutput(LAST_LEVEL, some, incarnation[0].topic, incarnation[0])
     rest = [run for run in runs if (run.queue, run.incarnation) not in own]
     for topic in sorted(apart):
         for some in _cut([r for r in rest if r.queue.topic == topic], policy):
@@ -366,9 +371,15 @@ def _cut(runs: Iterable[MergeRun], policy: MergePolicy) -> Iterator[tuple[MergeR
 
 
 def replace_run(
-    life: QueueLife, part: Part, segment: int, was: int, *, with_open: bool, compacts: bool = False
-) -> QueueLife | None:
-    """The life with one part in the place of a run; None when what the merge presumes does not hold.
+    incarnation: Incarnation,
+    part: Part,
+    segment: int,
+    was: int,
+    *,
+    with_open: bool,
+    compacts: bool = False,
+) -> Incarnation | None:
+    """The incarnation with one part in the place of a run; None when what the merge presumes does not hold.
 
     Args:
         segment: Base log offset of the segment that it is to lie in.
@@ -376,18 +387,18 @@ def replace_run(
         with_open: It may touch a segment that is not sealed.
         compacts: Messages may have become holes.
     """
-    for at, first in enumerate(life.segments):
+    for at, first in enumerate(incarnation.segments):
         if first.base_offset != segment or first.parts.queue_end <= part.queue_offset:
             continue
-        group = _spanned(life.segments[at:], part)
+        group = _spanned(incarnation.segments[at:], part)
         if group is None:
             return None
         united = _with_part(group, part, was, compacts=compacts)
-        may = with_open or bool(life.ended) or all(one.sealed for one in group)
+        may = with_open or bool(incarnation.ended) or all(one.sealed for one in group)
         if united is None or not may:
             return None
-        behind = life.segments[at + len(group) :]
-        return replace(life, segments=(*life.segments[:at], united, *behind))
+        behind = incarnation.segments[at + len(group) :]
+        return replace(incarnation, segments=(*incarnation.segments[:at], united, *behind))
     return None
 
 

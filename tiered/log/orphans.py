@@ -225,10 +225,10 @@ class _OrphanPlanner:
 def _is_expired(known: KnownObjects, data: DataKey) -> bool:
     """Whether the queue offset of a quarantined record has expired, and had before the grace."""
     queue = data.queue
-    lives = known.base.queues.get(queue, ()) if known.base and queue else ()
-    mine = [life for life in lives if life.incarnation == data.incarnation]
-    return any(data.begins < life.min_offset for life in mine) and not any(
-        life.min_offset <= data.begins < life.commit_offset for life in mine
+    incarnations = known.base.queues.get(queue, ()) if known.base and queue else ()
+    mine = [incarnation for incarnation in incarnations if incarnation.number == data.incarnation]
+    return any(data.begins < incarnation.min_offset for incarnation in mine) and not any(
+        incarnation.min_offset <= data.begins < incarnation.commit_offset for incarnation in mine
     )
 
 
@@ -298,10 +298,10 @@ class _Columns:
 
     def __init__(self, state: TierState) -> None:
         places = [
-            (queue, life.incarnation, segment, is_tail(lives, number))
-            for queue, lives in state.queues.items()
-            for number, life in enumerate(lives)
-            for segment in life.segments
+            (queue, incarnation.number, segment, is_tail(incarnations, number))
+            for queue, incarnations in state.queues.items()
+            for number, incarnation in enumerate(incarnations)
+            for segment in incarnation.segments
         ]
         segments = [segment for _, _, segment, _ in places]
         lengths = np.array([len(segment.parts) for segment in segments], np.int64)

@@ -1,4 +1,4 @@
-"""The values of a tier's state: bundles, parts, segments, lives of queues; and their form in checkpoints.
+"""The values of a tier's state: bundles, parts, segments, incarnations of queues; and their form in checkpoints.
 
 All are immutable. What changes them is ``tiered.log.state``. Parts are rows of columns (``Parts``), and so are segments as
 a checkpoint had them (``Segments``): a tier of a million of each takes 140 MiB and no Python object each.
@@ -438,9 +438,9 @@ _SEGMENT_VALUES: Final = 5
 
 
 class Segments(Sequence[Segment]):
-    """Segments of a life in columns, in order; immutable. A ``Segment`` is made of a row when somebody looks at it.
+    """Segments of an incarnation in columns, in order; immutable. A ``Segment`` is made of a row when somebody looks at it.
 
-    Equal to a tuple of the same, which is what a life has as soon as one of them changes.
+    Equal to a tuple of the same, which is what an incarnation has as soon as one of them changes.
     """
 
     __slots__ = ("parts", "rows")
@@ -527,10 +527,10 @@ Passes = Annotated[tuple[Pass, ...], _are_in_order]
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLife:
+class Incarnation:
     """One incarnation of a queue, from its offset 0."""
 
-    incarnation: int  # number of this life, from 0
+    number: int  # of this incarnation among those of its queue, from 0
     min_offset: QueueOffset  # first queue offset that can be read
     commit_offset: QueueOffset  # one past the last
     log_end: LogOffset = LogOffset(0)  # noqa: RUF009 (a NewType: the number itself)
@@ -538,7 +538,7 @@ class QueueLife:
     segments: Sequence[Segment] = ()  # in order
     gaps: tuple[Gap, ...] = ()  # recorded gaps, in order
     quarantined: int = 0  # records put into quarantine
-    ended: str = ""  # why this life is over; empty while it lasts
+    ended: str = ""  # why this incarnation is over; empty while it lasts
     indexed: Ranges = ()  # queue offsets whose keys are in index objects (``tiered.log.indexed``)
     cut_at: int = -1
     """Of what the broker truncated: where it was cut off, whatever of it has expired since; else -1."""
@@ -560,10 +560,12 @@ class QueueLife:
         """All parts, in order."""
         return Parts.joined(self.tables())
 
-    def grown(self, segments: Sequence[Segment], end: QueueOffset, log_end: LogOffset) -> QueueLife:
+    def grown(
+        self, segments: Sequence[Segment], end: QueueOffset, log_end: LogOffset
+    ) -> Incarnation:
         """With a part behind the others; there are so many that ``dataclasses.replace`` is felt."""
-        return QueueLife(
-            self.incarnation,
+        return Incarnation(
+            self.number,
             self.min_offset,
             end,
             log_end,
@@ -580,10 +582,10 @@ class QueueLife:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Queue offsets ``[start, end)`` of one life of a queue."""
+    """Queue offsets ``[start, end)`` of one incarnation of a queue."""
 
     queue: MessageQueue
-    incarnation: int  # which life
+    incarnation: int  # which incarnation
     start: int  # first queue offset
     end: int  # one past the last
     cut_by: int = 0
@@ -616,8 +618,8 @@ class TierState:
     store: Mapping[str, Any] = field(default_factory=dict)
     """Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before the
     first epoch."""
-    queues: Mapping[MessageQueue, tuple[QueueLife, ...]] = field(default_factory=dict)
-    """Lives of each queue, oldest first; never empty."""
+    queues: Mapping[MessageQueue, tuple[Incarnation, ...]] = field(default_factory=dict)
+    """Incarnations of each queue, oldest first; never empty."""
     refused_parts: int = 0  # parts, gaps and incarnations that replay refused
     updated_ms: int = 0  # time of the last entry
     indexes: tuple[IndexObject, ...] = ()
@@ -625,10 +627,10 @@ class TierState:
     timers: TimerFacts = field(default_factory=TimerFacts)
     """Of a journal of timers (``tiered.log.timers``)."""
 
-    def life(self, queue: MessageQueue) -> QueueLife | None:
-        """The present life of a queue."""
-        lives = self.queues.get(queue)
-        return lives[-1] if lives else None
+    def incarnation(self, queue: MessageQueue) -> Incarnation | None:
+        """The present incarnation of a queue."""
+        incarnations = self.queues.get(queue)
+        return incarnations[-1] if incarnations else None
 
 
 def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) -> Action:  # noqa: ANN401 (JSON values)
@@ -748,13 +750,13 @@ def _unpacked(packed: bytes, kind: np.dtype[Any], count: int) -> npt.NDArray[Any
     return np.frombuffer(data, kind, count)
 
 
-def life_form(take: Callable[[int], Parts]) -> JsonForm[QueueLife]:
-    """Of a life as a row, with how many parts each of its segments has; the parts stand by themselves, in this order.
+def incarnation_form(take: Callable[[int], Parts]) -> JsonForm[Incarnation]:
+    """Of an incarnation as a row, with how many parts each segment has; the parts stand by themselves, in this order.
 
     Args:
         take: Gives the next parts.
     """
-    return as_row(QueueLife, segments=JsonForm(_segment_rows, partial(_segments_of, take)))
+    return as_row(Incarnation, segments=JsonForm(_segment_rows, partial(_segments_of, take)))
 
 
 def _segment_rows(segments: Sequence[Segment]) -> list[list[Any]]:

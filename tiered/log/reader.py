@@ -20,12 +20,12 @@ from tiered.errors import DataError, InvalidError, TieredStoreError
 from tiered.format.bundle import BLOCK_BYTES
 from tiered.journal.replay import JournalReader
 from tiered.log.by_time import StoreRanges, find_by_time
-from tiered.log.cursor import HistoryPlace, LifeView, QueueCursor, history_of
+from tiered.log.cursor import HistoryPlace, IncarnationView, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.flat_file import ITEM_BYTES
 from tiered.log.salvage import Salvaged, all_lost, salvage
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_part, read_range
-from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
+from tiered.log.state import Gap, Incarnation, Part, TierMachine, TierState
 from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TierReader:
         self.prefix = prefix
         self._journal = JournalReader(store, prefix, TierMachine())
         self._replaying = threading.Lock()
-        self._views: dict[tuple[MessageQueue, int, int], LifeView] = {}
+        self._views: dict[tuple[MessageQueue, int, int], IncarnationView] = {}
         self._history = ""
 
     @property
@@ -97,19 +97,19 @@ class TierReader:
                 )
             return self._journal.number != before
 
-    def view(self, queue: MessageQueue, life: QueueLife) -> LifeView:
-        """A life of a queue, laid out; the same as last time unless it has changed."""
-        name = (queue, life.incarnation, life.cut_at)
-        # Without a lock: two threads that lay the same life out make two equal views, of which one stays.
+    def view(self, queue: MessageQueue, incarnation: Incarnation) -> IncarnationView:
+        """An incarnation of a queue, laid out; the same as last time unless it has changed."""
+        name = (queue, incarnation.number, incarnation.cut_at)
+        # Without a lock: two threads that lay the same incarnation out make two equal views, of which one stays.
         view = self._views.get(name)
-        if view is None or view.life is not life:
-            view = self._views[name] = LifeView.of(queue, life)
+        if view is None or view.incarnation is not incarnation:
+            view = self._views[name] = IncarnationView.of(queue, incarnation)
         return view
 
-    def present(self, queue: MessageQueue) -> LifeView | None:
-        """The present life of a queue, as last seen; None: there is no such queue."""
-        life = self.state.life(queue)
-        return None if life is None else self.view(queue, life)
+    def present(self, queue: MessageQueue) -> IncarnationView | None:
+        """The present incarnation of a queue, as last seen; None: there is no such queue."""
+        incarnation = self.state.incarnation(queue)
+        return None if incarnation is None else self.view(queue, incarnation)
 
     def cursor(
         self, queue: MessageQueue, incarnation: int | None = None, *, state: TierState | None = None
@@ -122,10 +122,10 @@ class TierReader:
         Raises:
             InvalidError: The tier has no such queue.
         """
-        lives = (self.state if state is None else state).queues.get(queue, ())
-        for number in reversed(range(len(lives))):
-            if incarnation in {None, lives[number].incarnation}:
-                return self._cursor(queue, lives, number)
+        incarnations = (self.state if state is None else state).queues.get(queue, ())
+        for number in reversed(range(len(incarnations))):
+            if incarnation in {None, incarnations[number].number}:
+                return self._cursor(queue, incarnations, number)
         of_it = "" if incarnation is None else f" of incarnation {incarnation}"
         raise InvalidError(
             f"the tier has no queue {queue}{of_it}",
@@ -133,8 +133,10 @@ class TierReader:
             do="`tiered ls URL` lists the topics and queues",
         )
 
-    def _cursor(self, queue: MessageQueue, lives: Sequence[QueueLife], number: int) -> QueueCursor:
-        view, tails = self.view(queue, lives[number]), history_of(lives, number).tails
+    def _cursor(
+        self, queue: MessageQueue, incarnations: Sequence[Incarnation], number: int
+    ) -> QueueCursor:
+        view, tails = self.view(queue, incarnations[number]), history_of(incarnations, number).tails
         return QueueCursor(queue, view, tails=tails, journal=self)
 
     def queue(self, queue: MessageQueue, incarnation: int | None = None) -> QueueReader:
@@ -145,10 +147,10 @@ class TierReader:
         """
         return QueueReader(self.store, self.prefix, self.cursor(queue, incarnation))
 
-    def lives(self, queue: MessageQueue) -> list[QueueReader]:
-        """Readers of all lives of a queue, oldest first: what is over, ends that the broker truncated, the present one."""
-        lives = self.state.queues.get(queue, ())
-        cursors = (self._cursor(queue, lives, number) for number in range(len(lives)))
+    def incarnations(self, queue: MessageQueue) -> list[QueueReader]:
+        """Readers of all incarnations of a queue, oldest first, with the ends that the broker truncated."""
+        incarnations = self.state.queues.get(queue, ())
+        cursors = (self._cursor(queue, incarnations, number) for number in range(len(incarnations)))
         return [QueueReader(self.store, self.prefix, cursor) for cursor in cursors]
 
 
@@ -162,11 +164,11 @@ class QueueReader:
         self.cursor = cursor  # on that history
 
     @classmethod
-    def of_life(
-        cls, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife
+    def of_incarnation(
+        cls, store: ObjectStore, prefix: str, queue: MessageQueue, incarnation: Incarnation
     ) -> QueueReader:
-        """A reader of one life as it is: what is gone is an ``ObjectNotFoundError``, for the caller to look into."""
-        return cls(store, prefix, QueueCursor(queue, LifeView.of(queue, life)))
+        """A reader of one incarnation as it is: what is gone is an ``ObjectNotFoundError``, for the caller to look into."""
+        return cls(store, prefix, QueueCursor(queue, IncarnationView.of(queue, incarnation)))
 
     @property
     def queue(self) -> MessageQueue:
@@ -174,9 +176,9 @@ class QueueReader:
         return self.cursor.queue
 
     @property
-    def life(self) -> QueueLife:
-        """The life that was read last, as last seen."""
-        return self.cursor.life
+    def incarnation(self) -> Incarnation:
+        """The incarnation that was read last, as last seen."""
+        return self.cursor.incarnation
 
     def read(
         self, start: QueueOffset, *, bytes_max: int = READ_BYTES, count_max: int = 1 << 20
@@ -291,7 +293,7 @@ class QueueReader:
         self, place: HistoryPlace, start: QueueOffset, count_max: int
     ) -> tuple[Part, QueueOffset, QueueOffset] | None:
         """The part that holds a queue offset, and which of its offsets are meant."""
-        begin = QueueOffset(max(start, place.view.life.min_offset))
+        begin = QueueOffset(max(start, place.view.incarnation.min_offset))
         found = place.view.locate(begin, where=self._prefix)
         if not isinstance(found, Part):
             return None
@@ -300,7 +302,7 @@ class QueueReader:
     def _read(
         self, place: HistoryPlace, start: QueueOffset, bytes_max: int, count_max: int
     ) -> TierBatch | Gap | None:
-        begin = QueueOffset(max(start, place.view.life.min_offset))
+        begin = QueueOffset(max(start, place.view.incarnation.min_offset))
         if begin >= place.end:
             return None
         found = place.view.locate(begin, where=self._prefix)
@@ -340,7 +342,8 @@ class QueueReader:
             end: One past the last.
             lost: Told what was salvaged, before anything of it or behind it comes out.
             read: All from a queue offset to the end, by another reader of the same history; None: by this one.
-            damage: What ends no reading; with ``DAMAGED_OR_GONE`` an object that one life (``of_life``) names and is gone.
+            damage: What ends no reading; with ``DAMAGED_OR_GONE`` an object that one incarnation (``of_incarnation``) names
+            and is gone.
 
         Raises:
             TieredStoreError: As reading; a ``DataError`` only where the journal contradicts itself.

@@ -1,7 +1,8 @@
 """Proposes a tier's state again from what its bundles say of their sections. Pure.
 
-``propose`` takes each section for a candidate, and chooses, life by life, the candidates that make a chain. Where they
-overlap, the newest wins, by epoch and then by the sequence in which its writer made the bundle (``ObjectId.age``):
+``propose`` takes each section for a candidate, and chooses, incarnation by incarnation, the candidates that make a chain.
+Where they overlap, the newest wins, by epoch and then by the sequence in which its writer made the bundle
+(``ObjectId.age``):
 
 * a newer writer knew the history when it began, so what an older one made and it made again was not history;
 * a merged section is made after those that it replaces, and says the same (but for one that came too late, of what was
@@ -10,17 +11,17 @@ overlap, the newest wins, by epoch and then by the sequence in which its writer 
 
 What is not chosen is unused, and a bundle with nothing else an orphan. Where queue offsets go on and log offsets do not, or
 both jump, bytes are lost: a ``Loss``. Where queue offsets jump and log offsets go on, a gap was recorded, or items without a
-message are lost: a gap. What a merge found truncated becomes a life that has ended, as it was.
+message are lost: a gap. What a merge found truncated becomes an incarnation that has ended, as it was.
 
 ``known`` is what the readable beginning of the journal says. It settles what objects can't tell: which parts an older epoch
 had made in vain, what had expired or been truncated, reasons of gaps, times, and the local store's identity. And where a
-life began and ended: what is missing before its first object and behind its last, or all of it, is lost as well as what is
-missing in between (``KnownLife`` says what is not: no gap may be hidden, and none made of what was given up).
+incarnation began and ended: what is missing before its first object and behind its last, or all of it, is lost as well as
+what is missing in between (``KnownIncarnation`` says what is not: no gap may be hidden, and none made of what was given up).
 
 Not told by bundles, so lost where the journal does not tell it: the reason of a gap, gaps and losses before the first and
-behind the last message, lives and queues without a message, why a life ended, whether the last segment was sealed, tails
-that were truncated and not written again (history again, unless they had been merged), when a segment was made (the time at
-which the store got its first bundle stands for it).
+behind the last message, incarnations and queues without a message, why an incarnation ended, whether the last segment was
+sealed, tails that were truncated and not written again (history again, unless they had been merged), when a segment was made
+(the time at which the store got its first bundle stands for it).
 
 The key index is given up: without the journal nobody can tell whether a tail that it covers was truncated and written
 anew. The next writer, or ``tiered rebuild --index``, makes it again.
@@ -57,7 +58,7 @@ from tiered.log.bundles import named_sections
 from tiered.log.fingerprints import fingerprint_of
 from tiered.log.flat_file import ITEM
 from tiered.log.history import named_bundles
-from tiered.log.parts import Gap, Part, Parts, QueueLife, SectionRange, Segment, TierState
+from tiered.log.parts import Gap, Incarnation, Part, Parts, SectionRange, Segment, TierState
 from tiered.log.truncation import head_of, is_tail
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -71,7 +72,7 @@ REBUILT_STRIDE = 10**12
 """A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""
 UNKNOWN_END = "unknown: the journal was rebuilt"
 SKIPPED_MAX = 1000
-"""So many lives of a queue may have left nothing; a number beyond is no life but garbage."""
+"""So many incarnations of a queue may have left nothing; a number beyond is no incarnation but garbage."""
 
 
 @dataclass(slots=True)
@@ -86,9 +87,9 @@ class RebuiltState:
 
     def parts(self) -> Iterator[Part]:
         """All parts that it names."""
-        for lives in self.state.queues.values():
-            for life in lives:
-                yield from life.parts()
+        for incarnations in self.state.queues.values():
+            for incarnation in incarnations:
+                yield from incarnation.parts()
 
 
 def propose(
@@ -96,7 +97,7 @@ def propose(
     known: TierState,
     *,
     sizes: Mapping[str, int],
-    quarantined: Mapping[LifeKey, int],
+    quarantined: Mapping[IncarnationKey, int],
     read: Read,
     epochs: Iterable[int] = (),
     behind: Iterable[Entry] = (),
@@ -106,7 +107,7 @@ def propose(
     Args:
         tabled: Every bundle whose table, or some of whose sections, could be read.
         known: What the readable beginning of the journal says; the initial state when nothing of it is readable.
-        quarantined: Offsets in quarantine, by queue and life.
+        quarantined: Offsets in quarantine, by queue and incarnation.
         read: See ``choose``.
         epochs: Of other objects that writers have made.
         behind: Whole entries behind the readable beginning, in order.
@@ -116,30 +117,36 @@ def propose(
     tails, of_tails = _tails(known, present)
     made = [one.said.object_id.epoch for one in tabled]
     rebuilt = RebuiltState(replace(known, epoch=max([known.epoch, *epochs, *made])))
-    queues: dict[MessageQueue, list[QueueLife]] = defaultdict(list)
-    lives = {(queue, life.incarnation) for queue, all_of in known.queues.items() for life in all_of}
-    for queue, incarnation in sorted(candidates.lives() | lives):
-        key = (queue, incarnation)
+    queues: dict[MessageQueue, list[Incarnation]] = defaultdict(list)
+    incarnations = {
+        (queue, incarnation.number)
+        for queue, all_of in known.queues.items()
+        for incarnation in all_of
+    }
+    for queue, number in sorted(candidates.incarnations() | incarnations):
+        key = (queue, number)
         some = [
             one._replace(truncated=True) if _section(one.part) in of_tails else one
             for one in candidates.of(key)
         ]
         named = list(known_candidates(known, key, present))
         some += named
-        chain = choose(some, queue, incarnation, known, read)
-        told = KnownLife.of(known_life(known, queue, incarnation), named, lows.get(key, 0))
-        built = build_life(chain, queue, incarnation, told)
+        chain = choose(some, queue, number, known, read)
+        told = KnownIncarnation.of(known_incarnation(known, queue, number), named, lows.get(key, 0))
+        built = build_incarnation(chain, queue, number, told)
         rebuilt.losses += built.losses
         rebuilt.notes += built.notes
-        if built.life is not None and _skip(queues[queue], incarnation):
-            count = max(quarantined.get(key, 0), built.life.quarantined)
+        if built.incarnation is not None and _skip(queues[queue], number):
+            count = max(quarantined.get(key, 0), built.incarnation.quarantined)
             mine = tails[key]
             over = choose_tail(some, [part for tail in mine for part in tail.parts()])
-            queues[queue] += [*mine, *build_tails(over, incarnation, UNKNOWN_END)]
-            queues[queue].append(replace(built.life, quarantined=count))
+            queues[queue] += [*mine, *build_tails(over, number, UNKNOWN_END)]
+            queues[queue].append(replace(built.incarnation, quarantined=count))
     rebuilt.state = replace(
         rebuilt.state,
-        queues={queue: _ended(lives) for queue, lives in queues.items() if lives},
+        queues={
+            queue: _ended(incarnations) for queue, incarnations in queues.items() if incarnations
+        },
         indexes=(),
     )
     rebuilt.orphans = sorted(sizes.keys() - named_bundles(rebuilt.state).keys())
@@ -152,42 +159,45 @@ def _section(part: Part) -> tuple[str, int]:
 
 def _tails(
     known: TierState, present: Present
-) -> tuple[dict[LifeKey, list[QueueLife]], set[tuple[str, int]]]:
+) -> tuple[dict[IncarnationKey, list[Incarnation]], set[tuple[str, int]]]:
     """What brokers truncated, and the sections that only such tails name."""
-    tails: dict[LifeKey, list[QueueLife]] = defaultdict(list)
+    tails: dict[IncarnationKey, list[Incarnation]] = defaultdict(list)
     mine: set[tuple[str, int]] = set()
     others: set[tuple[str, int]] = set()
-    for queue, lives in known.queues.items():
-        for number, life in enumerate(lives):
-            is_over = is_tail(lives, number)
-            (mine if is_over else others).update(map(_section, life.parts()))
-            if is_over and all(map(present.has, life.parts())):
-                tails[queue, life.incarnation].append(life)
+    for queue, incarnations in known.queues.items():
+        for number, incarnation in enumerate(incarnations):
+            is_over = is_tail(incarnations, number)
+            (mine if is_over else others).update(map(_section, incarnation.parts()))
+            if is_over and all(map(present.has, incarnation.parts())):
+                tails[queue, incarnation.number].append(incarnation)
     return tails, mine - others
 
 
-def _skip(lives: list[QueueLife], incarnation: int) -> bool:
-    """Add empty lives where no object is left, so that numbers stay what they are; False when it is nonsense."""
-    following = lives[-1].incarnation + 1 if lives else 0
-    if incarnation - following > SKIPPED_MAX:
+def _skip(incarnations: list[Incarnation], number: int) -> bool:
+    """Add empty incarnations where no object is left, so that numbers stay what they are; False when it is nonsense."""
+    following = incarnations[-1].number + 1 if incarnations else 0
+    if number - following > SKIPPED_MAX:
         return False
     zero = QueueOffset(0)
-    lives += [QueueLife(number, zero, zero) for number in range(following, incarnation)]
+    incarnations += [Incarnation(empty, zero, zero) for empty in range(following, number)]
     return True
 
 
-def _ended(lives: Sequence[QueueLife]) -> tuple[QueueLife, ...]:
+def _ended(incarnations: Sequence[Incarnation]) -> tuple[Incarnation, ...]:
     """All but the last have ended, and all but the last segment of each is sealed."""
-    before = [replace(life, ended=life.ended or UNKNOWN_END, indexed=()) for life in lives[:-1]]
-    return (*before, replace(lives[-1], ended="", indexed=()))
+    before = [
+        replace(incarnation, ended=incarnation.ended or UNKNOWN_END, indexed=())
+        for incarnation in incarnations[:-1]
+    ]
+    return (*before, replace(incarnations[-1], ended="", indexed=()))
 
 
 # --------------------------------------------------------------------------------------------------
 # Candidates for the parts of a rebuilt tier, and the choice among them. Pure.
 # --------------------------------------------------------------------------------------------------
 
-LifeKey = tuple[MessageQueue, int]
-"""A queue and the number of one of its lives."""
+IncarnationKey = tuple[MessageQueue, int]
+"""A queue and the number of one of its incarnations."""
 Read = Callable[[SectionRange], Buffer]
 """Reads a range of a section; a ``DataError`` or ``BackendError`` when it can not be read."""
 
@@ -208,30 +218,30 @@ class RebuildCandidate(NamedTuple):
 
 
 class Candidates:
-    """All sections of all bundles, in columns; those of one life become objects when it is looked at."""
+    """All sections of all bundles, in columns; those of one incarnation become objects when it is looked at."""
 
     def __init__(self, tabled: Sequence[Tabled]) -> None:
-        """Sort sections by life."""
+        """Sort sections by incarnation."""
         self._tabled = tabled
         self._parts = Parts.joined(one.named.parts for one in tabled)
         counts = [len(one.named.parts) for one in tabled]
         self._of = np.repeat(np.arange(len(tabled)), counts)
         self._segments = [segment for one in tabled for segment in one.named.segments]
         self._truncated = [is_tail for one in tabled for is_tail in one.named.truncated]
-        self._rows: dict[LifeKey, list[int]] = {}
+        self._rows: dict[IncarnationKey, list[int]] = {}
         row = 0
         for one in tabled:
-            for life in zip(one.named.queues, one.named.incarnations, strict=True):
-                self._rows.setdefault(life, []).append(row)
+            for incarnation in zip(one.named.queues, one.named.incarnations, strict=True):
+                self._rows.setdefault(incarnation, []).append(row)
                 row += 1
 
-    def lives(self) -> set[LifeKey]:
+    def incarnations(self) -> set[IncarnationKey]:
         """Those that any section is of."""
         return set(self._rows)
 
-    def of(self, life: LifeKey) -> Iterator[RebuildCandidate]:
-        """The sections of one life."""
-        for row in self._rows.get(life, ()):
+    def of(self, incarnation: IncarnationKey) -> Iterator[RebuildCandidate]:
+        """The sections of one incarnation."""
+        for row in self._rows.get(incarnation, ()):
             one = self._tabled[self._of[row]]
             made = one.said.object_id
             yield RebuildCandidate(
@@ -270,13 +280,13 @@ class Present:
 
 
 def known_candidates(
-    known: TierState, life: LifeKey, present: Present
+    known: TierState, key: IncarnationKey, present: Present
 ) -> Iterator[RebuildCandidate]:
     """The parts that the readable journal names, perhaps of cut sections, if their bundles are there."""
-    queue, incarnation = life
-    lives = known.queues.get(queue, ())
-    for number, one in enumerate(lives):
-        if one.incarnation != incarnation or is_tail(lives, number):
+    queue, number = key
+    incarnations = known.queues.get(queue, ())
+    for place, one in enumerate(incarnations):
+        if one.number != number or is_tail(incarnations, place):
             continue
         for segment in one.segments:
             for part in segment.parts:
@@ -489,32 +499,34 @@ def _fits(
 
 
 def _may_be_history(
-    one: RebuildCandidate, queue: MessageQueue, incarnation: int, known: TierState
+    one: RebuildCandidate, queue: MessageQueue, number: int, known: TierState
 ) -> bool:
     """Whether the readable journal leaves it open that a later entry named this."""
     epoch, *_, is_named = one.rank
-    lives = known.queues.get(queue, ())
-    life = known_life(known, queue, incarnation)
+    incarnations = known.queues.get(queue, ())
+    incarnation = known_incarnation(known, queue, number)
     if is_named:
         return True
-    if life is None:  # it had not begun, or was deleted, when the readable journal ends
-        later = not lives or incarnation > lives[-1].incarnation
+    if incarnation is None:  # it had not begun, or was deleted, when the readable journal ends
+        later = not incarnations or number > incarnations[-1].number
         return later and epoch >= known.epoch
-    if one.part.queue_end <= life.min_offset:
+    if one.part.queue_end <= incarnation.min_offset:
         return False  # expired
-    if one.part.queue_end <= life.commit_offset:
+    if one.part.queue_end <= incarnation.commit_offset:
         return True  # merged since, or what had been merged
-    return epoch >= known.epoch and not life.ended
+    return epoch >= known.epoch and not incarnation.ended
 
 
-def known_life(known: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:
-    """A life that the readable journal knows; of those with this number the one that went on."""
-    lives = known.queues.get(queue, ())
-    return next((life for life in lives[::-1] if life.incarnation == incarnation), None)
+def known_incarnation(known: TierState, queue: MessageQueue, number: int) -> Incarnation | None:
+    """An incarnation that the readable journal knows; of those with this number the one that went on."""
+    incarnations = known.queues.get(queue, ())
+    return next(
+        (incarnation for incarnation in incarnations[::-1] if incarnation.number == number), None
+    )
 
 
 # --------------------------------------------------------------------------------------------------
-# One life of a queue, made of a chain of parts, and what the broker truncated of it. Pure.
+# One incarnation of a queue, made of a chain of parts, and what the broker truncated of it. Pure.
 # --------------------------------------------------------------------------------------------------
 
 UNKNOWN_GAP = "unknown: the journal was rebuilt"
@@ -539,20 +551,20 @@ class Loss:
 
 
 @dataclass(slots=True)
-class BuiltLife:
-    """A life, and what is to be said of it."""
+class BuiltIncarnation:
+    """An incarnation, and what is to be said of it."""
 
-    life: QueueLife | None = None  # none when there is nothing of it
+    incarnation: Incarnation | None = None  # none when there is nothing of it
     losses: list[Loss] = field(default_factory=list)
-    """Where objects are missing: each is a gap of the life."""
+    """Where objects are missing: each is a gap of the incarnation."""
     notes: list[str] = field(default_factory=list)  # what a person should know
 
 
 @dataclass(frozen=True, slots=True)
-class KnownLife:
-    """What the journal, as far as it can be read, says of a life."""
+class KnownIncarnation:
+    """What the journal, as far as it can be read, says of an incarnation."""
 
-    life: QueueLife
+    incarnation: Incarnation
     """As its readable beginning has it. Recorded gaps are no losses, whoever recorded them."""
     low: QueueOffset
     """What is before this has expired: so says that beginning, or a whole entry behind it. Its objects may be gone."""
@@ -562,28 +574,28 @@ class KnownLife:
 
     @classmethod
     def of(
-        cls, life: QueueLife | None, named: Sequence[RebuildCandidate], low: int
-    ) -> KnownLife | None:
-        """From the life, the parts of it that are there, and where it began at last by what whole entries say."""
-        if life is None:
+        cls, incarnation: Incarnation | None, named: Sequence[RebuildCandidate], low: int
+    ) -> KnownIncarnation | None:
+        """From the incarnation, the parts of it that are there, and where it began at last by what whole entries say."""
+        if incarnation is None:
             return None
         there_end = max((one.part.queue_end for one in named), default=QueueOffset(0))
-        return cls(life, QueueOffset(max(life.min_offset, low)), there_end)
+        return cls(incarnation, QueueOffset(max(incarnation.min_offset, low)), there_end)
 
     @property
     def begins(self) -> _Border:
         """Where it begins at last."""
-        behind = (part.log_offset for part in self.life.parts() if part.queue_end > self.low)
-        return _Border(self.low, next(behind, self.life.log_end))
+        behind = (part.log_offset for part in self.incarnation.parts() if part.queue_end > self.low)
+        return _Border(self.low, next(behind, self.incarnation.log_end))
 
 
-def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, int]:
-    """Where lives begin by what whole entries behind the readable beginning say of expiry, as replay would take it.
+def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[IncarnationKey, int]:
+    """Where incarnations begin by what whole entries behind the readable beginning say of expiry, as replay would take it.
 
-    Only such a life is looked at as the readable beginning has it, at its very place: of what was truncated meanwhile
-    nobody can tell. So of what is gone too little may be known to have expired, and not too much.
+    Only such an incarnation is looked at as the readable beginning has it, at its very place: of what was truncated
+    meanwhile nobody can tell. So of what is gone too little may be known to have expired, and not too much.
     """
-    lows: dict[LifeKey, int] = {}
+    lows: dict[IncarnationKey, int] = {}
     for entry in behind:
         if 0 < entry.epoch < known.epoch:
             continue  # of a fenced writer
@@ -596,16 +608,16 @@ def expired_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, i
 
 
 class ToldEnd(NamedTuple):
-    """Where a life ends by what a whole entry behind the readable beginning says."""
+    """Where an incarnation ends by what a whole entry behind the readable beginning says."""
 
     end: int  # one past its last queue offset
     number: int  # of the entry
     bundle: str  # key of the bundle that it names for it
 
 
-def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, ToldEnd]:
-    """Where lives end by what whole entries behind the readable beginning name and truncate."""
-    ends: dict[LifeKey, ToldEnd] = {}
+def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[IncarnationKey, ToldEnd]:
+    """Where incarnations end by what whole entries behind the readable beginning name and truncate."""
+    ends: dict[IncarnationKey, ToldEnd] = {}
     epoch = known.epoch
     for entry in behind:
         epochs = [one.get("epoch") for one in entry.actions if one["do"] == EPOCH]
@@ -617,7 +629,9 @@ def ends_behind(known: TierState, behind: Iterable[Entry]) -> dict[LifeKey, Told
     return ends
 
 
-def _take_ends(entry: Entry, action: Mapping[str, Any], ends: dict[LifeKey, ToldEnd]) -> None:
+def _take_ends(
+    entry: Entry, action: Mapping[str, Any], ends: dict[IncarnationKey, ToldEnd]
+) -> None:
     said = read_action(action)
     if isinstance(said, Truncate) and (key := (said.queue, said.incarnation)) in ends:
         ends[key] = ends[key]._replace(end=min(ends[key].end, said.end))
@@ -633,27 +647,32 @@ def _take_ends(entry: Entry, action: Mapping[str, Any], ends: dict[LifeKey, Told
 
 
 def not_found(
-    state: TierState, ends: Mapping[LifeKey, ToldEnd], lows: Mapping[LifeKey, int]
+    state: TierState, ends: Mapping[IncarnationKey, ToldEnd], lows: Mapping[IncarnationKey, int]
 ) -> Iterator[tuple[str, str]]:
     """Bundles of which entries tell, with messages that a proposed state does not have; and what is told."""
-    for (queue, incarnation), told in sorted(ends.items()):
-        life = known_life(state, queue, incarnation)
-        found = life.commit_offset if life else 0
-        if max(found, lows.get((queue, incarnation), 0)) < told.end:
+    for (queue, number), told in sorted(ends.items()):
+        incarnation = known_incarnation(state, queue, number)
+        found = incarnation.commit_offset if incarnation else 0
+        if max(found, lows.get((queue, number), 0)) < told.end:
             what = f"journal entry {told.number} tells of messages of {queue} up to queue offset {told.end}"
             yield told.bundle, f"{what}, and none from {found} on were found"
 
 
-def _take_expiry(known: TierState, action: Mapping[str, Any], lows: dict[LifeKey, int]) -> None:
+def _take_expiry(
+    known: TierState, action: Mapping[str, Any], lows: dict[IncarnationKey, int]
+) -> None:
     said = read_action(action)
     if not isinstance(said, Expire):
         return
-    lives = known.queues.get(said.queue, ())
-    if not 0 <= said.life < len(lives) or lives[said.life].incarnation != said.incarnation:
+    incarnations = known.queues.get(said.queue, ())
+    if (
+        not 0 <= said.position < len(incarnations)
+        or incarnations[said.position].number != said.incarnation
+    ):
         return
     key = (said.queue, said.incarnation)
-    low = lows.get(key, lives[said.life].min_offset)
-    if not is_tail(lives, said.life) and said.min_from == low < said.min_to:
+    low = lows.get(key, incarnations[said.position].min_offset)
+    if not is_tail(incarnations, said.position) and said.min_from == low < said.min_to:
         lows[key] = said.min_to
 
 
@@ -683,7 +702,7 @@ class _Stretch(NamedTuple):
             return EXPIRED_GAP
         return LOST_GAP if self.is_lost else UNKNOWN_GAP
 
-    def divided(self, known: KnownLife | None) -> tuple[_Stretch, ...]:
+    def divided(self, known: KnownIncarnation | None) -> tuple[_Stretch, ...]:
         """At the known beginning: objects of before it may be there again, and others of before it not."""
         if known is None or known.low <= self.start.queue_offset:
             return (self,)
@@ -693,13 +712,13 @@ class _Stretch(NamedTuple):
         border = _Border(known.low, min(max(low, self.start.log_offset), self.end.log_offset))
         return _Stretch(self.start, border, has_expired=True), _Stretch(border, self.end)
 
-    def recorded(self, known: KnownLife | None) -> list[Gap]:
+    def recorded(self, known: KnownIncarnation | None) -> list[Gap]:
         """The gaps within that the journal tells."""
         start, end = self.start.queue_offset, self.end.queue_offset
-        gaps = () if known is None else known.life.gaps
+        gaps = () if known is None else known.incarnation.gaps
         return [gap for gap in gaps if start <= gap.start and gap.end <= end]
 
-    def unrecorded(self, known: KnownLife | None) -> list[_Stretch]:
+    def unrecorded(self, known: KnownIncarnation | None) -> list[_Stretch]:
         """What is left between these."""
         left, at = [], self.start.queue_offset
         for gap in self.recorded(known):
@@ -710,14 +729,16 @@ class _Stretch(NamedTuple):
             left.append((at, self.end.queue_offset))
         return [self._within(start, end, known) for start, end in left]
 
-    def _within(self, start: QueueOffset, end: QueueOffset, known: KnownLife | None) -> _Stretch:
+    def _within(
+        self, start: QueueOffset, end: QueueOffset, known: KnownIncarnation | None
+    ) -> _Stretch:
         """From one recorded gap, or the start, to the next, or the end."""
         if known is None or (start, end) == (self.start.queue_offset, self.end.queue_offset):
             return self
-        parts = known.life.parts()
+        parts = known.incarnation.parts()
         starts = parts.column("queue_offset")
         first, behind = (int(np.searchsorted(starts, offset)) for offset in (start, end))
-        log_start = parts[first].log_offset if first < len(parts) else known.life.log_end
+        log_start = parts[first].log_offset if first < len(parts) else known.incarnation.log_end
         log_end = parts[behind - 1].log_end if behind else log_start
         return _Stretch(
             self.start if start == self.start.queue_offset else _Border(start, log_start),
@@ -726,51 +747,57 @@ class _Stretch(NamedTuple):
         )
 
 
-def build_life(
+def build_incarnation(
     chain: Sequence[RebuildCandidate],
     queue: MessageQueue,
-    incarnation: int,
-    known: KnownLife | None,
-) -> BuiltLife:
-    """Make a life.
+    number: int,
+    known: KnownIncarnation | None,
+) -> BuiltIncarnation:
+    """Make an incarnation.
 
     Args:
         chain: Its parts, in order, none overlapping another.
     """
-    built = BuiltLife()
-    name = f"{queue} incarnation {incarnation}"
-    if not chain and (known is None or not known.life.parts()):
+    built = BuiltIncarnation()
+    name = f"{queue} incarnation {number}"
+    if not chain and (known is None or not known.incarnation.parts()):
         if known is None:
             built.notes.append(f"{name}: no part of it is left, so it is left out")
         else:
-            built.life = known.life  # it never had a message, or all have expired
+            built.incarnation = known.incarnation  # it never had a message, or all have expired
         return built
     first, last = _known_begin(chain, known), _known_end(chain, known)
     stretches = [one for all_of in _stretches(chain, first, last) for one in all_of.divided(known)]
     built.losses = [
-        Loss(queue, incarnation, start, end, log_end - log_start)
+        Loss(queue, number, start, end, log_end - log_start)
         for stretch in stretches
         if stretch.is_lost
         for (start, log_start), (end, log_end), _ in stretch.unrecorded(known)
     ]
     goes_on = last or _Border(chain[-1].part.queue_end, chain[-1].part.log_end)
-    life = QueueLife(
-        incarnation,
+    incarnation = Incarnation(
+        number,
         chain[0].part.queue_offset if chain else goes_on.queue_offset,
         goes_on.queue_offset,
         goes_on.log_offset,
-        _segments(chain, known.life if known else None),
+        _segments(chain, known.incarnation if known else None),
         (*_gaps_before(chain, first, known), *_gaps_of(stretches, known)),
     )
     if known is not None:
-        life = replace(life, quarantined=known.life.quarantined, ended=known.life.ended)
-    built.life = life
-    built.notes = [f"{name}: {note}" for note in _notes(life, known, is_begin_known=bool(first))]
+        incarnation = replace(
+            incarnation, quarantined=known.incarnation.quarantined, ended=known.incarnation.ended
+        )
+    built.incarnation = incarnation
+    built.notes = [
+        f"{name}: {note}" for note in _notes(incarnation, known, is_begin_known=bool(first))
+    ]
     return built
 
 
-def _known_begin(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Border | None:
-    """Where the journal has the life begin; None when it does not say, or objects of before are there."""
+def _known_begin(
+    chain: Sequence[RebuildCandidate], known: KnownIncarnation | None
+) -> _Border | None:
+    """Where the journal has the incarnation begin; None when it does not say, or objects of before are there."""
     if known is None:
         return None
     place = known.begins
@@ -781,23 +808,23 @@ def _known_begin(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> 
     return place if is_before else None
 
 
-def _known_end(chain: Sequence[RebuildCandidate], known: KnownLife | None) -> _Border | None:
-    """Where the journal has the life end; None when it does not say, more is there, or it was truncated since."""
+def _known_end(chain: Sequence[RebuildCandidate], known: KnownIncarnation | None) -> _Border | None:
+    """Where the journal has the incarnation end; None when it does not say, more is there, or it was truncated since."""
     if known is None:
         return None
-    life, last = known.life, chain[-1].part if chain else None
+    incarnation, last = known.incarnation, chain[-1].part if chain else None
     is_behind = last is None or (
-        last.queue_end < life.commit_offset and last.log_end <= life.log_end
+        last.queue_end < incarnation.commit_offset and last.log_end <= incarnation.log_end
     )
     if not is_behind or _went_back(chain, known):
         return None
-    return _Border(life.commit_offset, life.log_end)
+    return _Border(incarnation.commit_offset, incarnation.log_end)
 
 
 _NO_AGE = (0, 0, 0, False)
 
 
-def _went_back(chain: Sequence[RebuildCandidate], known: KnownLife) -> bool:
+def _went_back(chain: Sequence[RebuildCandidate], known: KnownIncarnation) -> bool:
     """Whether the chain tells that the broker truncated the end that the journal has.
 
     Either what the journal names is there, and other parts were chosen. Or a part was made before that end by somebody who
@@ -811,11 +838,11 @@ def _went_back(chain: Sequence[RebuildCandidate], known: KnownLife) -> bool:
         for one in chain
         if not one.rank[-1]
         and not one.is_merged
-        and one.part.queue_offset < known.life.commit_offset
+        and one.part.queue_offset < known.incarnation.commit_offset
     ]
     if not unnamed:
         return False
-    parts = known.life.parts()
+    parts = known.incarnation.parts()
     ends = parts.column("queue_offset") + parts.column("count")
     made = [maker_of(bundle.key) for bundle in parts.bundles]
     ages = [(*one.age, False) if one else _NO_AGE for one in made]
@@ -839,34 +866,40 @@ def _stretches(
             yield _Stretch(start, behind)
 
 
-def _notes(life: QueueLife, known: KnownLife | None, *, is_begin_known: bool) -> list[str]:
+def _notes(
+    incarnation: Incarnation, known: KnownIncarnation | None, *, is_begin_known: bool
+) -> list[str]:
     notes = []
-    before = life.segments[0].parts[0].log_offset if life.segments else 0
-    is_loss = is_begin_known and known is not None and known.low == known.life.min_offset
-    if before and not is_loss and (known is None or known.life.min_offset < life.min_offset):
+    before = incarnation.segments[0].parts[0].log_offset if incarnation.segments else 0
+    is_loss = is_begin_known and known is not None and known.low == known.incarnation.min_offset
+    if (
+        before
+        and not is_loss
+        and (known is None or known.incarnation.min_offset < incarnation.min_offset)
+    ):
         notes.append(
-            f"it begins at queue offset {life.min_offset};"
+            f"it begins at queue offset {incarnation.min_offset};"
             f" {before} bytes of records before it have expired or are lost"
         )
-    if known is not None and known.life.commit_offset > life.commit_offset:
+    if known is not None and known.incarnation.commit_offset > incarnation.commit_offset:
         notes.append(
-            f"queue offsets [{life.commit_offset}, {known.life.commit_offset}) are not its end any more:"
+            f"queue offsets [{incarnation.commit_offset}, {known.incarnation.commit_offset}) are not its end any more:"
             " something was written in their place; the next writer goes on before them"
         )
     return notes
 
 
 def _gaps_before(
-    chain: Sequence[RebuildCandidate], begin: _Border | None, known: KnownLife | None
+    chain: Sequence[RebuildCandidate], begin: _Border | None, known: KnownIncarnation | None
 ) -> list[Gap]:
-    """Those before the life's minimum, which only a journal tells, if it begins where that says."""
+    """Those before the incarnation's minimum, which only a journal tells, if it begins where that says."""
     start = begin.queue_offset if begin else chain[0].part.queue_offset
-    if known is None or start != known.life.min_offset:
+    if known is None or start != known.incarnation.min_offset:
         return []
-    return [gap for gap in known.life.gaps if gap.end <= start]
+    return [gap for gap in known.incarnation.gaps if gap.end <= start]
 
 
-def _gaps_of(stretches: Iterable[_Stretch], known: KnownLife | None) -> Iterator[Gap]:
+def _gaps_of(stretches: Iterable[_Stretch], known: KnownIncarnation | None) -> Iterator[Gap]:
     for stretch in stretches:
         left = stretch.unrecorded(known)
         gaps = [Gap(one.start.queue_offset, one.end.queue_offset, stretch.reason) for one in left]
@@ -875,8 +908,8 @@ def _gaps_of(stretches: Iterable[_Stretch], known: KnownLife | None) -> Iterator
 
 def build_tails(
     chain: Sequence[RebuildCandidate], incarnation: int, reason: str
-) -> list[QueueLife]:
-    """Lives that are over, of what merges found truncated: one of each run without a hole."""
+) -> list[Incarnation]:
+    """Incarnations that are over, of what merges found truncated: one of each run without a hole."""
     rows: list[list[RebuildCandidate]] = []
     for one in chain:
         if rows and _continues(rows[-1][-1].part, one.part):
@@ -886,9 +919,9 @@ def build_tails(
     return [_tail(row, incarnation, reason) for row in rows]
 
 
-def _tail(row: Sequence[RebuildCandidate], incarnation: int, reason: str) -> QueueLife:
+def _tail(row: Sequence[RebuildCandidate], incarnation: int, reason: str) -> Incarnation:
     first, last = row[0].part, row[-1].part
-    return QueueLife(
+    return Incarnation(
         incarnation,
         first.queue_offset,
         QueueOffset(last.queue_end),
@@ -899,7 +932,7 @@ def _tail(row: Sequence[RebuildCandidate], incarnation: int, reason: str) -> Que
     )
 
 
-def _segments(chain: Sequence[RebuildCandidate], known: QueueLife | None) -> tuple[Segment, ...]:
+def _segments(chain: Sequence[RebuildCandidate], known: Incarnation | None) -> tuple[Segment, ...]:
     """Where a part does not begin its segment, it is of the segment of the part before it.
 
     So says where its segment begins: before itself. It need not be where that part's segment begins, since a merge may have
@@ -920,7 +953,9 @@ def _continues(one: Part, two: Part) -> bool:
     return (one.queue_end, one.log_end) == (two.queue_offset, two.log_offset)
 
 
-def _segment(row: Sequence[RebuildCandidate], known: QueueLife | None, *, is_last: bool) -> Segment:
+def _segment(
+    row: Sequence[RebuildCandidate], known: Incarnation | None, *, is_last: bool
+) -> Segment:
     first = row[0].part
     base = (first.log_offset, first.queue_offset)
     same = next(

@@ -27,8 +27,8 @@ from tiered.log.actions import (
     Epoch,
     Expire,
     GapMet,
+    IncarnationPasses,
     Indexed,
-    LifePasses,
     Meta,
     PartsNamed,
     Quarantine,
@@ -44,14 +44,14 @@ from tiered.log.merge import replace_run
 from tiered.log.parts import (
     Bundle,
     Gap,
+    Incarnation,
     Part,
     Parts,
-    QueueLife,
     Segment,
     TierState,
     decode_columns,
     encode_columns,
-    life_form,
+    incarnation_form,
     queue_action,
 )
 from tiered.log.timers import (
@@ -80,9 +80,9 @@ T = TypeVar("T")
 __all__ = [
     "Bundle",
     "Gap",
+    "Incarnation",
     "Part",
     "Parts",
-    "QueueLife",
     "Segment",
     "TierMachine",
     "TierState",
@@ -132,8 +132,12 @@ class TierMachine:
         return {**self._dump_without_queues(state), "queues": [*_queue_rows(state)]}
 
     def _dump_without_queues(self, state: TierState) -> dict[str, Any]:
-        lives = [life for lives in state.queues.values() for life in lives]
-        parts = encode_columns(parts for life in lives for parts in life.tables())
+        incarnations = [
+            incarnation for incarnations in state.queues.values() for incarnation in incarnations
+        ]
+        parts = encode_columns(
+            parts for incarnation in incarnations for parts in incarnation.tables()
+        )
         return {**_form().encode(state), "parts": parts}
 
     def dump_pieces(self, state: TierState) -> Iterator[bytes]:
@@ -179,13 +183,15 @@ def _state_of(members: Iterable[tuple[str, Any]]) -> TierState:
 
 def _queues_of(
     rows: Iterable[Any], take: Callable[[int], Parts]
-) -> dict[MessageQueue, tuple[QueueLife, ...]]:
-    found: dict[MessageQueue, tuple[QueueLife, ...]] = {}
-    form = life_form(take)
-    for topic, queue_id, lives in rows:
-        if type(topic) is not str or type(queue_id) is not int or not lives:
-            raise ValueError(f"the queue {topic!r:.80}/{queue_id!r:.80} has no life or no name")
-        found[MessageQueue(topic, queue_id)] = tuple(map(form.decode, lives))
+) -> dict[MessageQueue, tuple[Incarnation, ...]]:
+    found: dict[MessageQueue, tuple[Incarnation, ...]] = {}
+    form = incarnation_form(take)
+    for topic, queue_id, incarnations in rows:
+        if type(topic) is not str or type(queue_id) is not int or not incarnations:
+            raise ValueError(
+                f"the queue {topic!r:.80}/{queue_id!r:.80} has no incarnation or no name"
+            )
+        found[MessageQueue(topic, queue_id)] = tuple(map(form.decode, incarnations))
     return found
 
 
@@ -227,7 +233,7 @@ class _Work:
     """A state under construction, private to one ``apply``."""
 
     state: TierState
-    queues: dict[MessageQueue, tuple[QueueLife, ...]]
+    queues: dict[MessageQueue, tuple[Incarnation, ...]]
     entry: Entry
 
     @property
@@ -247,15 +253,15 @@ class _Work:
         kept = tuple(one for one in self.state.indexes if is_of_use(one, self.queues))
         self.state = replace(self.state, indexes=kept)
 
-    def present(self, queue: MessageQueue, incarnation: int) -> QueueLife | None:
-        """The present life of a queue, if it is this one."""
-        lives = self.queues.get(queue)
-        life = lives[-1] if lives else None
-        return life if life and life.incarnation == incarnation else None
+    def present(self, queue: MessageQueue, number: int) -> Incarnation | None:
+        """The present incarnation of a queue, if it is this one."""
+        incarnations = self.queues.get(queue)
+        incarnation = incarnations[-1] if incarnations else None
+        return incarnation if incarnation and incarnation.number == number else None
 
-    def put(self, queue: MessageQueue, life: QueueLife) -> None:
-        lives = self.queues.get(queue, ())
-        self.queues[queue] = (*lives[:-1], life)
+    def put(self, queue: MessageQueue, incarnation: Incarnation) -> None:
+        incarnations = self.queues.get(queue, ())
+        self.queues[queue] = (*incarnations[:-1], incarnation)
 
 
 def _epoch(work: _Work, said: Epoch) -> None:
@@ -283,24 +289,24 @@ def _parts(work: _Work, said: PartsNamed) -> None:
 
 def _part(work: _Work, named: NamedSections, number: int, place: SectionStretch) -> None:
     """Take one part."""
-    queue, incarnation = named.queues[number], named.incarnations[number]
-    life = work.present(queue, incarnation) or _first_life(
-        work, queue, incarnation, place.queue_offset
+    queue, which = named.queues[number], named.incarnations[number]
+    incarnation = work.present(queue, which) or _first_incarnation(
+        work, queue, which, place.queue_offset
     )
-    fits = life is not None and place.goes_on(life.commit_offset, life.log_end)
+    fits = incarnation is not None and place.goes_on(incarnation.commit_offset, incarnation.log_end)
     part = named.parts[number : number + 1]
-    segments = _placed(work, place, part, life) if life and fits else None
-    if life is None or segments is None or not work.is_present:
+    segments = _placed(work, place, part, incarnation) if incarnation and fits else None
+    if incarnation is None or segments is None or not work.is_present:
         work.refuse()
         return
-    work.put(queue, life.grown(segments, place.queue_end, place.log_end))
+    work.put(queue, incarnation.grown(segments, place.queue_end, place.log_end))
 
 
 def _placed(
-    work: _Work, place: SectionStretch, part: Parts, life: QueueLife
+    work: _Work, place: SectionStretch, part: Parts, incarnation: Incarnation
 ) -> tuple[Segment, ...] | None:
     """The segments with the part in its place; None when it names a segment where it cannot lie."""
-    last = life.segments[-1] if life.segments else None
+    last = incarnation.segments[-1] if incarnation.segments else None
     continues = last and not last.sealed and last.parts.queue_end == place.queue_offset
     if last and continues and last.base_offset == place.segment:
         grown = Segment(
@@ -309,22 +315,22 @@ def _placed(
             last.created_ms,
             parts=last.parts.followed_by(part),
         )
-        return (*life.segments[:-1], grown)
+        return (*incarnation.segments[:-1], grown)
     # Behind a gap only a new segment may come. (Of two segments with one base the first has nothing but holes.)
     if place.segment != place.log_offset:
         return None
-    rolled = (*life.segments[:-1], replace(last, sealed=True)) if last else ()
+    rolled = (*incarnation.segments[:-1], replace(last, sealed=True)) if last else ()
     fresh = Segment(place.segment, place.queue_offset, work.entry.time_ms, parts=part)
     return (*rolled, fresh)
 
 
-def _first_life(
+def _first_incarnation(
     work: _Work, queue: MessageQueue, incarnation: int, start: QueueOffset
-) -> QueueLife | None:
+) -> Incarnation | None:
     """A queue that the journal has never met begins where its first part (or gap) begins."""
     if queue in work.queues or incarnation != 0:
         return None
-    return QueueLife(0, start, start)
+    return Incarnation(0, start, start)
 
 
 def _compacted(work: _Work, said: Compacted) -> None:
@@ -333,15 +339,15 @@ def _compacted(work: _Work, said: Compacted) -> None:
         work.queues = before
 
 
-def _note_passes(work: _Work, passes: Iterable[LifePasses]) -> bool:
+def _note_passes(work: _Work, passes: Iterable[IncarnationPasses]) -> bool:
     for one in passes:
-        at, lives = one.life, work.queues.get(one.queue, ())
-        if not 0 <= at < len(lives):
+        at, incarnations = one.position, work.queues.get(one.queue, ())
+        if not 0 <= at < len(incarnations):
             return False
-        if one.passes and one.passes[-1].end > lives[at].commit_offset:
+        if one.passes and one.passes[-1].end > incarnations[at].commit_offset:
             return False
-        life = replace(lives[at], passes=one.passes)
-        work.queues[one.queue] = (*lives[:at], life, *lives[at + 1 :])
+        incarnation = replace(incarnations[at], passes=one.passes)
+        work.queues[one.queue] = (*incarnations[:at], incarnation, *incarnations[at + 1 :])
     return True
 
 
@@ -350,11 +356,13 @@ def _replace_all(work: _Work, said: SectionsMerged | Compacted) -> bool:
     compacts = isinstance(said, Compacted)
     bundles = list(map(named_sections, said.bundles))
     count = sum(len(named.parts) for named in bundles)
-    lives, runs = (decode_numbers(text, count).tolist() for text in (said.lives, said.runs))
+    incarnations, runs = (
+        decode_numbers(text, count).tolist() for text in (said.positions, said.runs)
+    )
     at, all_fit = 0, True
     for named in bundles:
         for number, part in enumerate(named.parts):
-            place = lives[at], runs[at]
+            place = incarnations[at], runs[at]
             all_fit &= _merge_one(work, named, number, part, place, compacts=compacts)
             at += 1
     return all_fit
@@ -371,62 +379,68 @@ def _merge_one(
 ) -> bool:
     at, was = place
     queue, segment = named.queues[number], named.segments[number]
-    lives = work.queues.get(queue, ())
+    incarnations = work.queues.get(queue, ())
     incarnation = named.incarnations[number]
-    if at >= len(lives) or lives[at].incarnation != incarnation or not work.may_mend:
+    if at >= len(incarnations) or incarnations[at].number != incarnation or not work.may_mend:
         return False
-    if is_tail(lives, at) != named.truncated[number]:
+    if is_tail(incarnations, at) != named.truncated[number]:
         return False  # truncated since: its section, from which a lost journal is rebuilt, does not say so
-    made = replace_run(lives[at], part, segment, was, with_open=work.is_present, compacts=compacts)
+    made = replace_run(
+        incarnations[at], part, segment, was, with_open=work.is_present, compacts=compacts
+    )
     if made is not None:
-        work.queues[queue] = (*lives[:at], made, *lives[at + 1 :])
+        work.queues[queue] = (*incarnations[:at], made, *incarnations[at + 1 :])
     return made is not None
 
 
 def _seal(work: _Work, said: Seal) -> None:
-    life = work.present(said.queue, said.incarnation)
-    last = life.segments[-1] if life and life.segments else None
-    if life and last and last.base_offset == said.segment and work.is_present:
-        segments = (*life.segments[:-1], replace(last, sealed=True))
-        work.put(said.queue, replace(life, segments=segments))
+    incarnation = work.present(said.queue, said.incarnation)
+    last = incarnation.segments[-1] if incarnation and incarnation.segments else None
+    if incarnation and last and last.base_offset == said.segment and work.is_present:
+        segments = (*incarnation.segments[:-1], replace(last, sealed=True))
+        work.put(said.queue, replace(incarnation, segments=segments))
 
 
 def _gap(work: _Work, said: GapMet) -> None:
     gap = Gap(said.start, said.end, said.reason)
-    life = work.present(said.queue, said.incarnation) or _first_life(
+    incarnation = work.present(said.queue, said.incarnation) or _first_incarnation(
         work, said.queue, said.incarnation, gap.start
     )
-    fits = life is not None and gap.start == life.commit_offset and gap.end > gap.start
-    if life is None or not fits or not work.is_present:
+    fits = (
+        incarnation is not None and gap.start == incarnation.commit_offset and gap.end > gap.start
+    )
+    if incarnation is None or not fits or not work.is_present:
         work.refuse()
         return
-    fresh = not life.segments  # nothing to read before the gap, so the queue begins behind it
+    fresh = (
+        not incarnation.segments
+    )  # nothing to read before the gap, so the queue begins behind it
     work.put(
         said.queue,
         replace(
-            life,
-            gaps=(*life.gaps, gap),
+            incarnation,
+            gaps=(*incarnation.gaps, gap),
             commit_offset=gap.end,
-            min_offset=gap.end if fresh else life.min_offset,
+            min_offset=gap.end if fresh else incarnation.min_offset,
         ),
     )
 
 
 def _truncate(work: _Work, said: Truncate) -> None:
-    life = work.present(said.queue, said.incarnation)
-    if life is None or not work.is_present:
+    incarnation = work.present(said.queue, said.incarnation)
+    if incarnation is None or not work.is_present:
         work.refuse()
-    elif divided := cut(life, said, work.entry.number):
+    elif divided := cut(incarnation, said, work.entry.number):
         work.queues[said.queue] = (*work.queues[said.queue][:-1], *divided)
 
 
 def _expire(work: _Work, said: Expire) -> None:
-    lives, at = work.queues.get(said.queue, ()), said.life
-    if not 0 <= at < len(lives) or lives[at].incarnation != said.incarnation:
+    incarnations, at = work.queues.get(said.queue, ()), said.position
+    if not 0 <= at < len(incarnations) or incarnations[at].number != said.incarnation:
         return
-    left = expired(lives[at], said, with_open=work.is_present)
+    left = expired(incarnations[at], said, with_open=work.is_present)
     if left and work.may_mend:
-        work.queues[said.queue] = (*lives[:at], left, *lives[at + 1 :])
+        work.queues[said.queue] = (*incarnations[:at], left, *incarnations[at + 1 :])
 
 
 def _index(work: _Work, said: Indexed) -> None:
@@ -439,8 +453,12 @@ def _timer(
     after: Callable[[TimerFacts, T, Bounds], TimerFacts | None], work: _Work, said: T
 ) -> None:
     def bounds(hour: int) -> tuple[int, int]:
-        lives = work.queues.get(hour_queue(hour))
-        return (lives[-1].min_offset, lives[-1].commit_offset) if lives else (0, 0)
+        incarnations = work.queues.get(hour_queue(hour))
+        return (
+            (incarnations[-1].min_offset, incarnations[-1].commit_offset)
+            if incarnations
+            else (0, 0)
+        )
 
     is_take = isinstance(said, TimerTake)
     changed = after(work.state.timers, said, bounds) if work.is_present or not is_take else None
@@ -451,21 +469,23 @@ def _timer(
 
 
 def _quarantine(work: _Work, said: Quarantine) -> None:
-    life = work.present(said.queue, said.incarnation)
-    if life and work.is_present:
-        work.put(said.queue, replace(life, quarantined=life.quarantined + said.count))
+    incarnation = work.present(said.queue, said.incarnation)
+    if incarnation and work.is_present:
+        work.put(said.queue, replace(incarnation, quarantined=incarnation.quarantined + said.count))
 
 
 def _begin_anew(work: _Work, said: BeginAnew) -> None:
-    lives = work.queues.get(said.queue, ())
-    number = lives[-1].incarnation + 1 if lives else 0
-    if lives and said.incarnation == 0:
+    incarnations = work.queues.get(said.queue, ())
+    number = incarnations[-1].number + 1 if incarnations else 0
+    if incarnations and said.incarnation == 0:
         return  # it was to say where the queue begins, and a part was faster
     if said.incarnation != number or not work.is_present:
         work.refuse()
         return
-    ended = (*lives[:-1], replace(lives[-1], ended=said.reason)) if lives else ()
-    work.queues[said.queue] = (*ended, QueueLife(number, said.start, said.start))
+    ended = (
+        (*incarnations[:-1], replace(incarnations[-1], ended=said.reason)) if incarnations else ()
+    )
+    work.queues[said.queue] = (*ended, Incarnation(number, said.start, said.start))
 
 
 _HANDLERS: dict[type[Any], Callable[[_Work, Any], object]] = {
@@ -489,9 +509,9 @@ _HANDLERS: dict[type[Any], Callable[[_Work, Any], object]] = {
 
 
 def _queue_rows(state: TierState) -> Iterator[list[Any]]:
-    form = life_form(lambda _count: Parts.of(()))
-    for queue, lives in state.queues.items():
-        yield [*queue, [*map(form.encode, lives)]]
+    form = incarnation_form(lambda _count: Parts.of(()))
+    for queue, incarnations in state.queues.items():
+        yield [*queue, [*map(form.encode, incarnations)]]
 
 
 _VALUES_A_PIECE = 16

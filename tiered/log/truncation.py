@@ -1,12 +1,13 @@
-"""What the broker truncated: a queue ends at an earlier offset, and what lay behind it is kept as a life that is over.
+"""What the broker truncated: a queue ends at an earlier offset; what lay behind it is kept, as an ended incarnation.
 
 The common case: a power failure took a tail that had been tiered already, and the broker wrote other messages at the same
-queue offsets. ``cut`` divides the present life at ``end``: the life goes on with ``[min, end)``, and ``[end, commit)``
-becomes a *tail*, a life of the same incarnation before it, ended, with its parts still named (so nothing deletes them).
-No object is written or changed (I4): a part that straddles ``end`` is cut by reference into two ranges of its section.
+queue offsets. ``cut`` divides the present incarnation at ``end``: the incarnation goes on with ``[min, end)``, and ``[end,
+commit)`` becomes a *tail*, an incarnation of the same number before it, ended, with its parts still named (so nothing
+deletes them). No object is written or changed (I4): a part that straddles ``end`` is cut by reference into two ranges of its
+section.
 
-All values are immutable, all functions pure. A cut that does not fit the life changes nothing: the writer plans it anew,
-since a merge may have gathered the part that it names.
+All values are immutable, all functions pure. A cut that does not fit the incarnation changes nothing: the writer plans it
+anew, since a merge may have gathered the part that it names.
 """
 
 from __future__ import annotations
@@ -22,25 +23,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiered.log.actions import Head, Truncate
-    from tiered.log.parts import Gap, Part, QueueLife, Segment
+    from tiered.log.parts import Gap, Incarnation, Part, Segment
 
 
-def cut(life: QueueLife, said: Truncate, entry: int) -> tuple[QueueLife, QueueLife] | None:
-    """Divide a life.
+def cut(
+    incarnation: Incarnation, said: Truncate, entry: int
+) -> tuple[Incarnation, Incarnation] | None:
+    """Divide an incarnation.
 
     Args:
         entry: Number of the journal entry that says so.
 
     Returns:
-        The tail ``[end, was)``, ended, and the life ``[min, end)``; None when it does not fit.
+        The tail ``[end, was)``, ended, and the incarnation ``[min, end)``; None when it does not fit.
     """
     end, was, head = said.end, said.was, said.head
-    if was != life.commit_offset or not life.min_offset < end < was:
+    if was != incarnation.commit_offset or not incarnation.min_offset < end < was:
         return None
     kept: list[Segment] = []
     gone: list[Segment] = []
     is_head_used = head is None
-    for segment in life.segments:
+    for segment in incarnation.segments:
         before = [part for part in segment.parts if part.queue_end <= end]
         behind = [part for part in segment.parts if part.queue_offset >= end]
         for part in segment.parts:
@@ -56,27 +59,27 @@ def cut(life: QueueLife, said: Truncate, entry: int) -> tuple[QueueLife, QueueLi
             gone.append(replace(segment, parts=Parts.of(behind), sealed=True))
     if not is_head_used:
         return None
-    gaps_kept, gaps_gone = _cut_gaps(life.gaps, end)
-    log_end = kept[-1].parts.log_end if kept else _log_start(life)
+    gaps_kept, gaps_gone = _cut_gaps(incarnation.gaps, end)
+    log_end = kept[-1].parts.log_end if kept else _log_start(incarnation)
     tail = replace(
-        life,
+        incarnation,
         min_offset=end,
         segments=tuple(gone),
         gaps=gaps_gone,
         quarantined=0,
         ended=said.reason,
-        indexed=clipped(life.indexed, end, was),
+        indexed=clipped(incarnation.indexed, end, was),
         cut_at=end,
         cut_by=entry,
     )
     rest = replace(
-        life,
+        incarnation,
         commit_offset=end,
         log_end=log_end,
         segments=tuple(kept),
         gaps=gaps_kept,
-        indexed=clipped(life.indexed, 0, end),
-        passes=tuple(replace(one, end=min(one.end, end)) for one in life.passes),
+        indexed=clipped(incarnation.indexed, 0, end),
+        passes=tuple(replace(one, end=min(one.end, end)) for one in incarnation.passes),
     )
     return tail, rest
 
@@ -128,9 +131,12 @@ def rest_of(part: Part, head: Part) -> Part:
     )
 
 
-def is_tail(lives: Sequence[QueueLife], number: int) -> bool:
-    """Whether the life at ``number`` is what a broker truncated, and its incarnation went on without it."""
-    return number + 1 < len(lives) and lives[number + 1].incarnation == lives[number].incarnation
+def is_tail(incarnations: Sequence[Incarnation], number: int) -> bool:
+    """Whether the incarnation at ``number`` is what a broker truncated, and its incarnation went on without it."""
+    return (
+        number + 1 < len(incarnations)
+        and incarnations[number + 1].number == incarnations[number].number
+    )
 
 
 def _cut_gaps(gaps: Sequence[Gap], end: QueueOffset) -> tuple[tuple[Gap, ...], tuple[Gap, ...]]:
@@ -139,5 +145,5 @@ def _cut_gaps(gaps: Sequence[Gap], end: QueueOffset) -> tuple[tuple[Gap, ...], t
     return kept, gone
 
 
-def _log_start(life: QueueLife) -> LogOffset:
-    return life.segments[0].base_offset if life.segments else life.log_end
+def _log_start(incarnation: Incarnation) -> LogOffset:
+    return incarnation.segments[0].base_offset if incarnation.segments else incarnation.log_end

@@ -183,14 +183,16 @@ class _VerifyRun:
         theirs = local.queues()
         count = StoreComparison()
         steps: list[_Step] = []
-        for queue, lives in self._reader.state.queues.items():
+        for queue, incarnations in self._reader.state.queues.items():
             if queue in theirs:
-                tier = QueueReader.of_life(self._store, self._prefix, queue, lives[-1])
+                tier = QueueReader.of_incarnation(
+                    self._store, self._prefix, queue, incarnations[-1]
+                )
                 comparison = QueueComparison(tier, local, theirs[queue])
-                size = lives[-1].parts().log_bytes
+                size = incarnations[-1].parts().log_bytes
                 steps.append(_Step(comparison.run, size))
             else:
-                count.expired_messages += int(lives[-1].parts().column("count").sum())
+                count.expired_messages += int(incarnations[-1].parts().column("count").sum())
         for queue, bounds in theirs.items():
             if queue not in self._reader.state.queues:
                 count.lag_messages += bounds.end - bounds.min
@@ -234,17 +236,21 @@ class _VerifyRun:
         recorded.unindexed_messages = unindexed_messages(state)
         named = named_objects(state)
         report.named_objects, report.named_bytes = len(named), sum(named.values())
-        for lives in state.queues.values():
-            tails = [life for number, life in enumerate(lives) if is_tail(lives, number)]
-            recorded.ended_lives += len(lives) - 1 - len(tails)
+        for incarnations in state.queues.values():
+            tails = [
+                incarnation
+                for number, incarnation in enumerate(incarnations)
+                if is_tail(incarnations, number)
+            ]
+            recorded.ended_incarnations += len(incarnations) - 1 - len(tails)
             recorded.truncated += len(tails)
             recorded.truncated_messages += sum(
-                life.commit_offset - life.min_offset for life in tails
+                incarnation.commit_offset - incarnation.min_offset for incarnation in tails
             )
-            for life in lives:
-                recorded.gaps += len(life.gaps)
-                recorded.gap_messages += sum(gap.end - gap.start for gap in life.gaps)
-                parts = life.parts()
+            for incarnation in incarnations:
+                recorded.gaps += len(incarnation.gaps)
+                recorded.gap_messages += sum(gap.end - gap.start for gap in incarnation.gaps)
+                parts = incarnation.parts()
                 holes = int(parts.column("holes").sum())
                 report.parts += len(parts)
                 report.messages += int(parts.column("count").sum()) - holes
@@ -639,8 +645,8 @@ class QueueComparison:
 
     def run(self) -> Finding:
         """Compare what both have."""
-        life, bounds, count = self._tier.life, self._bounds, self._count
-        low, high = life.min_offset, life.commit_offset
+        incarnation, bounds, count = self._tier.incarnation, self._bounds, self._count
+        low, high = incarnation.min_offset, incarnation.commit_offset
         count.lag_messages = max(0, bounds.end - max(high, bounds.min))
         count.skipped_messages = max(0, min(low, bounds.end) - bounds.min)
         count.expired_messages = max(0, min(bounds.min, high) - low)
@@ -658,7 +664,7 @@ class QueueComparison:
             found = self._tier.read(at)
         except (TieredStoreError, BackendError) as error:
             self._found.problem("unreadable", str(self._tier.queue), f"from {at}: {error}")
-            parts = self._tier.life.parts()
+            parts = self._tier.incarnation.parts()
             return next((part.queue_end for part in parts if part.queue_end > at), end)
         if found is None:
             return end

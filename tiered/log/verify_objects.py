@@ -190,7 +190,7 @@ def _differences(
     theirs, mine = said.parts[number], one.part
     pairs = [
         ("topic and queue", str(said.queues[number]), str(one.queue)),
-        ("incarnation", said.incarnations[number], one.life.incarnation),
+        ("incarnation", said.incarnations[number], one.incarnation.number),
         ("the section", theirs.section, mine.section),
     ]
     if mine.is_whole:  # else it was cut: the row is of all
@@ -445,7 +445,7 @@ class IndexCheck:
 
 
 def check_indexes(state: TierState) -> Iterator[Problem]:
-    """Every contradiction between what lives call covered and what index objects cover. Pure."""
+    """Every contradiction between what incarnations call covered and what index objects cover. Pure."""
     covered: dict[tuple[MessageQueue, int], Ranges] = {}
     for index in state.indexes:
         if parse_index_key("", index.place.key) is None:
@@ -453,20 +453,22 @@ def check_indexes(state: TierState) -> Iterator[Problem]:
         for cover in index.covers:
             mine = covered.get((cover.queue, cover.incarnation), ())
             covered[cover.queue, cover.incarnation] = joined((*mine, (cover.start, cover.end)))
-    for queue, lives in state.queues.items():
-        for life in lives:
-            left = clipped(life.indexed, life.min_offset, INT_MAX)
-            for start, end in covered.get((queue, life.incarnation), ()):
+    for queue, incarnations in state.queues.items():
+        for incarnation in incarnations:
+            left = clipped(incarnation.indexed, incarnation.min_offset, INT_MAX)
+            for start, end in covered.get((queue, incarnation.number), ()):
                 left = without(left, start, end)
-            where = f"{queue} incarnation {life.incarnation}"
+            where = f"{queue} incarnation {incarnation.number}"
             for start, end in left:
                 yield Problem("state", where, f"no index object covers [{start}, {end})")
-            if life.indexed and life.indexed[-1][1] > life.commit_offset:
+            if incarnation.indexed and incarnation.indexed[-1][1] > incarnation.commit_offset:
                 yield Problem("state", where, "more is indexed than committed")
 
 
 def unindexed_messages(state: TierState) -> int:
-    """Queue offsets of present lives that no index object covers."""
+    """Queue offsets of present incarnations that no index object covers."""
     return sum(
-        end - start for lives in state.queues.values() for start, end in uncovered(lives[-1])
+        end - start
+        for incarnations in state.queues.values()
+        for start, end in uncovered(incarnations[-1])
     )

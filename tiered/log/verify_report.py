@@ -38,7 +38,7 @@ from tiered.log.truncation import is_tail
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.log.parts import Bundle, QueueLife, Segment, TierState
+    from tiered.log.parts import Bundle, Incarnation, Segment, TierState
     from tiered.model import MessageQueue
 
 OBJECT_KINDS = frozenset(
@@ -81,7 +81,7 @@ class Recorded:
     stale_entries: int = 0
     """Journal entries below the point to which it was trimmed, which no reader looks at (known after a deep run): of
     a trimming that was cut short, or landed late under a number used and deleted long ago."""
-    ended_lives: int = 0  # earlier incarnations of queues
+    ended_incarnations: int = 0  # earlier incarnations of queues
     truncated: int = 0  # ends of queues that the broker truncated; they are kept
     truncated_messages: int = 0  # their queue offsets
     orphans: int = 0
@@ -228,32 +228,32 @@ class VerifyReport:
 
 
 def check_state(state: TierState) -> Iterator[Problem]:
-    """Every contradiction in a state: parts, segments, offsets, lives."""
-    for queue, lives in state.queues.items():
-        for number, life in enumerate(lives):
-            where = f"{queue} incarnation {life.incarnation}"
-            details = [*_check_life(life), *_check_parts(queue, life)]
-            expected = number - sum(is_tail(lives, before) for before in range(number))
-            if life.incarnation != expected:
-                details.append(f"it is the life number {expected} of its queue")
-            if is_tail(lives, number) != (0 <= life.cut_at <= life.min_offset):
+    """Every contradiction in a state: parts, segments, offsets, incarnations."""
+    for queue, incarnations in state.queues.items():
+        for number, incarnation in enumerate(incarnations):
+            where = f"{queue} incarnation {incarnation.number}"
+            details = [*_check_incarnation(incarnation), *_check_parts(queue, incarnation)]
+            expected = number - sum(is_tail(incarnations, before) for before in range(number))
+            if incarnation.number != expected:
+                details.append(f"it is the incarnation number {expected} of its queue")
+            if is_tail(incarnations, number) != (0 <= incarnation.cut_at <= incarnation.min_offset):
                 details.append(
-                    f"it was cut off at {life.cut_at}, and its minimum is {life.min_offset}"
+                    f"it was cut off at {incarnation.cut_at}, and its minimum is {incarnation.min_offset}"
                 )
-            if bool(life.ended) != (number < len(lives) - 1):
-                details.append("only the last life of a queue may go on")
+            if bool(incarnation.ended) != (number < len(incarnations) - 1):
+                details.append("only the last incarnation of a queue may go on")
             yield from (Problem("state", where, detail) for detail in details)
 
 
-def _check_life(life: QueueLife) -> Iterator[str]:
-    if not life.min_offset <= life.commit_offset:
-        yield f"minimum {life.min_offset} is above the commit offset {life.commit_offset}"
-    for segment in life.segments[:-1]:
+def _check_incarnation(incarnation: Incarnation) -> Iterator[str]:
+    if not incarnation.min_offset <= incarnation.commit_offset:
+        yield f"minimum {incarnation.min_offset} is above the commit offset {incarnation.commit_offset}"
+    for segment in incarnation.segments[:-1]:
         if not segment.sealed:
             yield f"segment {segment.base_offset} is not the last, and is not sealed"
-    for number, segment in enumerate(life.segments):
-        yield from _check_segment(segment, may_be_cut=bool(life.ended) and number == 0)
-    yield from _check_order(life)
+    for number, segment in enumerate(incarnation.segments):
+        yield from _check_segment(segment, may_be_cut=bool(incarnation.ended) and number == 0)
+    yield from _check_order(incarnation)
 
 
 def _check_segment(segment: Segment, *, may_be_cut: bool) -> Iterator[str]:
@@ -270,36 +270,40 @@ def _check_segment(segment: Segment, *, may_be_cut: bool) -> Iterator[str]:
             yield f"between queue offsets {one.queue_end} and {two.queue_offset} of one segment"
 
 
-def _check_order(life: QueueLife) -> Iterator[str]:
+def _check_order(incarnation: Incarnation) -> Iterator[str]:
     """Parts and gaps must fill the queue, parts the commit log, without hole or overlap."""
-    spans = [(part.queue_offset, part.queue_end) for part in life.parts()]
-    spans += [(gap.start, gap.end) for gap in life.gaps]
+    spans = [(part.queue_offset, part.queue_end) for part in incarnation.parts()]
+    spans += [(gap.start, gap.end) for gap in incarnation.gaps]
     for (_, one_end), (two_start, _) in pairwise(sorted(spans)):
         if one_end != two_start:
             yield f"queue offsets go from {one_end} to {two_start}"
-    for one, two in pairwise(life.parts()):
+    for one, two in pairwise(incarnation.parts()):
         is_gap = (
             one.queue_end != two.queue_offset
         )  # where a rebuilt journal lost bytes, offsets jump
         if one.log_end > two.log_offset or (one.log_end < two.log_offset and not is_gap):
             yield f"log offsets go from {one.log_end} to {two.log_offset}"
-    if spans and max(spans)[1] != life.commit_offset:
-        yield f"the commit offset is {life.commit_offset}, the last part or gap ends at {max(spans)[1]}"
-    last = next(reversed(life.parts()), None)
-    is_gap = last is not None and last.queue_end < life.commit_offset  # the same at its end
-    if last and last.log_end != life.log_end and not (is_gap and last.log_end < life.log_end):
-        yield f"the log end is {life.log_end}, the last part ends at {last.log_end}"
+    if spans and max(spans)[1] != incarnation.commit_offset:
+        yield f"the commit offset is {incarnation.commit_offset}, the last part or gap ends at {max(spans)[1]}"
+    last = next(reversed(incarnation.parts()), None)
+    is_gap = last is not None and last.queue_end < incarnation.commit_offset  # the same at its end
+    if (
+        last
+        and last.log_end != incarnation.log_end
+        and not (is_gap and last.log_end < incarnation.log_end)
+    ):
+        yield f"the log end is {incarnation.log_end}, the last part ends at {last.log_end}"
 
 
-def _check_parts(queue: MessageQueue, life: QueueLife) -> Iterator[str]:
+def _check_parts(queue: MessageQueue, incarnation: Incarnation) -> Iterator[str]:
     try:
-        check_rows(life.parts().rows)
+        check_rows(incarnation.parts().rows)
     except ValueError as error:
         yield str(error)
-    bundles = {bundle.key: bundle for bundle in life.parts().bundles}
+    bundles = {bundle.key: bundle for bundle in incarnation.parts().bundles}
     for bundle in bundles.values():
-        yield from _check_key(bundle, queue, life)
-    for part in life.parts():
+        yield from _check_key(bundle, queue, incarnation)
+    for part in incarnation.parts():
         name = f"the part at queue offset {part.queue_offset}"
         place, bundle = part.section, part.bundle
         try:
@@ -310,13 +314,13 @@ def _check_parts(queue: MessageQueue, life: QueueLife) -> Iterator[str]:
             yield f"{name} lies behind the end of its bundle"
 
 
-def _check_key(bundle: Bundle, queue: MessageQueue, life: QueueLife) -> Iterator[str]:
+def _check_key(bundle: Bundle, queue: MessageQueue, incarnation: Incarnation) -> Iterator[str]:
     said = keys.parse_data_key("", bundle.key)
     if said is None or said.kind == "quarantine":
         yield f"{bundle.key!r} is not a key of a bundle"
     elif (
         (said.level >= 0 and said.level != bundle.level)
         or (said.kind == "topic" and said.topic != queue.topic)
-        or (said.kind == "queue" and (said.queue, said.incarnation) != (queue, life.incarnation))
+        or (said.kind == "queue" and (said.queue, said.incarnation) != (queue, incarnation.number))
     ):
         yield f"the bundle {bundle.key!r} is named for others, level {bundle.level}"

@@ -112,13 +112,13 @@ class Members:
         """Give the first sign.
 
         Raises:
-            FencedError: A member of this id lives.
+            FencedError: A member of this id incarnations.
         """
         try:
             self._lease.acquire(wait=False, announce=lambda _: None, stop=self._wait)
         except FencedError as error:
             raise FencedError(
-                f"a member {self._member} lives: {error.what}",
+                f"a member {self._member} incarnations: {error.what}",
                 where=error.where,
                 do="give each member a --listen or --advertise of its own",
             ) from error
@@ -282,7 +282,7 @@ class Fleet:
         """Be a member until ``stop`` is called.
 
         Raises:
-            FencedError: A member of the same id lives, or has come.
+            FencedError: A member of the same id incarnations, or has come.
             InvalidError: The store does not write conditionally.
             StoreUnavailableError: The store cannot be reached, at the beginning.
         """

@@ -2,8 +2,9 @@
 
 Overview: one connection for each name server, held, since a name server forgets a broker with its connection. Over it the
 mount registers under its broker's name, again every ``interval_s`` and whenever its topics change, and unregisters when it
-stops. Before each registration it asks who has the name: another address under it is a broker that lives (a name server
-forgets a dead one), and the mount does not take its place: it raises ``FencedError``, at the start and at any time later.
+stops. Before each registration it asks who has the name: another address under it is a broker that lives (a name
+server forgets a dead one), and the mount does not take its place: it raises ``FencedError``, at the start and at any time
+later.
 
 Retries: a name server that does not answer is asked again at the next interval, over a new connection; of several each is
 by itself. At the start one at least has to take the registration. Each question has a deadline of ``ASK_S``.
@@ -353,7 +354,7 @@ class NameServers:
         """Register for the first time.
 
         Raises:
-            FencedError: A broker of this name lives.
+            FencedError: A broker of this name incarnations.
         """
         await self.survey()
         await self.register()
@@ -414,7 +415,7 @@ class NameServers:
         """Register with each name server now.
 
         Raises:
-            FencedError: A broker of this name lives. We are registered nowhere any more.
+            FencedError: A broker of this name incarnations. We are registered nowhere any more.
         """
         async with self._turn:
             told = await asyncio.gather(*map(self._register, self.servers), return_exceptions=True)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.local.interface import RecordBatch
     from tiered.log.decode import TierBatch
-    from tiered.log.parts import QueueLife
+    from tiered.log.parts import Incarnation
     from tiered.log.state import TierState
     from tiered.mount.consumers import Consumers
     from tiered.mount.name_servers import MountedTopics
@@ -131,9 +131,9 @@ class Handout:
     until_s: float  # when the fetcher is to be asked again, which forgets what nobody reads
 
     @classmethod
-    def of(cls, run: Run, batch: TierBatch, life: QueueLife, until_s: float) -> Handout:
+    def of(cls, run: Run, batch: TierBatch, incarnation: Incarnation, until_s: float) -> Handout:
         """Of a batch of a run."""
-        records, low, high = batch.records, life.min_offset, life.commit_offset
+        records, low, high = batch.records, incarnation.min_offset, incarnation.commit_offset
         is_simple = are_neighbours(records)
         return cls(ref(run), is_simple, batch.base_offset, batch.end_offset, low, high, until_s)
 
@@ -326,8 +326,11 @@ class Puller:
 
     def _handout(self, state: TierState, wanted: Pull, now_s: float) -> Handout | None:
         """What a reader in order goes on in from here: what the fetcher has for it at hand."""
-        life = state.life(wanted.queue)
-        if life is None or not life.min_offset <= wanted.offset < life.commit_offset:
+        incarnation = state.incarnation(wanted.queue)
+        if (
+            incarnation is None
+            or not incarnation.min_offset <= wanted.offset < incarnation.commit_offset
+        ):
             return None
         size_bytes, count = wanted.size_bytes * HANDOUT_PULLS, wanted.count * HANDOUT_PULLS
         given = self._at_hand_of(wanted, QueueOffset(wanted.offset), size_bytes, count)
@@ -335,7 +338,7 @@ class Puller:
             return None
         if len(self._handouts) >= HANDOUTS_MAX:
             self._handouts.clear()
-        made = Handout.of(*given, life, now_s + HANDOUT_S)
+        made = Handout.of(*given, incarnation, now_s + HANDOUT_S)
         self._handouts[wanted.group, wanted.queue] = made
         return made
 

@@ -239,16 +239,18 @@ def _span(tier: Tier, queue: MessageQueue, selection: RestoreSelection) -> Span:
 
 def _has_holes(span: Span) -> bool:
     """Whether a queue offset of it may be without a message."""
-    life, (start, stop) = span.cursor.life, (span.start, span.stop)
-    rows = life.parts().rows
+    incarnation, (start, stop) = span.cursor.incarnation, (span.start, span.stop)
+    rows = incarnation.parts().rows
     first, end = rows["queue_offset"], rows["queue_offset"] + rows["count"].astype(np.int64)
     inside = (first < stop) & (end > start) & (rows["holes"] > 0)
-    return bool(inside.any()) or any(gap.start < stop and gap.end > start for gap in life.gaps)
+    return bool(inside.any()) or any(
+        gap.start < stop and gap.end > start for gap in incarnation.gaps
+    )
 
 
 def _weigh(span: Span, read_bytes: dict[str, float]) -> int:
     """Bytes of records, about; and what has to be read of each bundle is added: all queues are read side by side."""
-    parts: Parts = span.cursor.life.parts()
+    parts: Parts = span.cursor.incarnation.parts()
     rows = parts.rows
     first, count = rows["queue_offset"], rows["count"].astype(np.int64)
     wanted = np.minimum(first + count, span.stop) - np.maximum(first, span.start)

@@ -21,7 +21,7 @@ from tiered.spark.stretches import (
     ReadPlan,
     prefixes_of,
     queues_of,
-    runs_of_life,
+    runs_of_incarnation,
     take_history,
 )
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
     from tiered.archive.selection import Selection
     from tiered.archive.tables import Chosen
-    from tiered.log.parts import QueueLife, TierState
-    from tiered.spark.stretches import QueueLives, Stretch
+    from tiered.log.parts import Incarnation, TierState
+    from tiered.spark.stretches import Incarnations, Stretch
 
 
 # -- positions -------------------------------------------------------------------------------------
@@ -169,38 +169,40 @@ def require_same(before: Histories, now: Histories) -> None:
             )
 
 
-def earliest(queue: QueueLives) -> Position:
+def earliest(queue: Incarnations) -> Position:
     """Before the first message that a queue has, in the tier or the archive; behind all of it when it has none."""
-    for number in sorted(queue.lives):
-        lives = queue.lives[number]
-        life = lives[-1]
+    for number in sorted(queue.incarnations):
+        incarnations = queue.incarnations[number]
+        incarnation = incarnations[-1]
         firsts = [one.start for one in islice(queue.kept_in_turn(number), 1)]
-        behind = (part for part in life.parts() if part.queue_end > life.min_offset)
-        firsts += [max(part.queue_offset, life.min_offset) for part in islice(behind, 1)]
+        behind = (part for part in incarnation.parts() if part.queue_end > incarnation.min_offset)
+        firsts += [max(part.queue_offset, incarnation.min_offset) for part in islice(behind, 1)]
         if firsts:
-            return Position.at(number, min(firsts), len(lives) - 1)
+            return Position.at(number, min(firsts), len(incarnations) - 1)
     return latest(queue)
 
 
-def beginning(queue: QueueLives) -> Position:
+def beginning(queue: Incarnations) -> Position:
     """Where a queue began, with all that has expired of it ahead: for one that came after the stream had begun."""
-    first = min(queue.lives)
-    lives = queue.lives[first]
-    return Position.at(first, began(lives[-1]), len(lives) - 1)
+    first = min(queue.incarnations)
+    incarnations = queue.incarnations[first]
+    return Position.at(first, began(incarnations[-1]), len(incarnations) - 1)
 
 
-def began(life: QueueLife) -> int:
-    """Where a life began, a gap before its first message included; 0 unless it is certain that nothing has expired."""
-    parts = life.parts()
-    is_whole = parts[0].log_offset == 0 if parts else life.log_end == 0
-    return min([life.min_offset, *(gap.start for gap in life.gaps)]) if is_whole else 0
+def began(incarnation: Incarnation) -> int:
+    """Where an incarnation began, a gap before its first message included; 0 unless surely nothing has expired."""
+    parts = incarnation.parts()
+    is_whole = parts[0].log_offset == 0 if parts else incarnation.log_end == 0
+    return (
+        min([incarnation.min_offset, *(gap.start for gap in incarnation.gaps)]) if is_whole else 0
+    )
 
 
-def latest(queue: QueueLives) -> Position:
+def latest(queue: Incarnations) -> Position:
     """Behind all that a queue has."""
-    last = max(queue.lives)
-    lives = queue.lives[last]
-    return Position.at(last, lives[-1].commit_offset, len(lives) - 1)
+    last = max(queue.incarnations)
+    incarnations = queue.incarnations[last]
+    return Position.at(last, incarnations[-1].commit_offset, len(incarnations) - 1)
 
 
 def start_of(
@@ -240,7 +242,7 @@ def start_of(
     return found
 
 
-def _start(queue: QueueLives, where: Any, name: str) -> Position:  # noqa: ANN401
+def _start(queue: Incarnations, where: Any, name: str) -> Position:  # noqa: ANN401
     last = latest(queue)
     where = _OTHERS.get(where, where) if type(where) is int else where
     if where in {EARLIEST, LATEST}:
@@ -265,7 +267,7 @@ class Rules:
     comes behind them."""
 
 
-def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
+def base_of(queue: Incarnations, at: Position | None, rules: Rules) -> Position:
     """Where the next batch of a queue begins, with what was truncated dealt with.
 
     Raises:
@@ -273,15 +275,15 @@ def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
     """
     if at is None:
         return beginning(queue)
-    at, lives, key = at.settled, queue.lives, queue.key
-    if at.incarnation not in lives:
+    at, incarnations, key = at.settled, queue.incarnations, queue.key
+    if at.incarnation not in incarnations:
         raise _stranger(key, f"incarnation {at.incarnation}")
-    mine = lives[at.incarnation]
+    mine = incarnations[at.incarnation]
     main, tails = mine[-1], len(mine) - 1
     # They are never forgotten, but by a rebuild: which messages were read cannot be told any more.
     if tails < at.tails:
         raise _stranger(key, f"history in which its end was truncated {at.tails} times")
-    cuts = [life.cut_at for life in mine[at.tails : -1]]
+    cuts = [incarnation.cut_at for incarnation in mine[at.tails : -1]]
     low = min([*(cut for cut in cuts if cut < at.offset), main.commit_offset])
     if low >= at.offset:
         return replace(at, tails=tails)
@@ -297,31 +299,37 @@ def base_of(queue: QueueLives, at: Position | None, rules: Rules) -> Position:
     return replace(at, offset=end, from_offset=end, tails=tails, lost=at.lost + max(0, end - low))
 
 
-def runs_of(queue: QueueLives, at: Position, until: Position) -> Iterator[OffsetRun]:
+def runs_of(queue: Incarnations, at: Position, until: Position) -> Iterator[OffsetRun]:
     """All that lies ahead of a position, in order, up to another; unpacked as it is asked for."""
-    for life, start, end in _lives_of(queue, at, until):
-        kept = queue.kept_in_turn(life.incarnation, start, end)
-        yield from runs_of_life(life, start, end, kept)
+    for incarnation, start, end in _incarnations_of(queue, at, until):
+        kept = queue.kept_in_turn(incarnation.number, start, end)
+        yield from runs_of_incarnation(incarnation, start, end, kept)
 
 
-def _lives_of(
-    queue: QueueLives, at: Position, until: Position
-) -> Iterator[tuple[QueueLife, int, int]]:
-    """The lives that count between two positions, with the offsets of each that lie there."""
-    for number in sorted(n for n in queue.lives if at.incarnation <= n <= until.incarnation):
-        life = queue.lives[number][-1]
-        start = at.offset if number == at.incarnation else began(life)
+def _incarnations_of(
+    queue: Incarnations, at: Position, until: Position
+) -> Iterator[tuple[Incarnation, int, int]]:
+    """The incarnations that count between two positions, with the offsets of each that lie there."""
+    for number in sorted(n for n in queue.incarnations if at.incarnation <= n <= until.incarnation):
+        incarnation = queue.incarnations[number][-1]
+        start = at.offset if number == at.incarnation else began(incarnation)
         is_last = number == until.incarnation
-        yield life, start, min(life.commit_offset, until.offset) if is_last else life.commit_offset
+        yield (
+            incarnation,
+            start,
+            min(incarnation.commit_offset, until.offset) if is_last else incarnation.commit_offset,
+        )
 
 
 class _Ahead:
     """What lies ahead in one queue. However much that is, only what is taken is unpacked, and for a look the first run."""
 
-    def __init__(self, queue: QueueLives, base: Position, until: Position) -> None:
+    def __init__(self, queue: Incarnations, base: Position, until: Position) -> None:
         self.queue = queue
         self.base = base
-        self.count = sum(max(0, end - start) for _, start, end in _lives_of(queue, base, until))
+        self.count = sum(
+            max(0, end - start) for _, start, end in _incarnations_of(queue, base, until)
+        )
         self._runs = runs_of(queue, base, until)
 
     def weight(self, *, by_bytes: bool) -> int:
@@ -432,7 +440,7 @@ def _amounts(ahead: list[_Ahead], limit: int | None, *, by_bytes: bool) -> list[
     return list(shares(weights, limit))
 
 
-def _end(queue: QueueLives, base: Position, taken: list[OffsetRun], rules: Rules) -> Position:
+def _end(queue: Incarnations, base: Position, taken: list[OffsetRun], rules: Rules) -> Position:
     first = next((number for number, run in enumerate(taken) if not run.is_there), None)
     if first is not None and rules.on_gap != SKIP:
         if not first:
@@ -444,7 +452,7 @@ def _end(queue: QueueLives, base: Position, taken: list[OffsetRun], rules: Rules
     last = taken[-1]
     tails = base.tails
     if last.incarnation != base.incarnation:
-        tails = len(queue.lives[last.incarnation]) - 1
+        tails = len(queue.incarnations[last.incarnation]) - 1
     starts = {run.incarnation: run.start for run in reversed(taken)}
     through = sorted((n, start) for n, start in starts.items() if n != base.incarnation)
     return replace(
@@ -518,11 +526,11 @@ def batch_of(
                 do="start the stream once with the options that it had, until that batch is done",
             )
         begins = {at.from_incarnation: at.from_offset, **dict(at.through)}
-        if key not in queues or begins.keys() - queues[key].lives.keys():
+        if key not in queues or begins.keys() - queues[key].incarnations.keys():
             raise _stranger(key, "such queue, or not the incarnation that is to be read")
         missing = 0
         for number, begin in sorted(begins.items()):
-            history, span = _share(queues[key].lives[number], begin, at)
+            history, span = _share(queues[key].incarnations[number], begin, at)
             prefix = prefixes.get(key[:2], "")
             missing += take_history(plan, prefix, queues[key], history, span=span, wanted=wanted)
         if missing > at.missing:
@@ -533,13 +541,13 @@ def batch_of(
 
 
 def _share(
-    lives: list[QueueLife], begin: int, at: Position
+    incarnations: list[Incarnation], begin: int, at: Position
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """What a batch has of one incarnation: its history, as incarnation and ends truncated, and the offsets."""
-    main = lives[-1]
-    if main.incarnation == at.incarnation:
-        return (main.incarnation, at.tails), (begin, at.offset)
-    return (main.incarnation, len(lives) - 1), (begin, int(main.commit_offset))
+    main = incarnations[-1]
+    if main.number == at.incarnation:
+        return (main.number, at.tails), (begin, at.offset)
+    return (main.number, len(incarnations) - 1), (begin, int(main.commit_offset))
 
 
 def charged(

@@ -1,8 +1,8 @@
 """What a tier and the archive beside it have, cut into what is read at once by one reader.
 
-Overview: of a tier planning goes by the journal alone: for each life of a queue that the broker has not truncated, runs of
-parts without a gap between them, ended at segments. A stretch knows its parts, so its reader asks the journal only when one
-of their objects is gone (merged, or expired). Of an archive it goes by the log: pieces of files.
+Overview: of a tier planning goes by the journal alone: for each incarnation of a queue that the broker has not truncated,
+runs of parts without a gap between them, ended at segments. A stretch knows its parts, so its reader asks the journal only
+when one of their objects is gone (merged, or expired). Of an archive it goes by the log: pieces of files.
 
 Both as one: whatever the archive has of a history is read there, and the rest of it in the tier, by queue offsets. So
 nothing is there twice while it lies in both, and nothing is missing when it has expired in the tier.
@@ -38,8 +38,8 @@ from tiered.archive.plan import Task, ends_dealt_with, overtaken_by, plan_archiv
 from tiered.archive.selection import MAX, shown
 from tiered.archive.tables import Chosen, TablePiece, refuses_file
 from tiered.errors import DataError, InvalidError
-from tiered.log.cursor import LifeView, QueueCursor, life_at
-from tiered.log.parts import Gap, Parts, QueueLife
+from tiered.log.cursor import IncarnationView, QueueCursor, incarnation_at
+from tiered.log.parts import Gap, Incarnation, Parts
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES
 from tiered.model import LogOffset, QueueOffset
@@ -94,11 +94,11 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLives:
-    """One queue: its lives in a tier, and what an archive has of them."""
+class Incarnations:
+    """One queue: its incarnations in a tier, and what an archive has of them."""
 
     key: Key
-    lives: dict[int, list[QueueLife]]
+    incarnations: dict[int, list[Incarnation]]
     """By incarnation; the last of each is the one that counts, those before were truncated. Of an incarnation that
     the archive alone knows an empty one."""
     archive: ArchiveState | None = None  # its log; None: there is none
@@ -114,9 +114,12 @@ class QueueLives:
         the same in both.
         """
         assert self.archive is not None
-        lives, lane = self.lives[number], self.lane(number)
-        dealt = ends_dealt_with(self.archive, lane, lives)
-        return min((life.cut_at for life in lives[min(dealt, tails) : -1]), default=MAX)
+        incarnations, lane = self.incarnations[number], self.lane(number)
+        dealt = ends_dealt_with(self.archive, lane, incarnations)
+        return min(
+            (incarnation.cut_at for incarnation in incarnations[min(dealt, tails) : -1]),
+            default=MAX,
+        )
 
     def kept(
         self, number: int, start: int = 0, end: int = MAX, tails: int | None = None
@@ -130,7 +133,8 @@ class QueueLives:
         if self.archive is None:
             return []
         end = min(
-            end, self.kept_end(number, len(self.lives[number]) - 1 if tails is None else tails)
+            end,
+            self.kept_end(number, len(self.incarnations[number]) - 1 if tails is None else tails),
         )
         found = self.archive.overlapping(self.lane(number), start, end) if start < end else ()
         return [Kept(max(one.start, start), min(one.end, end), one) for one in found]
@@ -139,7 +143,7 @@ class QueueLives:
         """The same of the present history, one after another: of what nobody asks for nothing is unpacked."""
         if self.archive is None or start >= end:
             return
-        end = min(end, self.kept_end(number, len(self.lives[number]) - 1))
+        end = min(end, self.kept_end(number, len(self.incarnations[number]) - 1))
         lane = self.lane(number)
         low, high, *_ = self.archive.lanes.columns(lane)
         first, behind = int(np.searchsorted(high, start, "right")), int(np.searchsorted(low, end))
@@ -151,13 +155,13 @@ class QueueLives:
 
 def queues_of(
     states: Mapping[Place, TierState], archive: ArchiveState | None = None
-) -> Iterator[QueueLives]:
+) -> Iterator[Incarnations]:
     """Every queue of a tier, and of the archive beside it, in order."""
-    found: dict[Key, dict[int, list[QueueLife]]] = {}
+    found: dict[Key, dict[int, list[Incarnation]]] = {}
     for place, state in sorted(states.items()):
-        for queue, lives in sorted(state.queues.items()):
-            found[Key(place.cluster, place.broker, queue.topic, queue.queue_id)] = incarnations(
-                lives
+        for queue, incarnations in sorted(state.queues.items()):
+            found[Key(place.cluster, place.broker, queue.topic, queue.queue_id)] = by_number(
+                incarnations
             )
     known = archive.lanes if archive else Stretches()
     for lane in known:
@@ -165,18 +169,18 @@ def queues_of(
         if lane.incarnation not in mine:
             end = QueueOffset(int(known.columns(lane)[1].max()))
             # Log offsets are not known: 1 says that there was something before.
-            life = QueueLife(lane.incarnation, end, end, LogOffset(1), ended="archived")
-            mine[lane.incarnation] = [life]
-    for key, lives_of in sorted(found.items()):
-        if lives_of:
-            yield QueueLives(key, lives_of, archive)
+            incarnation = Incarnation(lane.incarnation, end, end, LogOffset(1), ended="archived")
+            mine[lane.incarnation] = [incarnation]
+    for key, incarnations_of in sorted(found.items()):
+        if incarnations_of:
+            yield Incarnations(key, incarnations_of, archive)
 
 
-def incarnations(lives: Sequence[QueueLife]) -> dict[int, list[QueueLife]]:
-    """Lives of a queue by incarnation; the last of each is the one that counts, those before were truncated."""
-    found: dict[int, list[QueueLife]] = {}
-    for life in lives:
-        found.setdefault(life.incarnation, []).append(life)
+def by_number(incarnations: Sequence[Incarnation]) -> dict[int, list[Incarnation]]:
+    """Incarnations of a queue by incarnation; the last of each is the one that counts, those before were truncated."""
+    found: dict[int, list[Incarnation]] = {}
+    for incarnation in incarnations:
+        found.setdefault(incarnation.number, []).append(incarnation)
     return found
 
 
@@ -185,7 +189,7 @@ def is_ahead(archive: ArchiveState, states: Mapping[Place, TierState]) -> bool:
     queues = {one.key: one for one in queues_of(states)} if archive.tails else {}
     for lane, marks in archive.tails.items():
         queue = queues.get(Key(lane.cluster, lane.broker, lane.topic, lane.queue_id))
-        tails = queue.lives.get(lane.incarnation, [])[:-1] if queue else []
+        tails = queue.incarnations.get(lane.incarnation, [])[:-1] if queue else []
         if queue and len(marks) > sum(not overtaken_by(archive, lane, tail) for tail in tails):
             return True
     return False
@@ -216,7 +220,7 @@ class StretchHistory:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Queue offsets of one life that are read one after another."""
+    """Queue offsets of one incarnation that are read one after another."""
 
     prefix: str  # of the broker
     task: Task
@@ -272,12 +276,12 @@ def plan_tier(
     require_own(states, archive, wanted, takes)
     prefixes = prefixes_of(states)
     for queue in queues:
-        for number in sorted(queue.lives) if takes(queue.key) else ():
-            _plan_life(plan, prefixes.get(queue.key[:2], ""), queue, number, wanted)
+        for number in sorted(queue.incarnations) if takes(queue.key) else ():
+            _plan_incarnation(plan, prefixes.get(queue.key[:2], ""), queue, number, wanted)
     return plan
 
 
-def require_topics(queues: Iterable[QueueLives], wanted: Selection) -> None:
+def require_topics(queues: Iterable[Incarnations], wanted: Selection) -> None:
     """See that the topics asked for are there.
 
     Raises:
@@ -317,25 +321,27 @@ def prefixes_of(states: Iterable[Place]) -> dict[tuple[str, str], str]:
     return {(place.cluster, place.broker): place.prefix for place in states}
 
 
-def _plan_life(
-    plan: ReadPlan, prefix: str, queue: QueueLives, number: int, wanted: Selection
+def _plan_incarnation(
+    plan: ReadPlan, prefix: str, queue: Incarnations, number: int, wanted: Selection
 ) -> None:
-    lives, lane = queue.lives[number], queue.lane(number)
-    life = lives[-1]
+    incarnations, lane = queue.incarnations[number], queue.lane(number)
+    incarnation = incarnations[-1]
     refused = wanted.refuses(lane)
     if refused:
-        _leave(plan, refused, sum(map(len, life.tables())))
+        _leave(plan, refused, sum(map(len, incarnation.tables())))
         return
     kept = queue.kept(number)
     plan.add_files(lane, kept, wanted)
-    end = MAX if queue.archive is None else queue.kept_end(number, len(lives) - 1)
+    end = MAX if queue.archive is None else queue.kept_end(number, len(incarnations) - 1)
     if queue.archive is not None and queue.archive.overlapping(lane, end, MAX):
         plan.cuts[lane] = end
-    history = StretchHistory(prefix, lane, len(lives) - 1)
-    for low, high in rest_of(kept, *bounds(wanted, life.min_offset, life.commit_offset)):
-        for gap in life.gaps:
+    history = StretchHistory(prefix, lane, len(incarnations) - 1)
+    for low, high in rest_of(
+        kept, *bounds(wanted, incarnation.min_offset, incarnation.commit_offset)
+    ):
+        for gap in incarnation.gaps:
             plan.missing += max(0, min(gap.end, high) - max(gap.start, low))
-        plan.stretches += cut(history, life, (low, high), wanted, None if kept else plan)
+        plan.stretches += cut(history, incarnation, (low, high), wanted, None if kept else plan)
 
 
 def bounds(wanted: Selection, low: int, high: int) -> tuple[int, int]:
@@ -346,20 +352,20 @@ def bounds(wanted: Selection, low: int, high: int) -> tuple[int, int]:
 
 def cut(
     history: StretchHistory,
-    life: QueueLife,
+    incarnation: Incarnation,
     span: tuple[int, int],
     wanted: Selection,
     plan: ReadPlan | None = None,
 ) -> Iterator[Stretch]:
-    """Offsets ``[low, high)`` of a life as stretches, one or more for each segment; gaps are in none.
+    """Offsets ``[low, high)`` of an incarnation as stretches, one or more for each segment; gaps are in none.
 
     Args:
         wanted: Parts without any wanted store time are left out.
     """
     low, high = span
-    near = _near(life, low, high)
+    near = _near(incarnation, low, high)
     if plan is not None:
-        count = sum(map(len, life.tables())) - sum(len(segment.parts) for segment in near)
+        count = sum(map(len, incarnation.tables())) - sum(len(segment.parts) for segment in near)
         _leave(plan, "queue_offset", count)
     for segment in near:
         begin = 0
@@ -373,11 +379,11 @@ def cut(
         yield from _stretch(history, segment.parts[begin:], span)
 
 
-def _near(life: QueueLife, low: int, high: int) -> Sequence[Segment]:
-    """Segments that may have any of the offsets ``[low, high)``. Looks at few others, since a life has many such spans."""
-    first = bisect_right(life.segments, low, key=lambda one: one.base_queue_offset)
-    behind = bisect_left(life.segments, high, key=lambda one: one.base_queue_offset)
-    return life.segments[max(first - 1, 0) : behind]
+def _near(incarnation: Incarnation, low: int, high: int) -> Sequence[Segment]:
+    """Segments that may have any of the offsets ``[low, high)``. Looks at few others: an incarnation has many such spans."""
+    first = bisect_right(incarnation.segments, low, key=lambda one: one.base_queue_offset)
+    behind = bisect_left(incarnation.segments, high, key=lambda one: one.base_queue_offset)
+    return incarnation.segments[max(first - 1, 0) : behind]
 
 
 def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
@@ -419,38 +425,38 @@ class OffsetRun:
         return self.end - self.start
 
 
-def runs_of_life(
-    life: QueueLife, start: int, end: int, kept: Iterable[Kept] = ()
+def runs_of_incarnation(
+    incarnation: Incarnation, start: int, end: int, kept: Iterable[Kept] = ()
 ) -> Iterator[OffsetRun]:
-    """Offsets ``[start, end)`` of one life: what an archive has of them, parts of the rest, and what is nowhere."""
+    """Offsets ``[start, end)`` of one incarnation: what an archive has of them, parts of the rest, and what is nowhere."""
     low = start
     for one in kept:
-        yield from _runs_of_parts(life, low, one.start)
-        yield OffsetRun(life.incarnation, one.start, one.end, one.size_bytes, True)
+        yield from _runs_of_parts(incarnation, low, one.start)
+        yield OffsetRun(incarnation.number, one.start, one.end, one.size_bytes, True)
         low = one.end
-    yield from _runs_of_parts(life, low, end)
+    yield from _runs_of_parts(incarnation, low, end)
 
 
-def _runs_of_parts(life: QueueLife, start: int, end: int) -> Iterator[OffsetRun]:
+def _runs_of_parts(incarnation: Incarnation, start: int, end: int) -> Iterator[OffsetRun]:
     at = start
-    near = _near(life, start, end) if start < end else ()
+    near = _near(incarnation, start, end) if start < end else ()
     for part in chain.from_iterable(segment.parts for segment in near):
-        low, high = max(part.queue_offset, life.min_offset, at), min(part.queue_end, end)
+        low, high = max(part.queue_offset, incarnation.min_offset, at), min(part.queue_end, end)
         if low >= high:
             continue
         if low > at:
-            yield OffsetRun(life.incarnation, at, low, 0, False)
+            yield OffsetRun(incarnation.number, at, low, 0, False)
         size = part.log_bytes * (high - low) // part.count
-        yield OffsetRun(life.incarnation, low, high, size, True)
+        yield OffsetRun(incarnation.number, low, high, size, True)
         at = high
     if at < end:
-        yield OffsetRun(life.incarnation, at, end, 0, False)
+        yield OffsetRun(incarnation.number, at, end, 0, False)
 
 
 def take_history(
     plan: ReadPlan,
     prefix: str,
-    queue: QueueLives,
+    queue: Incarnations,
     history: tuple[int, int],
     *,
     span: tuple[int, int],
@@ -467,27 +473,29 @@ def take_history(
         How many offsets are nowhere.
     """
     number, tails = history
-    lives, lane = queue.lives[number], queue.lane(number)
+    incarnations, lane = queue.incarnations[number], queue.lane(number)
     kept = queue.kept(number, *span, tails)
     plan.add_files(lane, kept, wanted)
     missing = 0
     for start, stop in rest_of(kept, *span):
-        for life, low, high in _owned(lives, tails, start, stop):
-            some = (max(low, life.min_offset), high)
-            plan.stretches += cut(StretchHistory(prefix, lane, tails), life, some, wanted)
-            missing += sum(run.count for run in runs_of_life(life, low, high) if not run.is_there)
+        for incarnation, low, high in _owned(incarnations, tails, start, stop):
+            some = (max(low, incarnation.min_offset), high)
+            plan.stretches += cut(StretchHistory(prefix, lane, tails), incarnation, some, wanted)
+            missing += sum(
+                run.count for run in runs_of_incarnation(incarnation, low, high) if not run.is_there
+            )
     return missing
 
 
 def _owned(
-    lives: list[QueueLife], tails: int, begin: int, end: int
-) -> Iterator[tuple[QueueLife, int, int]]:
-    """Offsets ``[begin, end)`` by the life in which they lay, as so many ends had been truncated."""
+    incarnations: list[Incarnation], tails: int, begin: int, end: int
+) -> Iterator[tuple[Incarnation, int, int]]:
+    """Offsets ``[begin, end)`` by the incarnation in which they lay, as so many ends had been truncated."""
     at = begin
     while at < end:
-        life, _, high = life_at(lives, tails, at)
+        incarnation, _, high = incarnation_at(incarnations, tails, at)
         stop = min(end, high) if high > at else end
-        yield life, at, stop
+        yield incarnation, at, stop
         at = stop
 
 
@@ -516,9 +524,9 @@ def plan_pinned(
         lane = ArchiveLane.of(row)
         key = Key(lane.cluster, lane.broker, lane.topic, lane.queue_id)
         queue = queues.get(key)
-        lives = queue.lives.get(lane.incarnation, []) if queue else []
+        incarnations = queue.incarnations.get(lane.incarnation, []) if queue else []
         missing = sum(end - start for start, end in spans)
-        if queue and len(lives) > tails:
+        if queue and len(incarnations) > tails:
             prefix, history = prefixes.get(key[:2], ""), (lane.incarnation, tails)
             missing = sum(
                 take_history(plan, prefix, queue, history, span=(start, end), wanted=wanted)
@@ -683,7 +691,10 @@ def read_stretch(
         ExpiredError: Some of it has expired since the stretch was planned.
     """
     task = stretch.task
-    journal, view = TierReader(store, stretch.prefix), LifeView.of(task.lane.queue, task.life)
+    journal, view = (
+        TierReader(store, stretch.prefix),
+        IncarnationView.of(task.lane.queue, task.incarnation),
+    )
     cursor = QueueCursor(task.lane.queue, view, tails=task.tails, journal=journal)
     reader = QueueReader(store, stretch.prefix, cursor)
     needed = None if names is None else {*names, *wanted.columns}

@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from tiered.compaction.passes import PassPlan
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action
-    from tiered.log.parts import QueueLife, Segment
+    from tiered.log.parts import Incarnation, Segment
     from tiered.log.state import TierState
     from tiered.upkeep.compact_work import MadeBundle, PartRead
     from tiered.upkeep.engine import Engine
@@ -130,8 +130,8 @@ class QueuePass:
     """A queue that a pass is over."""
 
     queue: MessageQueue
-    number: int  # of its life, among the queue's lives
-    life: QueueLife  # that life
+    number: int  # of its incarnation, among the queue's incarnations
+    incarnation: Incarnation  # that incarnation
     planned: PassPlan  # how far the pass goes
     segments: tuple[Segment, ...]  # those that it goes over
     parts: Parts  # theirs, in order
@@ -141,7 +141,7 @@ class QueuePass:
     def last(self) -> int:
         """Queue offset of the queue's newest message, which stays whatever it is; -1: the pass does not reach it."""
         end = int(self.parts.queue_end)
-        return end - 1 if end == self.life.commit_offset else -1
+        return end - 1 if end == self.incarnation.commit_offset else -1
 
 
 class Judged:
@@ -282,21 +282,21 @@ class Compactor:
             ]
         return self._document(reader, now_ms, list(topics), steps, left)
 
-    def _pass(self, life: QueueLife, now_ms: int, end: int = EVERY) -> PassPlan:
+    def _pass(self, incarnation: Incarnation, now_ms: int, end: int = EVERY) -> PassPlan:
         """Over segments that begin before ``end``."""
-        compacted_to = life.passes[-1].end if life.passes else 0
-        files = [_file(one) for one in life.segments if one.base_queue_offset < end]
+        compacted_to = incarnation.passes[-1].end if incarnation.passes else 0
+        files = [_file(one) for one in incarnation.segments if one.base_queue_offset < end]
         return plan_pass(files, compacted_to, self.settings.passes, now_ms)
 
     def _look(
         self, state: TierState, queue: MessageQueue, planned: PassPlan, now_ms: int
     ) -> QueuePass:
-        lives = state.queues[queue]
-        life = lives[-1]
-        able = tuple(one for one in life.segments if one.base_queue_offset < planned.end)
+        incarnations = state.queues[queue]
+        incarnation = incarnations[-1]
+        able = tuple(one for one in incarnation.segments if one.base_queue_offset < planned.end)
         parts = Parts.joined(segment.parts for segment in able)
-        gone_to = tombstones_gone(life.passes, self.settings.retention, now_ms)
-        return QueuePass(queue, len(lives) - 1, life, planned, able, parts, gone_to)
+        gone_to = tombstones_gone(incarnation.passes, self.settings.retention, now_ms)
+        return QueuePass(queue, len(incarnations) - 1, incarnation, planned, able, parts, gone_to)
 
     def _judge_sound(self, state: TierState, looks: list[QueuePass], now_ms: int) -> list[Judged]:
         """As ``_judge``, of each queue as far as nothing is damaged; what is is noted."""
@@ -310,7 +310,9 @@ class Compactor:
 
     def _before_damage(self, state: TierState, look: QueuePass, now_ms: int) -> QueuePass | None:
         """A look that ends before the first segment in which something is damaged; None: a pass would find nothing to do."""
-        reader = QueueReader.of_life(self._at.store, self._at.prefix, look.queue, look.life)
+        reader = QueueReader.of_incarnation(
+            self._at.store, self._at.prefix, look.queue, look.incarnation
+        )
         rows: list[dict[str, Any]] = [
             {"segment": int(one.base_queue_offset), "start": start, "end": end, "why": why}
             for one in look.segments
@@ -319,7 +321,7 @@ class Compactor:
         if not rows:
             return look
         self._damaged += [look.queue._asdict() | row for row in rows]
-        planned = self._pass(look.life, now_ms, min(row["segment"] for row in rows))
+        planned = self._pass(look.incarnation, now_ms, min(row["segment"] for row in rows))
         has_work = planned.end > planned.dirty_from
         is_due = has_work if self.settings.across_queues else planned.is_due
         return self._look(state, look.queue, planned, now_ms) if is_due else None
@@ -390,11 +392,11 @@ class Compactor:
         saved = (log_bytes - left_bytes) * share
         policy = self.settings.retention
         # Behind the last pass, also where a clock was set back or the broker took an end back since.
-        done = [Pass(look.planned.end, now_ms), *look.life.passes[-1:]]
+        done = [Pass(look.planned.end, now_ms), *look.incarnation.passes[-1:]]
         new = Pass(max(one.end for one in done), max(one.time_ms for one in done))
-        passes = with_pass(look.life.passes, new, now_ms - policy.tombstone_retention_ms)
+        passes = with_pass(look.incarnation.passes, new, now_ms - policy.tombstone_retention_ms)
         return {
-            **_row(look.queue, look.life, look.number, look.planned),
+            **_row(look.queue, look.incarnation, look.number, look.planned),
             "messages": parts.messages,
             "gone_messages": sum(judged.gone),
             "log_bytes": int(log_bytes.sum()),
@@ -502,17 +504,23 @@ class Compactor:
 
     def _planned_look(self, step: dict[str, Any], plan: Plan, state: TierState) -> QueuePass | None:
         """A step's queue as it is now; None when the step was carried out before."""
-        queue, number = MessageQueue(step["topic"], step["queue_id"]), int(step["life"])
-        lives = state.queues.get(queue, ())
-        life = lives[number] if number < len(lives) else None
-        if life is None or number != len(lives) - 1 or life.incarnation != step["incarnation"]:
+        queue, number = MessageQueue(step["topic"], step["queue_id"]), int(step["position"])
+        incarnations = state.queues.get(queue, ())
+        incarnation = incarnations[number] if number < len(incarnations) else None
+        if (
+            incarnation is None
+            or number != len(incarnations) - 1
+            or incarnation.number != step["incarnation"]
+        ):
             raise moved_on(f"{queue} has begun anew")
-        if [[one.end, one.time_ms] for one in life.passes] == step["passes"]:
+        if [[one.end, one.time_ms] for one in incarnation.passes] == step["passes"]:
             return None
-        able = (one for one in life.segments if one.base_queue_offset < step["end"])
+        able = (one for one in incarnation.segments if one.base_queue_offset < step["end"])
         if fingerprint(Parts.joined(one.parts for one in able)) != step["fingerprint"]:
             raise moved_on(f"the parts of {queue} have changed, as merging or expiry changes them")
-        planned = self._pass(life, plan["made_ms"], step["end"])  # what was sealed since may wait
+        planned = self._pass(
+            incarnation, plan["made_ms"], step["end"]
+        )  # what was sealed since may wait
         if (planned.end, planned.dirty_from) != (step["end"], step["dirty_from"]):
             raise moved_on(f"the options do not give what was planned for {queue}")
         return self._look(state, queue, planned, plan["made_ms"])
@@ -578,7 +586,7 @@ class _CompactRun:
                     self._size = 0
                 self._bundles[-1].append(piece)
                 self._size += piece.left_bytes
-            self._passes.append([step["topic"], step["queue_id"], step["life"], step["passes"]])
+            self._passes.append([step["topic"], step["queue_id"], step["position"], step["passes"]])
         if self._passes:
             self._publish()
 
@@ -601,7 +609,7 @@ class _CompactRun:
         action = {
             "do": "compacted",
             "bundles": [one.row for one in made],
-            "lives": encode_numbers([run.life for run in runs]),
+            "positions": encode_numbers([run.position for run in runs]),
             "runs": encode_numbers([fingerprint(run.parts) for run in runs]),
             "passes": self._passes,
         }
@@ -631,7 +639,7 @@ def pieces_of(judged: Judged) -> Iterator[SectionWork]:
         some = slice(base, base + len(segment.parts))
         for begin, end in plan_runs(segment.parts, changed[some], judged.left_bytes[some].tolist()):
             parts = look.parts[base + begin : base + end]
-            place = (look.queue, look.number, look.life.incarnation, segment.base_offset)
+            place = (look.queue, look.number, look.incarnation.number, segment.base_offset)
             yield SectionWork(judged, MergeRun(*place, parts), base + begin)
         base += len(segment.parts)
 
@@ -680,9 +688,9 @@ def seen_until_ms(state: TierState, looks: Sequence[QueuePass]) -> int:
     looked = {look.queue: len(look.segments) for look in looks}
     unseen = (
         times[0]
-        for queue, lives in state.queues.items()
+        for queue, incarnations in state.queues.items()
         if queue.topic == looks[0].queue.topic
-        for segment in lives[-1].segments[looked.get(queue, 0) :]
+        for segment in incarnations[-1].segments[looked.get(queue, 0) :]
         if (times := segment.parts.store_times) is not None
     )
     return min(unseen, default=EVERY)
@@ -691,8 +699,12 @@ def seen_until_ms(state: TierState, looks: Sequence[QueuePass]) -> int:
 def _sequences(plan: Plan, journal: JournalWriter[TierState]) -> Iterator[int]:
     state = journal.state
     queues = {MessageQueue(step["topic"], step["queue_id"]) for step in plan["steps"]}
-    lives = (life for queue in queues for life in state.queues.get(queue, ()))
-    made = (maker_of(bundle.key) for life in lives for bundle in life.parts().bundles)
+    incarnations = (incarnation for queue in queues for incarnation in state.queues.get(queue, ()))
+    made = (
+        maker_of(bundle.key)
+        for incarnation in incarnations
+        for bundle in incarnation.parts().bundles
+    )
     return guest_sequences(filter(None, made), state.epoch)
 
 
@@ -708,12 +720,14 @@ def _file(segment: Segment) -> LogFile:
     )
 
 
-def _row(queue: MessageQueue, life: QueueLife, number: int, planned: PassPlan) -> dict[str, Any]:
+def _row(
+    queue: MessageQueue, incarnation: Incarnation, number: int, planned: PassPlan
+) -> dict[str, Any]:
     return {
         "topic": queue.topic,
         "queue_id": queue.queue_id,
-        "incarnation": life.incarnation,
-        "life": number,
+        "incarnation": incarnation.number,
+        "position": number,
         "due": str(planned.due),
         "start": planned.start,
         "dirty_from": planned.dirty_from,

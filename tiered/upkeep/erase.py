@@ -170,7 +170,10 @@ def _keys(plan: MergePlan) -> set[str]:
 def _is_packed(state: TierState) -> bool:
     """Whether anything in the tier is compressed: then its writers compress what is of the last level, and so do we."""
     segments = (
-        segment for lives in state.queues.values() for life in lives for segment in life.segments
+        segment
+        for incarnations in state.queues.values()
+        for incarnation in incarnations
+        for segment in incarnation.segments
     )
     return any(
         bool((one.parts.rows["stored_bytes"] < one.parts.rows["records_bytes"]).any())
@@ -181,5 +184,7 @@ def _is_packed(state: TierState) -> bool:
 def _taken(state: TierState, made: MergedBundle) -> int:
     """Of how many sections of a bundle replay has made parts."""
     key, queues = made.stored.bundle.key, {run.queue for run in made.output.runs}
-    lives = (life for queue in queues for life in state.queues.get(queue, ()))
-    return sum(bundle.key == key for life in lives for bundle in life.parts().bundles)
+    incarnations = (incarnation for queue in queues for incarnation in state.queues.get(queue, ()))
+    return sum(
+        bundle.key == key for incarnation in incarnations for bundle in incarnation.parts().bundles
+    )

@@ -3,15 +3,15 @@
 Overview: ``plan_expire`` and ``plan_delete_topic`` decide by the journal's state alone; ``apply_steps`` appends ``expire``
 actions. ``plan_truncate`` also reads the index of the part in which the offset lies; ``apply_truncate`` appends the
 action that ``attach`` would (``tiered.log.truncation``). No object is touched: a later gc deletes what no entry names, after
-its grace, so that readers that are at work get to their end; what is truncated stays readable as a life that is over, until
-it expires.
+its grace, so that readers that are at work get to their end; what is truncated stays readable as an incarnation that is
+over, until it expires.
 
 Beside a running writer: ``expire`` takes no epoch and appends to the journal as a guest; the writer meets the entry and
 goes on. ``delete-topic``, ``truncate`` and files of timers also change open segments, which only the tier's writer may:
 they take an epoch, and so refuse while a writer is alive.
 
 After a crash: each entry is there or not; the same plan goes on where it ended, since steps that are done are known by
-the queue's minimum, and a queue that was truncated by the life that ended.
+the queue's minimum, and a queue that was truncated by the incarnation that ended.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from timer.dequeue import refused_in
 
 if TYPE_CHECKING:
     from tiered.journal.entry import Action
-    from tiered.log.parts import QueueLife, Segment, TierState
+    from tiered.log.parts import Incarnation, Segment, TierState
     from tiered.upkeep.workplace import Workplace
 
 
@@ -74,13 +74,13 @@ class TruncateStep:
 
     queue: MessageQueue
     incarnation: int
-    life: int  # its place among the queue's lives
+    position: int  # its place among the queue's incarnations
     to: int  # where it ends from now on
     was: int  # where it ended
     messages: int  # that it gives up
     holes: int
     missing: int  # offsets of gaps
-    begins_anew: bool  # nothing of the life is left
+    begins_anew: bool  # nothing of the incarnation is left
     action: Mapping[str, Any]  # for the journal
 
 
@@ -111,7 +111,7 @@ class ArchiveProof(Protocol):
         ...
 
     def holds(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> bool:
-        """Whether it does: a segment of the ``number``-th life of a queue, in this state of the tier."""
+        """Whether it does: a segment of the ``number``-th incarnation of a queue, in this state of the tier."""
         ...
 
     def document(self) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def plan_expire_timers(
 
 def _is_handed(state: TierState, hour: int) -> bool:
     """Whether all of an hour's file is handed over."""
-    facts, life = state.timers.hours.get(hour), state.life(hour_queue(hour))
-    return bool(facts and life and facts.done == facts.end == life.commit_offset)
+    facts, incarnation = state.timers.hours.get(hour), state.incarnation(hour_queue(hour))
+    return bool(facts and incarnation and facts.done == facts.end == incarnation.commit_offset)
 
 
 def _is_needed(state: TierState, hour: int) -> bool:
@@ -240,29 +240,37 @@ def _hold(plan: ExpirePlan, proof: ArchiveProof | None, state: TierState, step: 
     )
     if not may_go:
         raise moved_on(f"{step.queue} has timers that are not handed over, or were refused")
-    life = _life(state, step)
-    left = expired(life, step.said, with_open=plan.what in _WITH_OPEN) if life else None
-    if life is None or left is None:
+    incarnation = _incarnation(state, step)
+    left = (
+        expired(incarnation, step.said, with_open=plan.what in _WITH_OPEN) if incarnation else None
+    )
+    if incarnation is None or left is None:
         raise moved_on(f"{step.queue} does not begin or end where it did")
-    gone = life.segments[: len(life.segments) - len(left.segments)]
+    gone = incarnation.segments[: len(incarnation.segments) - len(left.segments)]
     newest = max((newest_ms(segment) for segment in gone), default=-1)
     if (len(gone), newest) != (step.segments, step.newest_ms):
         raise moved_on(f"{step.queue} has other segments than it had")
-    if proof and not all(proof.holds(state, step.queue, step.life, one) for one in gone):
+    if proof and not all(proof.holds(state, step.queue, step.position, one) for one in gone):
         raise moved_on(f"the archive does not hold what {step.queue} would give up")
 
 
-def _life(state: TierState, step: ExpiryStep) -> QueueLife | None:
-    lives = state.queues.get(step.queue, ())
-    there = step.life < len(lives) and lives[step.life].incarnation == step.incarnation
-    return lives[step.life] if there else None
+def _incarnation(state: TierState, step: ExpiryStep) -> Incarnation | None:
+    incarnations = state.queues.get(step.queue, ())
+    there = (
+        step.position < len(incarnations) and incarnations[step.position].number == step.incarnation
+    )
+    return incarnations[step.position] if there else None
 
 
 def _is_done(state: TierState, step: ExpiryStep) -> bool:
-    """Whether the life has given it up. What was truncated of it since stands in its place, and it stands behind that."""
-    behind = state.queues.get(step.queue, ())[step.life :]
-    life = next((one for one in behind if one.cut_at <= step.min_from), None)
-    return bool(life and life.incarnation == step.incarnation and life.min_offset >= step.min_to)
+    """Whether the incarnation has given it up. What was truncated of it since stands in its place, it behind that."""
+    behind = state.queues.get(step.queue, ())[step.position :]
+    incarnation = next((one for one in behind if one.cut_at <= step.min_from), None)
+    return bool(
+        incarnation
+        and incarnation.number == step.incarnation
+        and incarnation.min_offset >= step.min_to
+    )
 
 
 def _require_clock(at: Workplace, plan: ExpirePlan, store_now_ms: int) -> None:
@@ -328,11 +336,15 @@ def plan_truncate(at: Workplace, queue: MessageQueue, end: int) -> TruncatePlan:
     """
     reader = TierReader(at.store, at.prefix)
     reader.refresh()
-    life = reader.state.life(queue)
-    _require_sense(at, queue, life, end)
-    assert life is not None
+    incarnation = reader.state.incarnation(queue)
+    _require_sense(at, queue, incarnation, end)
+    assert incarnation is not None
     place = len(reader.state.queues[queue]) - 1
-    steps = [] if end == life.commit_offset else [_step(at, queue, life, QueueOffset(end), place)]
+    steps = (
+        []
+        if end == incarnation.commit_offset
+        else [_step(at, queue, incarnation, QueueOffset(end), place)]
+    )
     return TruncatePlan(
         what="truncate",
         **plan_head(at.store, at.place, reader.state, reader.journal_number),
@@ -348,15 +360,15 @@ def apply_truncate(at: Workplace, plan: TruncatePlan) -> dict[str, Any]:
     """Carry out a plan that has a step (``carry_out``)."""
 
     def is_done(state: TierState, step: TruncateStep) -> bool:
-        """Whether this plan has ended the life that it was made of; what goes on has the next place."""
-        lives = state.queues.get(step.queue, ())[step.life : -1]
-        ended = [(life.ended, life.commit_offset) for life in lives[:1]]
+        """Whether this plan has ended the incarnation that it was made of; what goes on has the next place."""
+        incarnations = state.queues.get(step.queue, ())[step.position : -1]
+        ended = [(incarnation.ended, incarnation.commit_offset) for incarnation in incarnations[:1]]
         return ended == [(step.action["reason"], step.was)]
 
     def hold(state: TierState, step: TruncateStep) -> None:
         """Everything that the action presumes; expiry may come between."""
-        life = state.life(step.queue)
-        if life is None or _ended(life, step.action, step.was) is None:
+        incarnation = state.incarnation(step.queue)
+        if incarnation is None or _ended(incarnation, step.action, step.was) is None:
             raise moved_on(f"{step.queue} does not begin or end where it did")
 
     return carry_out(
@@ -364,18 +376,20 @@ def apply_truncate(at: Workplace, plan: TruncatePlan) -> dict[str, Any]:
     )
 
 
-def _require_sense(at: Workplace, queue: MessageQueue, life: QueueLife | None, end: int) -> None:
-    if life is None:
+def _require_sense(
+    at: Workplace, queue: MessageQueue, incarnation: Incarnation | None, end: int
+) -> None:
+    if incarnation is None:
         raise InvalidError(
             f"the tier has no queue {queue}", where=at.store.url, do="`tiered ls URL` lists them"
         )
-    if not life.min_offset <= end <= life.commit_offset:
+    if not incarnation.min_offset <= end <= incarnation.commit_offset:
         raise InvalidError(
-            f"{queue} has queue offsets [{life.min_offset}, {life.commit_offset}), and cannot end at {end}",
+            f"{queue} has queue offsets [{incarnation.min_offset}, {incarnation.commit_offset}), and cannot end at {end}",
             where=at.store.url,
             do="give an offset in between",
         )
-    start = _batch_start(at, life, end)
+    start = _batch_start(at, incarnation, end)
     if start is not None:
         raise InvalidError(
             f"{queue} has a batch of messages from {start} on, which offset {end} would divide",
@@ -384,12 +398,12 @@ def _require_sense(at: Workplace, queue: MessageQueue, life: QueueLife | None, e
         )
 
 
-def _batch_start(at: Workplace, life: QueueLife, end: int) -> int | None:
+def _batch_start(at: Workplace, incarnation: Incarnation, end: int) -> int | None:
     """Where the inner batch begins that ``end`` lies in, as far as this part has it; None when it lies in none.
 
     None, too, when the part cannot be read: nobody can divide it then, and ``plan_end`` has all of it go.
     """
-    part = next((p for p in life.parts() if p.queue_offset < end < p.queue_end), None)
+    part = next((p for p in incarnation.parts() if p.queue_offset < end < p.queue_end), None)
     if part is None:
         return None
     middle = (end - part.queue_offset) * ITEM_BYTES
@@ -404,23 +418,23 @@ def _batch_start(at: Workplace, life: QueueLife, end: int) -> int | None:
 
 
 def _step(
-    at: Workplace, queue: MessageQueue, life: QueueLife, end: QueueOffset, place: int
+    at: Workplace, queue: MessageQueue, incarnation: Incarnation, end: QueueOffset, place: int
 ) -> TruncateStep:
-    reader = QueueReader.of_life(at.store, at.prefix, queue, life)
+    reader = QueueReader.of_incarnation(at.store, at.prefix, queue, incarnation)
     change: Change = plan_end(
         queue,
-        life,
+        incarnation,
         end,
         tier_fingerprint=lambda offset: fingerprint_in_tier(reader, offset),
         read_items=lambda part, count: measure(at.store, at.prefix, part, count),
     )
-    gone = _ended(life, change.action, life.commit_offset)
+    gone = _ended(incarnation, change.action, incarnation.commit_offset)
     assert gone is not None
     parts = gone.parts()
     return TruncateStep(
         queue=queue,
-        incarnation=life.incarnation,
-        life=place,
+        incarnation=incarnation.number,
+        position=place,
         to=change.start,
         was=change.end,
         messages=parts.messages,
@@ -431,14 +445,14 @@ def _step(
     )
 
 
-def _ended(life: QueueLife, action: Action, was: int) -> QueueLife | None:
-    """The life that is over by the action; None when the action does not fit (any more)."""
+def _ended(incarnation: Incarnation, action: Action, was: int) -> Incarnation | None:
+    """The incarnation that is over by the action; None when the action does not fit (any more)."""
     said = read_action(action)
     if isinstance(said, BeginAnew):
-        fits = (life.incarnation + 1, life.min_offset, life.commit_offset)
+        fits = (incarnation.number + 1, incarnation.min_offset, incarnation.commit_offset)
         is_so = fits == (said.incarnation, said.start, was)
-        return replace(life, ended=said.reason) if is_so else None
-    if life.incarnation != said.incarnation:
+        return replace(incarnation, ended=said.reason) if is_so else None
+    if incarnation.number != said.incarnation:
         return None
-    divided = cut(life, said, 0)  # there is no entry yet
+    divided = cut(incarnation, said, 0)  # there is no entry yet
     return divided[0] if divided else None

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from tiered.journal.append import JournalWriter
     from tiered.journal.entry import Action, Entry
     from tiered.log.parts import IndexObject, SectionRange, TierState
-    from tiered.log.rebuilt_state import LifeKey
+    from tiered.log.rebuilt_state import IncarnationKey
     from tiered.upkeep.workplace import Workplace
 
 Listed = dict[str, list[Any]]
@@ -126,7 +126,7 @@ class _Listing:
     """All objects of a broker, but the lease."""
 
     data: list[ObjectInfo] = field(default_factory=list)
-    quarantined: set[tuple[LifeKey, int]] = field(default_factory=set)
+    quarantined: set[tuple[IncarnationKey, int]] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
     epochs: set[int] = field(default_factory=set)
     meta: list[ObjectInfo] = field(default_factory=list)
@@ -210,7 +210,7 @@ def plan_rebuild(
         tabled,
         replace(reader.state, history=history),
         sizes={info.key[len(prefix) :]: info.size_bytes for info in listing.data},
-        quarantined=Counter(life for life, _ in listing.quarantined),
+        quarantined=Counter(incarnation for incarnation, _ in listing.quarantined),
         read=read,
         epochs=[
             *listing.epochs,
@@ -285,8 +285,8 @@ def _with_timers(
 ) -> TierState:
     """What is known of timers: by the journal as far as it goes, or by the copy beside it, whichever is newer."""
     files = {
-        queue.queue_id: (int(lives[-1].min_offset), int(lives[-1].commit_offset))
-        for queue, lives in state.queues.items()
+        queue.queue_id: (int(incarnations[-1].min_offset), int(incarnations[-1].commit_offset))
+        for queue, incarnations in state.queues.items()
         if queue.topic == TIMER_TOPIC
     }
     kept = kept_facts(store, prefix) if files else None
@@ -434,7 +434,9 @@ WHAT = "rebuild"
 def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
     """What ``tiered rebuild --json`` shows."""
     rebuilt = plan.rebuilt
-    lives = [life for all_of in rebuilt.state.queues.values() for life in all_of]
+    incarnations = [
+        incarnation for all_of in rebuilt.state.queues.values() for incarnation in all_of
+    ]
     parts = list(rebuilt.parts())
     return {
         "format": 1,
@@ -451,7 +453,7 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
         "objects": plan.objects,
         "parts": len(parts),
         "messages": sum(part.count - part.holes for part in parts),
-        "gaps": sum(len(life.gaps) for life in lives) - len(rebuilt.losses),
+        "gaps": sum(len(incarnation.gaps) for incarnation in incarnations) - len(rebuilt.losses),
         "losses": [*map(document_of, rebuilt.losses)],
         "orphans": rebuilt.orphans,
         "refused": [*map(document_of, plan.refused)],

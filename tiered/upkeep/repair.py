@@ -147,7 +147,7 @@ class Repairer:
                 self._report.unrepaired.append(Unrepaired(name_of(one), found))
                 continue
             run = MergeRun(
-                *(one.queue, one.number, one.life.incarnation, one.segment),
+                *(one.queue, one.number, one.incarnation.number, one.segment),
                 Parts.of([one.part]),
                 one.truncated,
             )
@@ -271,8 +271,8 @@ def recover_bytes(
     found = _from_unnamed(store, prefix, unnamed(), one)
     if found is not None and _is_same(found, part, log, items):
         return found
-    if one.life.ended:
-        return "it is of a life that has ended, and nothing in the tier has it any more"
+    if one.incarnation.ended:
+        return "it is of an incarnation that has ended, and nothing in the tier has it any more"
     if originals is None:
         return "no local store is given"
     theirs = originals(one)
@@ -293,7 +293,7 @@ def _from_tier(store: ObjectStore, prefix: str, want: SectionRange) -> Buffer | 
 def _from_unnamed(
     store: ObjectStore, prefix: str, unnamed: Sequence[Tabled], one: NamedPart
 ) -> PartBytes | None:
-    """The part from sections of the same life that lie one behind the other, as a merge would join them."""
+    """The part from sections of the same incarnation that lie one behind the other, as a merge would join them."""
     log: list[Buffer] = []
     items: list[Buffer] = []
     at, end, log_at = one.part.queue_offset, one.part.queue_end, one.part.log_offset
@@ -311,9 +311,9 @@ def _from_unnamed(
 
 def _sections_of(unnamed: Sequence[Tabled], one: NamedPart) -> Iterator[Part]:
     for tabled in unnamed:
-        lives = zip(tabled.named.queues, tabled.named.incarnations, strict=True)
-        for number, life in enumerate(lives):
-            if life == (one.queue, one.life.incarnation):
+        incarnations = zip(tabled.named.queues, tabled.named.incarnations, strict=True)
+        for number, incarnation in enumerate(incarnations):
+            if incarnation == (one.queue, one.incarnation.number):
                 yield tabled.named.parts[number]
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.journal.entry import Entry
     from tiered.local.interface import LocalStore, StoreReport, Waiting
-    from tiered.log.state import QueueLife, TierState
+    from tiered.log.state import Incarnation, TierState
     from tiered.model import MessageQueue, QueueOffset
 
 FORMAT = 1
@@ -220,17 +220,19 @@ def queue_rows(facts: BrokerFacts) -> list[Document]:
     return [_queue(queue, facts.state.queues.get(queue, ()), lag.get(queue)) for queue in queues]
 
 
-def _queue(queue: MessageQueue, lives: tuple[QueueLife, ...], lag: QueueLag | None) -> Document:
-    life = lives[-1] if lives else None
-    segments = [segment for one in lives for segment in one.segments]
+def _queue(
+    queue: MessageQueue, incarnations: tuple[Incarnation, ...], lag: QueueLag | None
+) -> Document:
+    incarnation = incarnations[-1] if incarnations else None
+    segments = [segment for one in incarnations for segment in one.segments]
     parts = Parts.joined(segment.parts for segment in segments)
     times = parts.store_times or (None, None)
     return {
         "topic": queue.topic,
         "queue_id": queue.queue_id,
-        "incarnation": life.incarnation if life else None,
-        "min_offset": life.min_offset if life else None,
-        "commit_offset": life.commit_offset if life else None,
+        "incarnation": incarnation.number if incarnation else None,
+        "min_offset": incarnation.min_offset if incarnation else None,
+        "commit_offset": incarnation.commit_offset if incarnation else None,
         "local_max_offset": lag.local_max_offset if lag else None,
         "lag_messages": lag.messages if lag else None,
         "lag_bytes": lag.size_bytes if lag else None,
@@ -244,36 +246,42 @@ def _queue(queue: MessageQueue, lives: tuple[QueueLife, ...], lag: QueueLag | No
         "plain_bytes": run_bytes(parts),
         "store_min_ms": times[0],
         "store_max_ms": times[1],
-        "gaps": sum(len(one.gaps) for one in lives),
-        "gap_messages": sum(gap.end - gap.start for one in lives for gap in one.gaps),
-        "quarantined": sum(one.quarantined for one in lives),
-        "ahead_messages": _ahead(life, lag),
-        **_ended(lives),
+        "gaps": sum(len(one.gaps) for one in incarnations),
+        "gap_messages": sum(gap.end - gap.start for one in incarnations for gap in one.gaps),
+        "quarantined": sum(one.quarantined for one in incarnations),
+        "ahead_messages": _ahead(incarnation, lag),
+        **_ended(incarnations),
     }
 
 
-def _ahead(life: QueueLife | None, lag: QueueLag | None) -> int | None:
+def _ahead(incarnation: Incarnation | None, lag: QueueLag | None) -> int | None:
     """What the tier has behind the local end: a copy that lags, or one that has lost its tail."""
-    return max(0, life.commit_offset - lag.local_max_offset) if life and lag else None
+    return max(0, incarnation.commit_offset - lag.local_max_offset) if incarnation and lag else None
 
 
-def _ended(lives: tuple[QueueLife, ...]) -> Document:
-    """Lives that are over: whole ones, and ends that the broker truncated."""
-    tails = [life for number, life in enumerate(lives) if is_tail(lives, number)]
+def _ended(incarnations: tuple[Incarnation, ...]) -> Document:
+    """Incarnations that are over: whole ones, and ends that the broker truncated."""
+    tails = [
+        incarnation
+        for number, incarnation in enumerate(incarnations)
+        if is_tail(incarnations, number)
+    ]
     return {
-        "ended_lives": max(0, len(lives) - 1) - len(tails),
+        "ended_incarnations": max(0, len(incarnations) - 1) - len(tails),
         "truncated": len(tails),
-        "truncated_messages": sum(life.commit_offset - life.min_offset for life in tails),
+        "truncated_messages": sum(
+            incarnation.commit_offset - incarnation.min_offset for incarnation in tails
+        ),
     }
 
 
 def _keys_by_topic(state: TierState) -> dict[str, set[str]]:
     """Keys of the bundles in which each topic has sections: queues, and topics, share them."""
     found: dict[str, set[str]] = {}
-    for queue, lives in state.queues.items():
+    for queue, incarnations in state.queues.items():
         of_topic = found.setdefault(queue.topic, set())
-        for life in lives:
-            for segment in life.segments:
+        for incarnation in incarnations:
+            for segment in incarnation.segments:
                 of_topic.update(bundle.key for bundle in segment.parts.bundles)
     return found
 
@@ -309,7 +317,7 @@ _SUMMED = (
     "gaps",
     "gap_messages",
     "quarantined",
-    "ended_lives",
+    "ended_incarnations",
     "truncated",
     "truncated_messages",
 )
@@ -363,8 +371,8 @@ def _report(report: StoreReport) -> Document:
 
 
 def commit_offsets(state: TierState) -> dict[MessageQueue, QueueOffset]:
-    """Commit offset of each queue's present life."""
-    return {queue: lives[-1].commit_offset for queue, lives in state.queues.items()}
+    """Commit offset of each queue's present incarnation."""
+    return {queue: incarnations[-1].commit_offset for queue, incarnations in state.queues.items()}
 
 
 # --------------------------------------------------------------------------------------------------

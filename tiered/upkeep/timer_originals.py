@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.local.interface import LocalStore
     from tiered.log.history import NamedPart
-    from tiered.log.parts import Part, QueueLife
+    from tiered.log.parts import Incarnation, Part
     from tiered.model import MessageQueue
     from timer.records import Longs, TimerRows
 
@@ -80,7 +80,7 @@ class TimerOriginals:
         if hour not in self._hours:
             self._hours[hour] = sorted(self._candidates(hour), key=lambda found: found.physical)
         known = list(self._known(one.queue, one.part))
-        others = self._others(one.queue, one.life, one.part)
+        others = self._others(one.queue, one.incarnation, one.part)
         chosen = _matched(self._hours[hour], known, others)
         return _GONE if chosen is None else self._bytes(one, chosen)
 
@@ -127,11 +127,14 @@ class TimerOriginals:
                 physical, due = records.physical_offsets[number], records.tag_codes[number]
                 yield _Item(int(physical), int(due))
 
-    def _others(self, queue: MessageQueue, life: QueueLife, part: Part) -> set[int]:
+    def _others(self, queue: MessageQueue, incarnation: Incarnation, part: Part) -> set[int]:
         """Physical offsets of what is sound of the file's other parts."""
-        reader = QueueReader.of_life(self._store, self._prefix, queue, life)
+        reader = QueueReader.of_incarnation(self._store, self._prefix, queue, incarnation)
         found: set[int] = set()
-        for ends in ((life.min_offset, part.queue_offset), (part.queue_end, life.commit_offset)):
+        for ends in (
+            (incarnation.min_offset, part.queue_offset),
+            (part.queue_end, incarnation.commit_offset),
+        ):
             sound = reader.past_damage(*ends, lambda _: None, damage=DAMAGED_OR_GONE)
             for batch in sound:
                 found.update(batch.records.physical_offsets.tolist())

@@ -69,8 +69,8 @@ class Workplace:
 
 # --------------------------------------------------------------------------------------------------
 # Who writes a tier, and freeing its lease by hand. ``break_lease`` writes a released lease under an id of its own, by
-# compare-and-set. A writer that still lives meets that at its next renewal and stops by itself (exit code 4). One that
-# hangs learns it when it goes on; until a new writer has begun its epoch it may still commit, which harms nothing: the
+# compare-and-set. A writer that still lives meets that at its next renewal and stops by itself (exit code 4). One
+# that hangs learns it when it goes on; until a new writer has begun its epoch it may still commit, which harms nothing: the
 # journal has room for one history, and fences it then.
 #
 # Threads: none. After a crash the lease is as it was, or free.

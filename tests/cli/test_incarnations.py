@@ -1,4 +1,4 @@
-"""Older lives of a queue: ``ls --lives`` shows them, ``cat --incarnation`` prints them."""
+"""Older incarnations of a queue: ``ls --incarnations`` shows them, ``cat --incarnation`` prints them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ NOW = [(1, False, 0, "a"), (1, False, 1, "b"), (1, False, 2, "C")]
         (("--incarnation", "all", "--offset", "2"), [*TAIL, NOW[2]]),
     ],
 )
-def test_a_life_or_all_of_them(
+def test_a_incarnation_or_all_of_them(
     tiered: CommandLine, url: str, options: tuple[str, ...], expected: list[tuple[object, ...]]
 ):
     assert bodies(tiered.good("cat", url, QUEUE.topic, *options)) == expected
@@ -103,7 +103,7 @@ def test_what_is_not_there_is_said(
 
 
 def test_ls_shows_them(tiered: CommandLine, url: str):
-    rows = tiered.good("ls", url, "--lives", "--json").document["lives"]
+    rows = tiered.good("ls", url, "--incarnations", "--json").document["incarnations"]
     assert [(r["incarnation"], r["state"], r["reason"]) for r in rows] == [
         (0, "ended", "created again"),
         (1, "truncated", "power failure"),
@@ -116,15 +116,15 @@ def test_ls_shows_them(tiered: CommandLine, url: str):
     ]
     head = tiered.good("ls", url).text.splitlines()[0]
     assert "INCARNATION" in head.upper()
-    assert tiered("ls", url, "--lives", "--objects").code == 2
+    assert tiered("ls", url, "--incarnations", "--objects").code == 2
     status = tiered.good("status", url).text
     assert "older" in status
     assert "INCARNATION" in status.upper()
 
 
-def test_ls_of_queues_of_one_life_is_as_it_was(tiered: CommandLine, basic_tier: str):
+def test_ls_of_queues_of_one_incarnation_is_as_it_was(tiered: CommandLine, basic_tier: str):
     assert "INCARNATION" not in tiered.good("ls", basic_tier).text.upper()
-    rows = tiered.good("ls", basic_tier, "orders", "--lives", "-o", "jsonl").rows
+    rows = tiered.good("ls", basic_tier, "orders", "--incarnations", "-o", "jsonl").rows
     assert {row["state"] for row in rows} == {"present"}
     assert len(rows) == 4
 

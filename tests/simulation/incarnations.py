@@ -1,4 +1,4 @@
-"""One life of a queue, as the simulation's own history has it: parts, segments, gaps; and how a life is divided."""
+"""One incarnation of a queue, as the simulation's own history has it: parts, segments, gaps; and how it is divided."""
 
 from __future__ import annotations
 
@@ -169,11 +169,11 @@ class Segment:
 
 
 @dataclass
-class Life:
-    """One life of a queue.
+class ModelIncarnation:
+    """One incarnation of a queue.
 
     Attributes:
-        incarnation: Its number.
+        number: Its number.
         start: Where it began.
         min: First offset now.
         commit: One past the last.
@@ -186,7 +186,7 @@ class Life:
         cut: Of what was truncated: from which offset on, and by which entry.
     """
 
-    incarnation: int
+    number: int
     start: int
     min: int
     commit: int
@@ -231,8 +231,10 @@ class Life:
         self.commit, self.log_end = row.end, row.log_end
         return True
 
-    def divide(self, end: int, head: list[int] | None) -> tuple[Life, Life] | None:
-        """The tail ``[end, commit)``, ended, and the life without it; None when ``head`` does not fit."""
+    def divide(
+        self, end: int, head: list[int] | None
+    ) -> tuple[ModelIncarnation, ModelIncarnation] | None:
+        """The tail ``[end, commit)``, ended, and the incarnation without it; None when ``head`` does not fit."""
         kept: list[Segment] = []
         gone: list[Segment] = []
         is_used = head is None
