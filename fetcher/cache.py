@@ -1,4 +1,4 @@
-"""What is here of a tier, what is on its way, and what to ask for next.
+"""What is here of a tier, and what is on its way.
 
 Stock
     A thing (a run of records, or the layout of a part) is *prepared* before it is asked for: room is reserved, and any
@@ -8,42 +8,27 @@ Stock
     their answers may come at once.
 
 Fetches
-    A ``FetchRequest`` says what to fetch (``fetcher.fetch_plan``); a ``Fetch`` is one that is under way: the ranges that
-    bring its bytes, and a future of what is made of them. What fails its check is read again by itself, as
+    A ``FetchRequest`` says what to fetch (``fetcher.window``); a ``Fetch`` is one that is under way: the ranges that bring
+    its bytes, and a future of what is made of them. What fails its check is read again by itself, as
     ``tiered.log.sections.read_ranges`` reads it: that knows how to do without a damaged block table. Where a packed
     section keeps its blocks only its block table says: such a fetch takes two steps when the table is not here. Asking for
     a part's index first brings the table along.
-
-Lists
-    What is cached is in one of four LRU lists: ``UNREAD`` (read ahead, no reader had it yet), ``READ``, ``SPENT`` (every
-    reader of its queue is past it) and ``INDEX``. Room is made by dropping the oldest of ``SPENT``, then what was used
-    longest ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each list has its time to live: ``UNREAD`` since
-    it was put there, the others since it was last used. ``SPENT`` has a limit of its own in bytes: a reader that comes
-    later may still profit from it, but memory that was never touched costs more than a second read of the same bytes.
-
-    A multi-section run (``fetcher.runs``: small sections of many queues that came with one request) is one thing. It is
-    ``UNREAD`` until each of its sections has been read, and ``SPENT`` when every reader of each is past it; it goes as a
-    whole.
-
-    What is on its way counts as well: room is reserved before a request is sent (``reserve``), and becomes the cached
-    thing's own when it is put, or is given back (``release``). The cache keeps no clock: callers say what time it is.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
-from fetcher.fetch_plan import FetchRequest, WidePlan, plan_fetches, whole_part
 from fetcher.requests import DECODERS, Arrivals
 from fetcher.runs import (
     INDEX,
+    ByteCache,
     Cached,
     Key,
     LruList,
@@ -56,14 +41,14 @@ from fetcher.runs import (
     decode_together,
     key_of,
 )
-from fetcher.window import Neighbours, Stream
+from fetcher.window import FetchRequest, Neighbours, Stream, plan_fetches, whole_part
 from tiered.errors import DataError, TieredStoreError
 from tiered.log.decode import decode_items, decode_records
 from tiered.log.flat_file import ITEM_BYTES
 from tiered.log.sections import SectionPlan, plan_ranges, read_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from backends.base import ObjectStore
     from fetcher.buffers import Memory
@@ -73,179 +58,15 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.log.cursor import IncarnationView
     from tiered.log.parts import Part, SectionRange
+    from tiered.log.reader import TierReader
     from tiered.log.sections import OpenSection
     from tiered.model import MessageQueue, QueueOffset
 
 
-# -- cache
-
-V = TypeVar("V")
-
-USED_AGAIN_SECONDS = 0.1
-"""A thing that is used again so soon keeps its place: readers use one for each batch that they cut from it."""
-
-
-@dataclass(slots=True)
-class ByteCache(Generic[V]):
-    """Values by key, within a budget of bytes; what is on its way is asked for once."""
-
-    bytes_max: int  # the budget
-    seconds: Mapping[LruList, float]  # time to live of each lru_list
-    spent_bytes_max: int | None = None  # what of them may be spent; None: no limit but the budget
-    held_bytes: int = 0  # bytes of the entries
-    reserved_bytes: int = 0  # bytes of what is on its way
-    _spent_bytes: int = 0
-    _unread_bytes: int = 0
-    _entries: dict[Hashable, Cached[V]] = field(default_factory=dict)
-    _lists: dict[LruList, OrderedDict[int, Cached[V]]] = field(
-        default_factory=lambda: {lru_list: OrderedDict() for lru_list in LruList}
-    )
-
-    def get(self, key: Hashable) -> Cached[V] | None:
-        """What is there under a key."""
-        return self._entries.get(key)
-
-    def reserve_gently(self, size_bytes: int) -> bool:
-        """Make room for what nobody needs yet, if that costs only what was read, and half is left for others."""
-        ahead = self._unread_bytes + self.reserved_bytes + size_bytes
-        return ahead <= self.bytes_max // 2 and self.reserve(size_bytes)[0]
-
-    def reserve(self, size_bytes: int) -> tuple[bool, list[Cached[V]]]:
-        """Make room for what will be put, if that can be done.
-
-        Returns:
-            Whether there is room, and what was dropped unread to make it. A thing that is larger than the budget gets room
-            when nothing else is there or on its way.
-        """
-        dropped: list[Cached[V]] = []
-        room = max(self.bytes_max - size_bytes, 0)
-        while self.reserved_bytes + self.held_bytes > room:
-            oldest = self._oldest() if self.reserved_bytes <= room else None
-            if oldest is None:
-                return False, dropped
-            if oldest.lru_list is LruList.UNREAD:
-                dropped.append(oldest)
-            self.drop(oldest)
-        self.reserved_bytes += size_bytes
-        return True, dropped
-
-    def resize(self, bytes_max: int) -> list[Cached[V]]:
-        """Have another budget, and keep to it; what was dropped unread for that. What is on its way keeps its room."""
-        self.bytes_max, dropped = bytes_max, []
-        while self.held_bytes + self.reserved_bytes > bytes_max:
-            oldest = self._oldest()
-            if oldest is None:
-                break
-            if oldest.lru_list is LruList.UNREAD:
-                dropped.append(oldest)
-            self.drop(oldest)
-        return dropped
-
-    def release(self, size_bytes: int) -> None:
-        """Give back room that was reserved."""
-        self.reserved_bytes -= size_bytes
-
-    def put(self, entry: Cached[V], now_s: float) -> None:
-        """Put a thing for which there is room; what was there under one of its keys is dropped."""
-        for key in entry.keys:
-            other = self._entries.get(key)
-            if other is not None:
-                self.drop(other)
-        for key in entry.keys:
-            self._entries[key] = entry
-        entry.is_here = True
-        self.held_bytes += entry.size_bytes
-        self._place(entry, entry.lru_list, now_s)
-
-    def use(self, entry: Cached[V], now_s: float) -> None:
-        """Say that a thing is read now."""
-        lru_list = entry.lru_list
-        if not entry.is_here or (
-            lru_list is LruList.READ and now_s < entry.used_s + USED_AGAIN_SECONDS
-        ):
-            return
-        if lru_list is LruList.UNREAD or lru_list is LruList.SPENT:
-            self._take_off(entry)
-            self._place(entry, LruList.READ, now_s)
-        else:
-            entry.used_s = now_s
-            self._lists[lru_list].move_to_end(id(entry))
-
-    def touch(self, entry: Cached[V], now_s: float) -> None:
-        """Say that some of a thing is read now, and that others are still to read the rest: it stays where it is."""
-        if entry.is_here and now_s >= entry.used_s + USED_AGAIN_SECONDS:
-            entry.used_s = now_s
-            self._lists[entry.lru_list].move_to_end(id(entry))
-
-    def retire(self, entry: Cached[V]) -> None:
-        """Say that every reader is past a thing that was read; the oldest such go when there are too many bytes of them."""
-        if not entry.is_here or entry.lru_list is not LruList.READ:
-            return
-        self._take_off(entry)
-        self._place(entry, LruList.SPENT, entry.used_s)
-        spent = self._lists[LruList.SPENT]
-        while self.spent_bytes_max is not None and self._spent_bytes > self.spent_bytes_max:
-            self.drop(next(iter(spent.values())))
-
-    def drop(self, entry: Cached[V]) -> None:
-        """Forget a thing, if it is there."""
-        if not entry.is_here:
-            return
-        entry.is_here = False
-        self._take_off(entry)
-        self.held_bytes -= entry.size_bytes
-        for key in entry.keys:
-            if self._entries.get(key) is entry:
-                del self._entries[key]
-
-    def of_owner(self, owner: object) -> list[Cached[V]]:
-        """What was read ahead for somebody and nobody had yet."""
-        return [x for x in self._lists[LruList.UNREAD].values() if x.owner is owner]
-
-    def expire(self, now_s: float) -> list[Cached[V]]:
-        """Drop what has outlived its time; what of it nobody has read."""
-        dropped = []
-        for lru_list, seconds in self.seconds.items():
-            while entry := next(iter(self._lists[lru_list].values()), None):
-                if entry.used_s + seconds > now_s:
-                    break
-                if lru_list is LruList.UNREAD:
-                    dropped.append(entry)
-                self.drop(entry)
-        return dropped
-
-    def clear(self) -> None:
-        """Forget everything; what is on its way keeps its room."""
-        for entry in list(self._entries.values()):
-            self.drop(entry)
-
-    def _place(self, entry: Cached[V], lru_list: LruList, now_s: float) -> None:
-        entry.lru_list, entry.used_s = lru_list, now_s
-        self._lists[lru_list][id(entry)] = entry
-        self._spent_bytes += entry.size_bytes if lru_list is LruList.SPENT else 0
-        self._unread_bytes += entry.size_bytes if lru_list is LruList.UNREAD else 0
-
-    def _take_off(self, entry: Cached[V]) -> None:
-        del self._lists[entry.lru_list][id(entry)]
-        self._spent_bytes -= entry.size_bytes if entry.lru_list is LruList.SPENT else 0
-        self._unread_bytes -= entry.size_bytes if entry.lru_list is LruList.UNREAD else 0
-
-    def _oldest(self) -> Cached[V] | None:
-        if self._lists[LruList.SPENT]:
-            return next(iter(self._lists[LruList.SPENT].values()))
-        read = next(iter(self._lists[LruList.READ].values()), None)
-        index = next(iter(self._lists[LruList.INDEX].values()), None)
-        if read is not None and index is not None:
-            return min(read, index, key=lambda entry: entry.used_s)
-        return read or index or next(iter(self._lists[LruList.UNREAD].values()), None)
-
+# -- loading
 
 SMALL_BYTES: Final = 1 << 20
 """A range of so many bytes is a small one, as those of indexes are."""
-
-SECTIONS_MAX = 2048
-"""Sections that are read in parts whose block tables are remembered. Each takes 12 bytes a block and half a KiB; a packed
-one, which has a dictionary, 100 KiB more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -263,9 +84,8 @@ class Fetch:
     future: Future[Thing | None] = field(default_factory=Future)
     """Ends with what was fetched, or with the reason why it cannot be had. None: look into the cache."""
     asked: list[Future[Data]] = field(default_factory=list)  # the ranges that bring its bytes
-    plan: SectionPlan | WidePlan | None = (
-        None  # which ranges those are; None: there is nothing to ask for
-    )
+    plan: SectionPlan | MultiSectionRead | None = None
+    """Which ranges those are; None: there is nothing to ask for."""
     is_over: bool = False
     """It is here or will not come; set before the future ends, so that nobody begins to wait for it."""
     streams: set[Stream] = field(default_factory=set)
@@ -298,11 +118,8 @@ class Fetch:
                 if (stream := neighbours.stream(queue)) is not None:
                     yield stream, log_offset
 
-    def ranges(self) -> WidePlan | list[SectionRange]:
-        """What to ask for: one wide range, or ranges of one section, none of them empty (there may be none)."""
-        if self.multi_read is not None:
-            read = self.multi_read
-            return WidePlan(read.bundle.key, (ByteRange(read.start, read.end),))
+    def section_ranges(self) -> list[SectionRange]:
+        """What to ask for of the one section, each of it not empty (there may be none)."""
         part, layout = self.request.part, self.request.layout
         if layout is None:
             has_records = self.request.blocks and part.log_bytes
@@ -312,76 +129,70 @@ class Fetch:
         return [part.log.part_of(begin - at, end - at)] if end > begin else []
 
 
-class Receiver(Protocol):
-    """Makes something of what was fetched. Called without a lock, in the thread that brings the last of the bytes."""
-
-    def receive(self, fetch: Fetch, pieces: list[memoryview]) -> Thing | None:
-        """Make something of the bytes of each range; called once.
-
-        Args:
-            pieces: Checked. Of a wide plan, which nobody has checked: all at once, or none where the bundle is shorter.
-        """
-        ...
-
-    def end(self, fetch: Fetch, error: BaseException | None) -> None:
-        """The fetch has ended; called once, just before its future ends.
-
-        Before, since a reader that waits for the future runs as soon as it has ended, and would only wait for this
-        thread's locks. (A callback of the future would also keep the fetch: what has been read would stay in memory
-        until the collector comes.)
-        """
-        ...
-
-
 class Loader:
     """Asks for ranges of sections, and checks them. For any thread."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, transfers: Transfers, *, table_bytes: int
+        self,
+        store: ObjectStore,
+        prefix: str,
+        transfers: Transfers,
+        *,
+        table_bytes: int,
+        receive: Callable[[Fetch, list[memoryview]], Thing | None],
+        end: Callable[[Fetch, BaseException | None], None],
     ) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            receive: Makes something of the bytes of each range of a fetch, which are checked. Of a multi-section read, which
+                nobody has checked: all at once, or none where the bundle is shorter. Called once, without a lock, in the
+                thread that brings the last of the bytes.
+            end: Told that a fetch has ended; called once, just before its future ends. Before, since a reader that waits
+                for the future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of
+                the future would also keep the fetch: what has been read would stay in memory until the collector comes.)
+        """
         self._store = store
-        self._table_bytes = table_bytes
+        self._receive, self._end = receive, end
         self.prefix = prefix
         self.transfers = transfers
         # Not the stock's: block tables are looked up while plans are made, which is done without that one.
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[str, int], OpenSection] = OrderedDict()
-        self._memory_bytes = 0
+        # Block tables of sections that are read in parts; they go by their place in the list, and not by time.
+        self._tables: ByteCache[OpenSection] = ByteCache(table_bytes, {})
         self._arrivals: Arrivals[Fetch] = Arrivals(DECODERS)
         self._numbers = count()
 
-    def begin(self, fetches: Sequence[Fetch], receiver: Receiver) -> None:
+    def begin(self, fetches: Sequence[Fetch]) -> None:
         """Ask for ranges of sections, neighbours together, and have something made of their bytes.
 
         Whatever goes wrong becomes the end of the fetches' futures.
         """
         by_priority: dict[bool, list[Fetch]] = {True: [], False: []}
         for fetch in fetches:
-            if self._has_plan(fetch, receiver):
-                by_priority[fetch.has_priority].append(
-                    fetch
-                )  # asked once: it may change at any moment
+            if self._has_plan(fetch):
+                # Asked once: it may change at any moment.
+                by_priority[fetch.has_priority].append(fetch)
         for urgent, some in by_priority.items():
             try:
                 self._ask([fetch for fetch in some if fetch.plan], urgent=urgent)
             except BaseException as error:
                 for fetch in some:
-                    _fail(fetch, receiver, error)
+                    self._fail(fetch, error)
                 if not isinstance(error, Exception):
                     raise
                 continue
             for fetch in some:
                 fetch.number = next(self._numbers)
-                self._gather(fetch, receiver)
+                self._gather(fetch)
 
-    def _has_plan(self, fetch: Fetch, receiver: Receiver) -> bool:
-        ranges = fetch.ranges()
+    def _has_plan(self, fetch: Fetch) -> bool:
+        fetch.plan = fetch.multi_read
         try:
-            fetch.plan = (
-                ranges if isinstance(ranges, WidePlan) else self._plan(ranges) if ranges else None
-            )
+            if fetch.plan is None and (wanted := fetch.section_ranges()):
+                fetch.plan = self._plan(wanted)
         except DataError as error:
-            _fail(fetch, receiver, error)
+            self._fail(fetch, error)
             return False
         return True
 
@@ -426,7 +237,7 @@ class Loader:
 
     # What has come. No thread waits for a fetch: the one that brings the last of its ranges goes on with it.
 
-    def _gather(self, fetch: Fetch, receiver: Receiver) -> None:
+    def _gather(self, fetch: Fetch) -> None:
         """Go on once all has come that it waits for; again when a block table has said what to ask for."""
         asked = list(fetch.asked)
         fetch.missing = len(asked)
@@ -437,14 +248,14 @@ class Loader:
                 fetch.missing -= 1
                 if fetch.missing:
                     return
-            self._work(fetch, receiver)
+            self._work(fetch)
 
         if not asked:
-            self._work(fetch, receiver)
+            self._work(fetch)
         for one in asked:
             one.add_done_callback(arrived)
 
-    def _work(self, fetch: Fetch, receiver: Receiver) -> None:
+    def _work(self, fetch: Fetch) -> None:
         """Make something of what has come; another thread may do that, and this one for another."""
         with self._lock:
             is_mine = self._arrivals.come(fetch, fetch.number, lambda: fetch.has_priority)
@@ -454,34 +265,43 @@ class Loader:
             if one is None:
                 return
             try:
-                self._finish(one, receiver)
+                self._finish(one)
             except BaseException:
                 with self._lock:
                     self._arrivals.leave()
                 raise
 
-    def _finish(self, fetch: Fetch, receiver: Receiver) -> None:
+    def _finish(self, fetch: Fetch) -> None:
         """All has come: the fetch ends, or asks for more. It raises nothing."""
         try:
             found = [] if fetch.plan is None else self._take(fetch, fetch.plan)
             if found is None:
-                self._gather(fetch, receiver)
+                self._gather(fetch)
                 return
-            made = receiver.receive(fetch, found)
+            made = self._receive(fetch, found)
             del found
         except CancelledError as error:
-            _over(fetch, receiver, error)
+            self._over(fetch, error)
             fetch.future.cancel()
             fetch.future.set_running_or_notify_cancel()
         except BaseException as error:  # noqa: BLE001 (the reader that waits for the future handles it)
             if isinstance(error, (TieredStoreError, BackendError)):
                 error.__traceback__ = None  # its frames would hold the bytes
-            _fail(fetch, receiver, error)
+            self._fail(fetch, error)
         else:
-            _over(fetch, receiver, None)
+            self._over(fetch, None)
             fetch.future.set_result(made)
 
-    def _take(self, fetch: Fetch, plan: SectionPlan | WidePlan) -> list[memoryview] | None:
+    def _over(self, fetch: Fetch, error: BaseException | None) -> None:
+        fetch.is_over = True
+        fetch.asked.clear()  # they hold the bytes, and their callbacks the fetch
+        self._end(fetch, error)
+
+    def _fail(self, fetch: Fetch, error: BaseException) -> None:
+        self._over(fetch, error)
+        fetch.future.set_exception(error)
+
+    def _take(self, fetch: Fetch, plan: SectionPlan | MultiSectionRead) -> list[memoryview] | None:
         """Check what has come; None when that only says what to ask for, which is done."""
         asked = list(fetch.asked)
         if any(one.cancelled() for one in asked):
@@ -489,8 +309,8 @@ class Loader:
         try:
             pieces = [one.result() for one in asked]
         except (InvalidRangeError, ShortReadError):
-            return [] if isinstance(plan, WidePlan) else self._read(plan)
-        if isinstance(plan, WidePlan):
+            return [] if isinstance(plan, MultiSectionRead) else self._read(plan)
+        if isinstance(plan, MultiSectionRead):
             return [memoryview(piece) for piece in pieces]
         where = self.prefix + plan.wants[0].key
         try:
@@ -515,32 +335,18 @@ class Loader:
         return [memoryview(bytes(data)) for data in found]
 
     def _known(self, want: SectionRange) -> OpenSection | None:
-        name = want.key, want.place.start
         with self._lock:
-            known = self._open.get(name)
-            if known is not None:
-                self._open.move_to_end(name)
-            return known
+            entry = self._tables.get((want.key, want.place.start))
+            if entry is None:
+                return None
+            self._tables.use(entry, 0.0)
+            return entry.value
 
     def _remember(self, want: SectionRange, known: OpenSection) -> None:
-        name = want.key, want.place.start
+        key, size_bytes = (want.key, want.place.start), known.memory_bytes
         with self._lock:
-            old = self._open.pop(name, None)
-            self._open[name] = known
-            self._memory_bytes += known.memory_bytes - (old.memory_bytes if old else 0)
-            while len(self._open) > SECTIONS_MAX or self._memory_bytes > self._table_bytes:
-                self._memory_bytes -= self._open.popitem(last=False)[1].memory_bytes
-
-
-def _over(fetch: Fetch, receiver: Receiver, error: BaseException | None) -> None:
-    fetch.is_over = True
-    fetch.asked.clear()  # they hold the bytes, and their callbacks the fetch
-    receiver.end(fetch, error)
-
-
-def _fail(fetch: Fetch, receiver: Receiver, error: BaseException) -> None:
-    _over(fetch, receiver, error)
-    fetch.future.set_exception(error)
+            self._tables.put(Cached(known, (key,), size_bytes, lru_list=LruList.INDEX), 0.0)
+            self._tables.resize(self._tables.bytes_max)
 
 
 # -- stock
@@ -554,8 +360,14 @@ MULTI_READ_MIN: Final = 3
 
 @dataclass(slots=True, eq=False)
 class WaitingRead:
-    """One read that finds nothing here."""
+    """One read that finds nothing at hand, and is to have what holds ``start``."""
 
+    stream: Stream
+    view: IncarnationView  # what it reads; another read of this stream may have gone on to a newer one
+    part: Part  # the part of it that holds ``start``
+    start: QueueOffset
+    window: int  # bytes to ask for from there on, if anything has to be asked for
+    deadline_s: float
     has_waited: bool = False  # for anything
     has_queued: bool = False  # it is in the row of those that wait for room
     may_fail: bool = True  # what was read ahead and failed has not been asked for again yet
@@ -572,9 +384,11 @@ class Stock:
 
     def __init__(
         self,
-        loader: Loader,
+        reader: TierReader,
+        transfers: Transfers,
         memory: Memory,
         clock: Clock,
+        *,
         settings: FetchSettings,
         go_on: Callable[[Stream], Sequence[Fetch]],
     ) -> None:
@@ -584,7 +398,14 @@ class Stock:
             go_on: Called with the lock held when a part's index has come for a reader who is not waiting for it: what
                 to read ahead now.
         """
-        self._loader = loader
+        self._loader = Loader(
+            reader.store,
+            reader.prefix,
+            transfers,
+            table_bytes=settings.table_bytes,
+            receive=self._receive,
+            end=self._end,
+        )
         self._memory = memory
         self._clock = clock
         self._settings = settings
@@ -741,27 +562,22 @@ class Stock:
 
     # Reads that wait for room get it in turn, or a large record would wait for ever behind small ones
 
-    def prepare_urgently(
-        self,
-        waiting: WaitingRead,
-        stream: Stream,
-        view: IncarnationView,
-        start: QueueOffset,
-        window: int,
-    ) -> list[Fetch]:
+    def prepare_urgently(self, read: WaitingRead) -> list[Fetch]:
         """Prepare what a reader waits for; nothing when others have waited longer, or there is no room: it is in the row."""
         fetches: list[Fetch] = []
-        if not self._waiting or self._waiting[0] is waiting:
-            fetches = self.prepare(stream, view, start, window, urgent=True)
-        if not fetches and not waiting.has_queued:
-            waiting.has_queued = True
-            self._waiting.append(waiting)
+        if not self._waiting or self._waiting[0] is read:
+            fetches = self.prepare(read.stream, read.view, read.start, read.window, urgent=True)
+        if not fetches and not read.has_queued:
+            read.has_queued = True
+            self._waiting.append(read)
         return fetches
 
-    def step_out(self, waiting: WaitingRead) -> None:
+    def step_out(self, read: WaitingRead) -> None:
         """It does not wait for room any more."""
-        waiting.has_queued = False
-        self._waiting.remove(waiting)
+        if not read.has_queued:
+            return
+        read.has_queued = False
+        self._waiting.remove(read)
         # All of them: whose turn it is now only the row says, and one that is not the next would sleep on.
         self.room.notify_all()
 
@@ -773,15 +589,11 @@ class Stock:
         for entry in dropped:
             self._count_unread(entry)
             owner, value = entry.owner, entry.value
-            if isinstance(value, Run):
-                if isinstance(owner, Neighbours):
-                    owner = owner.stream(value.batch.records.queue)
-                if isinstance(owner, Stream):
-                    owner.lose(value.batch.log_offset)
-            elif isinstance(owner, Neighbours) and isinstance(value, MultiSectionRun):
-                for queue, log_offset in value.unread_places():
-                    if (stream := owner.stream(queue)) is not None:
-                        stream.lose(log_offset)
+            assert not isinstance(value, PartLayout)  # nobody is told of those
+            for queue, log_offset in value.unread_places():
+                stream = owner.stream(queue) if isinstance(owner, Neighbours) else owner
+                if isinstance(stream, Stream):
+                    stream.lose(log_offset)
 
     def _count_unread(self, entry: Cached[Thing]) -> None:
         value, size_bytes = entry.value, entry.size_bytes
@@ -800,7 +612,7 @@ class Stock:
     def begin(self, fetches: Sequence[Fetch]) -> None:
         """Ask for what was prepared."""
         if fetches:
-            self._loader.begin(fetches, self)
+            self._loader.begin(fetches)
 
     def hurry(self, fetch: Fetch) -> None:
         """A reader waits for it now."""
@@ -826,7 +638,7 @@ class Stock:
         for fetch in unwanted:
             self._loader.cancel(fetch)
 
-    def receive(self, fetch: Fetch, pieces: list[memoryview]) -> Thing | None:
+    def _receive(self, fetch: Fetch, pieces: list[memoryview]) -> Thing | None:
         """Make of the bytes what was wanted, and put it into the cache."""
         if fetch.multi_read is not None:
             self._receive_together(fetch, fetch.multi_read, pieces)
@@ -891,7 +703,7 @@ class Stock:
             decode_records(queue, part, items, compact(data, self._memory), begin, where=where)
         )
 
-    def end(self, fetch: Fetch, error: BaseException | None) -> None:
+    def _end(self, fetch: Fetch, error: BaseException | None) -> None:
         """It is here, or will not come."""
         more: Sequence[Fetch] = ()
         now_s = self._clock.monotonic_s()

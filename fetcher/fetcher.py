@@ -34,15 +34,15 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
 from fetcher.buffers import Memory
-from fetcher.cache import Fetch, Loader, Stock, WaitingRead
+from fetcher.cache import Fetch, Stock, WaitingRead
 from fetcher.limits import FREE_SHARE, FetchSettings
-from fetcher.runs import MultiSectionRun, Run, Thing
-from fetcher.transfers import AskingStore, Transfers
+from fetcher.runs import MultiSectionRun, Run
+from fetcher.transfers import AskingStore, Transfers, result_by, too_late
 from fetcher.window import Member, Neighbours, Readers
 from tiered.errors import ClosedError, DataError, StoreUnavailableError
 from tiered.log.parts import Gap
@@ -50,24 +50,18 @@ from tiered.log.reader import QueueReader
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-    from concurrent.futures import Executor, Future
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor
 
-    from backends.base import ObjectStore
     from fetcher.window import Name, Stream
     from tiered.clock import Clock
     from tiered.log.cursor import HistoryPlace, IncarnationView, QueueCursor
     from tiered.log.decode import TierBatch
-    from tiered.log.parts import Part
     from tiered.log.reader import TierReader
     from tiered.model import MessageQueue
 
 
 # -- fetcher
-
-
-def _sleep_on() -> None:
-    """Nobody listens."""
 
 
 IDLE_LOOK_SECONDS = 1.0
@@ -109,7 +103,6 @@ class TieredMessageFetcher:
         """
         self.settings = settings or FetchSettings()
         self.tier = reader
-        self._wake: Callable[[], None] = _sleep_on
         whole_bytes = self.settings.cache_bytes + self.settings.transfers.bytes_in_flight_max
         self._memory = Memory(
             2 * whole_bytes, min(self.settings.cache_bytes // FREE_SHARE, FREE_BYTES_MAX)
@@ -119,16 +112,17 @@ class TieredMessageFetcher:
             executor,
             clock,
             self.settings.transfers,
-            wake=self._wake_up,
             memory=self._memory,
         )
-        loader: Loader = Loader(
-            reader.store, reader.prefix, self.transfers, table_bytes=self.settings.table_bytes
+        self._stock = Stock(
+            reader,
+            self.transfers,
+            self._memory,
+            clock,
+            settings=self.settings,
+            go_on=lambda stream: self._ahead(stream, clock.monotonic_s()),
         )
-        self._stock = Stock(loader, self._memory, clock, self.settings, self._ahead_now)
         self._prefix = reader.prefix
-        self._obtain = Obtainer(self._stock, clock, self._prefix)
-        self._careful = CarefulReader(self.transfers, reader.store, reader.prefix, clock)
         self._clock = clock
         self._readers = Readers(self.settings.window)
         self._gone: deque[str] = deque()
@@ -231,9 +225,9 @@ class TieredMessageFetcher:
             stream = self._readers.find(name)
             if stream is None or not stream.goes_on_at(start):
                 return None
-            if stream.state is not state if place is None else stream.view is not place.view:
+            if place is None and not stream.is_of(state):
                 return None
-            if place is not None and start >= place.end:
+            if place is not None and (stream.view is not place.view or start >= place.end):
                 return None
             run = stream.at_hand(start) or self._turn_over(name, stream, start)
             if run is None:
@@ -270,7 +264,7 @@ class TieredMessageFetcher:
         until: int,
     ) -> TierBatch | Gap | None:
         self._forget_gone()
-        state, view = self.tier.state, place.view
+        view = place.view
         start = QueueOffset(max(start, view.incarnation.min_offset))
         if start >= place.end:
             self._drop([name])
@@ -299,36 +293,94 @@ class TieredMessageFetcher:
                 return found
             wanted = min(bytes_max, count_max * (found.log_bytes // found.count + 1))
             try:
-                run = self._fetch_warily(stream, view, found, start, wanted, deadline_s)
+                run = self._fetch_warily(
+                    WaitingRead(stream, view, found, start, wanted, deadline_s)
+                )
             except DataError:
-                batch = self._careful(stream, view, start, bytes_max, count_max, deadline_s)
+                # Past the cache and its budget, piece by piece: what is damaged costs only itself.
+                asking = AskingStore(
+                    self.transfers, self.tier.store, stream, self._clock, deadline_s
+                )
+                reader = QueueReader.of_incarnation(
+                    asking, self._prefix, view.queue, view.incarnation
+                )
+                sound = reader.read_warily(start, bytes_max=bytes_max, count_max=count_max)
+                batch = cast("TierBatch", sound)
                 self._deliver(stream, batch)
                 return batch
         batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
         self._deliver(stream, batch)
-        if stream.state is not state and view is self.tier.present(view.queue):
-            stream.state = state  # in which this is the newest view: the next read need not look
         return batch
 
-    def _fetch_warily(  # noqa: PLR0917 (one caller, in this order)
-        self,
-        stream: Stream,
-        view: IncarnationView,
-        part: Part,
-        start: QueueOffset,
-        bytes_max: int,
-        deadline_s: float,
-    ) -> Run:
-        """The run that holds ``start``; where something of the part is damaged, with no more than its block."""
-        if start not in stream.wary:
-            least = min(bytes_max, self.settings.piece_bytes, self._share())
+    def _fetch_warily(self, read: WaitingRead) -> Run:
+        """The run that holds where a read begins; where something of the part is damaged, with no more than its block."""
+        stream = read.stream
+        if read.start not in stream.wary:
+            share = self._share()
+            least = min(read.window, self.settings.piece_bytes, share)
             try:
-                window = max(stream.aim(self._share()), least)
-                return self._obtain(stream, view, part, start, window, deadline_s)
+                return self._wait_for(replace(read, window=max(stream.aim(share), least)))
             except DataError:
                 with self._stock.lock:
-                    stream.wary = range(part.queue_offset, part.queue_end)
-        return self._obtain(stream, view, part, start, 1, deadline_s)
+                    stream.wary = range(read.part.queue_offset, read.part.queue_end)
+        return self._wait_for(replace(read, window=1))
+
+    def _wait_for(self, read: WaitingRead) -> Run:
+        """The run that holds where a read begins: from memory, from what is on its way, or asked for.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+        """
+        try:
+            while (run := self._try(read)) is None:
+                pass
+            return run
+        finally:
+            with self._stock.lock:
+                self._stock.step_out(read)
+
+    def _try(self, read: WaitingRead) -> Run | None:
+        """Take what is here; else wait for what has to come, for room, or for what brings us nearer (None)."""
+        stock, fetches = self._stock, list[Fetch]()
+        with stock.lock:
+            if stock.is_closed:
+                raise ClosedError("the fetcher has been closed")
+            entry = stock.find(read.part, read.start)
+            if entry is not None:
+                stock.waits += read.has_waited
+                stock.hits += not read.has_waited
+                return stock.serve(read.stream, read.part, entry)
+            read.has_waited = True
+            fetch = stock.on_its_way(read.part, read.start)
+            is_ahead = fetch is not None and not fetch.is_urgent
+            if fetch is None:
+                fetches = stock.prepare_urgently(read)
+                if not fetches:
+                    left_s = read.deadline_s - self._clock.monotonic_s()
+                    if left_s <= 0 or not stock.room.wait(left_s):
+                        raise too_late(self._prefix)
+                    return None
+                fetch = fetches[0]
+            stock.step_out(read)
+        stock.begin(fetches)
+        stock.hurry(fetch)
+        try:
+            thing = result_by(read.deadline_s, self._clock, fetch.future, self._prefix)
+        except CancelledError:
+            return None  # somebody forsook it: it is asked for again
+        except (BackendError, StoreUnavailableError) as error:
+            if isinstance(error, ObjectNotFoundError) or not (is_ahead and read.may_fail):
+                raise
+            read.may_fail = False  # it was read ahead: who wants it asks for it again, once
+            return None
+        finally:
+            # Their error's frames would hold them, and all that our callers have.
+            del fetch, fetches
+        if not isinstance(thing, Run) or not thing.base <= read.start < thing.end:
+            return None
+        with stock.lock:
+            stock.waits += 1
+            return read.stream.serve(thing, stock.find(read.part, read.start))
 
     def _deliver(self, stream: Stream, batch: TierBatch) -> None:
         now_s = self._clock.monotonic_s()
@@ -368,9 +420,6 @@ class TieredMessageFetcher:
         if not window or position in stream.wary or stream.paused_s > now_s:
             return ()
         return self._stock.prepare(stream, view, position, window)
-
-    def _ahead_now(self, stream: Stream) -> Sequence[Fetch]:
-        return self._ahead(stream, self._clock.monotonic_s())
 
     def _leave(self, name: Name, stream: Stream) -> None:
         """A reader goes on to other records than it was served from last; with the lock held."""
@@ -471,10 +520,7 @@ class TieredMessageFetcher:
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called when ``tick`` ought to be called sooner than it said."""
-        self._wake = wake
-
-    def _wake_up(self) -> None:
-        self._wake()
+        self.transfers.wake = wake
 
     def tick(self) -> float | None:
         """Do what is due: expiry, hedges, deadlines, traffic limits. Called by a ``Ticker``; never blocks.
@@ -523,153 +569,3 @@ class TieredMessageFetcher:
             self._stock.cache.clear()
             self._readers.clear()
         self._memory.clear()
-
-
-# -- obtaining
-
-
-class Obtainer:
-    """Has a range that a reader waits for: from memory, from what is on its way, or asked for."""
-
-    def __init__(self, stock: Stock, clock: Clock, prefix: str) -> None:
-        """Wait for what comes into a stock; ``prefix`` of the broker is for messages."""
-        self._stock = stock
-        self._clock = clock
-        self._prefix = prefix
-
-    def __call__(  # noqa: PLR0917 (one caller, in this order)
-        self,
-        stream: Stream,
-        view: IncarnationView,
-        part: Part,
-        start: QueueOffset,
-        window: int,
-        deadline_s: float,
-    ) -> Run:
-        """The run that holds ``start``, asked for if it is not here, with so many bytes behind it.
-
-        Args:
-            part: The part of it that holds ``start``.
-            window: Bytes to ask for from there on, if anything has to be asked for.
-
-        Raises:
-            StoreUnavailableError: Not before the deadline.
-        """
-        waiting = WaitingRead()
-        try:
-            while True:
-                run = self._try(waiting, stream, view, part, start, window, deadline_s)
-                if run is not None:
-                    return run
-        finally:
-            if waiting.has_queued:
-                with self._stock.lock:
-                    self._stock.step_out(waiting)
-
-    def _try(  # noqa: PLR0917 (one caller)
-        self,
-        waiting: WaitingRead,
-        stream: Stream,
-        view: IncarnationView,
-        part: Part,
-        start: QueueOffset,
-        window: int,
-        deadline_s: float,
-    ) -> Run | None:
-        """Take what is here; else wait for what has to come, for room, or for what brings us nearer (None)."""
-        stock, fetches = self._stock, list[Fetch]()
-        with stock.lock:
-            if stock.is_closed:
-                raise ClosedError("the fetcher has been closed")
-            entry = stock.find(part, start)
-            if entry is not None:
-                stock.waits += waiting.has_waited
-                stock.hits += not waiting.has_waited
-                return stock.serve(stream, part, entry)
-            waiting.has_waited = True
-            fetch = stock.on_its_way(part, start)
-            is_ahead = fetch is not None and not fetch.is_urgent
-            if fetch is None:
-                fetches = stock.prepare_urgently(waiting, stream, view, start, window)
-                if not fetches:
-                    self._await_room(deadline_s)
-                    return None
-                fetch = fetches[0]
-            if waiting.has_queued:
-                stock.step_out(waiting)
-        stock.begin(fetches)
-        stock.hurry(fetch)
-        try:
-            thing = self._await(fetch.future, deadline_s)
-        except (BackendError, StoreUnavailableError) as error:
-            if isinstance(error, ObjectNotFoundError) or not (is_ahead and waiting.may_fail):
-                raise
-            waiting.may_fail = False  # it was read ahead: who wants it asks for it again, once
-            return None
-        finally:
-            # Their error's frames would hold them, and all that our callers have.
-            del fetch, fetches
-        if not isinstance(thing, Run) or not thing.base <= start < thing.end:
-            return None
-        with stock.lock:
-            stock.waits += 1
-            return stream.serve(thing, stock.find(part, start))
-
-    def _await(self, future: Future[Thing | None], deadline_s: float) -> Thing | None:
-        try:
-            return future.result(max(deadline_s - self._clock.monotonic_s(), 0))
-        except CancelledError:
-            return None  # somebody forsook it: it is asked for again
-        except TimeoutError:
-            if not future.done():
-                raise self._late() from None
-            return None if future.cancelled() else future.result()  # it came at that very moment
-        finally:
-            del future  # as above
-
-    def _await_room(self, deadline_s: float) -> None:
-        left_s = deadline_s - self._clock.monotonic_s()
-        if left_s <= 0 or not self._stock.room.wait(left_s):
-            raise self._late()
-
-    def _late(self) -> StoreUnavailableError:
-        return StoreUnavailableError(
-            "the tier did not answer before the read's deadline",
-            where=self._prefix,
-            do="try again, or look at the store with `tiered doctor`",
-        )
-
-
-# -- asking
-
-
-class CarefulReader:
-    """Reads near damage, piece by piece: what is sound comes out, and what is damaged costs only itself.
-
-    It goes past the cache and its budget, by requests of its own, with the deadline of the read that it is for.
-    """
-
-    def __init__(self, transfers: Transfers, store: ObjectStore, prefix: str, clock: Clock) -> None:
-        self._transfers = transfers
-        self._store = store
-        self._prefix = prefix
-        self._clock = clock
-
-    def __call__(  # noqa: PLR0917 (one caller, in this order)
-        self,
-        stream: Hashable,
-        view: IncarnationView,
-        start: QueueOffset,
-        bytes_max: int,
-        count_max: int,
-        deadline_s: float,
-    ) -> TierBatch:
-        """Records from ``start`` on, which a part holds, up to what is damaged.
-
-        Raises:
-            StoreUnavailableError: They did not come before the deadline.
-        """
-        store = AskingStore(self._transfers, self._store, stream, self._clock, deadline_s)
-        reader = QueueReader.of_incarnation(store, self._prefix, view.queue, view.incarnation)
-        found = reader.read_warily(start, bytes_max=bytes_max, count_max=count_max)
-        return cast("TierBatch", found)

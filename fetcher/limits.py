@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from tiered.errors import InvalidError
 
+KIB = 1 << 10
+
+MIB = 1 << 20
+
 # -- limits
-
-_KIB = 1 << 10
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class TransferLimits:
 
     requests_in_flight_max: int = 16
     """Calls to the store at once (slots). The executor should have as many threads."""
-    bytes_in_flight_max: int = 64 * _MIB
+    bytes_in_flight_max: int = 64 * MIB
     """Bytes they ask for together. A single larger request passes alone."""
     bytes_per_s: float | None = None  # most bytes asked for in a second, on average; None: no limit
     requests_per_s: float | None = None  # most calls begun in a second, on average; None: no limit
-    coalesce_gap_bytes: int = 64 * _KIB
+    coalesce_gap_bytes: int = 64 * KIB
     """Waiting neighbours of one object become one request when at most this many unwanted bytes lie between them."""
-    coalesced_bytes_max: int = 4 * _MIB
+    coalesced_bytes_max: int = 4 * MIB
     """Most bytes of a request that was merged. No more than a reader's own requests have: what is kept of a merged
     one has to be copied apart, and two large ones are sooner here side by side."""
     hedge_factor: float = 3.0
@@ -51,8 +51,8 @@ class TransferLimits:
 class WindowLimits:
     """Bounds of a window."""
 
-    bytes_min: int = 256 * 1024  # where it begins, and what it never falls below (> 0)
-    bytes_max: int = 32 * 1024 * 1024  # what it never exceeds
+    bytes_min: int = 256 * KIB  # where it begins, and what it never falls below (> 0)
+    bytes_max: int = 32 * MIB  # what it never exceeds
     growth: float = 0.5  # which share of each delivered batch it grows by (> 0)
     refill: float = 0.75
     """Read-ahead is asked for when less than this share of the window lies ahead, so that requests are large."""
@@ -68,10 +68,6 @@ class WindowLimits:
 
 
 # -- settings
-
-KIB = 1024
-
-MIB = 1024 * KIB
 
 BLOCK_ALIGNMENT = 64 * KIB
 """Blocks of the cache consist of whole blocks that have a checksum."""

@@ -29,9 +29,8 @@ Times
 from __future__ import annotations
 
 import os
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -53,7 +52,7 @@ from fetcher.statuses import (
     merge_answers,
     plan_sides,
 )
-from fetcher.transfers import AskingStore
+from fetcher.transfers import AskingStore, run_by
 from tiered.errors import (
     ClosedError,
     DataError,
@@ -69,7 +68,7 @@ from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
     from fetcher.fetcher import TieredMessageFetcher
     from fetcher.filters.batch import Filter
@@ -163,13 +162,11 @@ class TieredMessageStore:
             ClosedError: A side has been closed.
         """
         self._require_same_process()
-        scan_settings = self.settings.scan
-        limits = ScanLimits(
-            scan_settings.count_max if max_count is None else max_count,
-            scan_settings.bytes_max if max_bytes is None else max_bytes,
-            scan_settings.scan_items_max,
-            scan_settings.scan_bytes_max,
-            scan_settings.scan_holes_max,
+        limits = self.settings.scan
+        limits = replace(
+            limits,
+            count_max=limits.count_max if max_count is None else max_count,
+            bytes_max=limits.bytes_max if max_bytes is None else max_bytes,
         )
         scan = Scan(QueueOffset(offset), limits, filter)
         policy = self.settings.policy if policy is None else policy
@@ -238,14 +235,8 @@ class TieredMessageStore:
         """
         policy = self.settings.policy if policy is None else policy
         queue, deadline_s = MessageQueue(topic, queue_id), self.deadline_s(timeout_s)
-        lookup = TimeLookup(queue, policy, time_ms, boundary, deadline_s)
         try:
-            is_held = (
-                policy is Policy.FORCE
-            )  # only then the tier is searched above the local minimum
-            return lookup.find(
-                lambda: self.look(queue, policy, is_held=is_held), self.local, self.tier
-            )
+            return TimeLookup(self, queue, policy, time_ms, boundary, deadline_s).find()
         except BackendError as error:
             raise StoreUnavailableError(f"the tier cannot be read: {error}", do="try again") from error  # fmt: skip
 
@@ -280,12 +271,20 @@ class TieredMessageStore:
         self._require_same_process()
         policy = self.settings.policy if policy is None else policy
         deadline_s = self.deadline_s(timeout_s)
-        sides = _Sides(self, policy)
+
+        @cache
+        def tier_end(queue: MessageQueue) -> int:
+            tier = self.look(queue, policy, is_held=True).tier
+            return 0 if tier is None else tier.end
+
         answers = []
         if self.local is not None:
-            answers.append(_ask(self._local_keys, wanted, deadline_s, sides.tier_end))
+            answers.append(_ask(self._local_keys, wanted, deadline_s, tier_end))
         if self.tier is not None and policy is not Policy.DISABLE:
-            answers.append(sides.check(_ask(self._tier_keys, wanted, deadline_s, sides.tier_end)))
+            found = _ask(self._tier_keys, wanted, deadline_s, tier_end)
+            # Without what the tier has of a history that has ended.
+            hits = [hit for hit in found.hits if hit.queue_offset < tier_end(hit.queue)]
+            answers.append(replace(found, hits=tuple(hits)))
         return merge_answers(answers, wanted.count)
 
     # -- for one read -----------------------------------------------------------------------------
@@ -356,30 +355,6 @@ class TieredMessageStore:
     def note_tier_failed(self) -> None:
         """The tier failed now: for a while the local side is asked first."""
         self._tier_sick_until_s = self._clock.monotonic_s() + self.settings.tier_pause_s
-
-
-class _Sides:
-    """What one lookup by key knows of the sides of queues."""
-
-    def __init__(self, store: TieredMessageStore, policy: Policy) -> None:
-        self._store = store
-        self._policy = policy
-        self._known: dict[MessageQueue, Both] = {}
-
-    def tier_end(self, queue: MessageQueue) -> int:
-        """Below this queue offset the tier is asked."""
-        tier = self._both(queue).tier
-        return 0 if tier is None else tier.end
-
-    def check(self, answer: KeyAnswer) -> KeyAnswer:
-        """Without what the tier has of a history that has ended."""
-        hits = [hit for hit in answer.hits if hit.queue_offset < self.tier_end(hit.queue)]
-        return replace(answer, hits=tuple(hits))
-
-    def _both(self, queue: MessageQueue) -> Both:
-        if queue not in self._known:
-            self._known[queue] = self._store.look(queue, self._policy, is_held=True)
-        return self._known[queue]
 
 
 def _ask(
@@ -558,11 +533,7 @@ class TierSide:
             BackendError: It cannot be read.
             ClosedError: The executor has been shut down.
         """
-        try:
-            future = self._executor.submit(self._fetcher.refresh)
-        except RuntimeError as error:
-            raise ClosedError("the tier has been closed", where=self._prefix) from error
-        self._await(future, deadline_s)
+        run_by(deadline_s, self._clock, self._executor, self._fetcher.refresh, self._prefix)
 
     def read(  # noqa: PLR0917 (one caller)
         self,
@@ -624,18 +595,6 @@ class TierSide:
                 return part.store_min_ms
         return None
 
-    def _await(self, future: Future[bool], deadline_s: float) -> None:
-        try:
-            future.result(max(deadline_s - self._clock.monotonic_s(), 0))
-        except (TimeoutError, CancelledError):
-            if future.done() and not future.cancelled():
-                future.result()  # it came at that very moment
-                return
-            future.cancel()
-            raise StoreUnavailableError(
-                "the tier did not answer before the deadline", where=self._prefix, do="try again"
-            ) from None
-
 
 # -- getting
 
@@ -671,19 +630,25 @@ class Get:
                 result = self._step()
             except ClosedError:
                 raise
-            except ExpiredError:
-                return self._moved()
-            except DataError as error:
-                return self._damaged(error)
+            except ExpiredError:  # while it was read
+                self._bounds = self._look().bounds or _NO_BOUNDS
+                self.scan.at = max(self.scan.at, self._bounds.min)
+                return self._end(GetStatus.MESSAGE_WAS_REMOVING)
+            except DataError as error:  # it will not come back: step over it, and say so
+                self.scan.skip(self.scan.at + 1, DAMAGED)
+                return self._end(GetStatus.OFFSET_FOUND_NULL, error)
             except (TieredStoreError, BackendError) as error:
-                return self._failed(error)
+                return self._end(self._nothing_found(), error)
             if result is not None:
                 return result
             if self.scan.is_over:
                 break
-        if self.scan.at == self._start:
-            return self._end(GetStatus.TRY_AGAIN)
-        return self._end(GetStatus.NO_MATCHED_MESSAGE)
+        return self._end(self._nothing_found())
+
+    def _nothing_found(self) -> GetStatus:
+        """Not now. What was looked at already need not be looked at again."""
+        has_moved = self.scan.at != self._start
+        return GetStatus.NO_MATCHED_MESSAGE if has_moved else GetStatus.TRY_AGAIN
 
     def _step(self) -> GetResult | None:
         """Read once, or look anew; the result if that is all."""
@@ -694,7 +659,9 @@ class Get:
             if self._plan(both):
                 return None
         if sides:
-            self._read(self._ordered(sides), both)
+            if len(sides) > 1 and self.means.is_tier_sick():
+                sides = (Side.LOCAL, Side.TIER)
+            self._read(sides, both)
             return None
         at, judged = self.scan.at, judge_offset(self.scan.at, both.bounds)
         if judged is None and at == self._start:
@@ -743,9 +710,6 @@ class Get:
         return local is not None and local.is_in_memory(
             self.queue, self.scan.at, self.scan.next_read()[1]
         )
-
-    def _ordered(self, sides: tuple[Side, ...]) -> tuple[Side, ...]:
-        return (Side.LOCAL, Side.TIER) if len(sides) > 1 and self.means.is_tier_sick() else sides
 
     def _read(self, sides: tuple[Side, ...], both: Both) -> None:
         """Read from the first side that can; nothing, if both first have to be held against each other."""
@@ -817,22 +781,6 @@ class Get:
             None if scan.pieces else error,
         )
 
-    def _moved(self) -> GetResult:
-        """It expired while it was read."""
-        self._bounds = self._look().bounds or _NO_BOUNDS
-        self.scan.at = max(self.scan.at, self._bounds.min)
-        return self._end(GetStatus.MESSAGE_WAS_REMOVING)
-
-    def _damaged(self, error: DataError) -> GetResult:
-        """It will not come back: step over it, and say so."""
-        self.scan.skip(self.scan.at + 1, DAMAGED)
-        return self._end(GetStatus.OFFSET_FOUND_NULL, error)
-
-    def _failed(self, error: Exception) -> GetResult:
-        """Not now. What was looked at already need not be looked at again."""
-        has_moved = self.scan.at != self._start
-        return self._end(GetStatus.NO_MATCHED_MESSAGE if has_moved else GetStatus.TRY_AGAIN, error)
-
 
 def _before_hole(batch: RecordBatch, end: int) -> RecordBatch:
     """What lies before the first hole below a queue offset."""
@@ -852,26 +800,17 @@ def _before_hole(batch: RecordBatch, end: int) -> RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class TimeLookup:
-    """One lookup."""
+    """One lookup of a queue offset by store time; see ``Boundary``."""
 
+    store: TieredMessageStore  # what it works with
     queue: MessageQueue
     policy: Policy  # where to look
     time_ms: int  # UTC
     boundary: Boundary  # what if it is not exact
     deadline_s: float  # monotonic
 
-    def find(
-        self, look: Callable[[], Both], local: LocalSide | None, tier: TierSide | None
-    ) -> QueueOffset:
+    def find(self) -> QueueOffset:
         """Search.
-
-        Args:
-            look: Tells the queue's bounds.
-            local: The local side, if there is one.
-            tier: The tier, if there is one.
-
-        Returns:
-            The queue offset; see ``Boundary``.
 
         Raises:
             InvalidError: Neither side has the queue.
@@ -879,21 +818,26 @@ class TimeLookup:
             DataError: What has to be read is damaged.
         """
         seen: tuple[QueueOffset, int] | None = None
+        local, tier = self.store.local, self.store.tier
         while True:
             first = None if local is None else local.first_message(self.queue)
-            both = look()
+            both = self._look()
             if tier is not None and self._is_behind(both, first) and first != seen:
                 tier.refresh(self.deadline_s)  # the journal must be newer than what has expired
-                seen, both = first, look()
+                seen, both = first, self._look()
             if both.bounds is None:
                 raise InvalidError(
                     f"neither the broker's store nor the tier has the queue {self.queue}"
                 )
             if local is None or first is None:
-                return self._in_tier(both, tier, both.bounds.end)
-            found = self._find(both, local, tier, *first)
+                return self._in_tier(both, both.bounds.end)
+            found = self._find(both, local, *first)
             if local.first_message(self.queue) == first:
                 return found  # else retention has moved: the message may be in the tier only
+
+    def _look(self) -> Both:
+        # Only with this policy the tier is searched above the local minimum.
+        return self.store.look(self.queue, self.policy, is_held=self.policy is Policy.FORCE)
 
     def _is_behind(self, both: Both, first: tuple[QueueOffset, int] | None) -> bool:
         """Whether the answer may be in what the tier is not known to have."""
@@ -902,24 +846,17 @@ class TimeLookup:
         low = both.tier.end if both.tier is not None else 0
         return both.bounds is None or (first is not None and low < first[0])
 
-    def _find(
-        self,
-        both: Both,
-        local: LocalSide,
-        tier: TierSide | None,
-        first: QueueOffset,
-        first_ms: int,
-    ) -> QueueOffset:
+    def _find(self, both: Both, local: LocalSide, first: QueueOffset, first_ms: int) -> QueueOffset:
         """Search, with the first local message at a queue offset and a time."""
         if self.policy is Policy.FORCE and both.tier is not None:
             try:
-                return self._forced(both, local, tier)
+                return self._forced(both, local)
             except (StoreUnavailableError, DataError, BackendError):
                 if not self._is_local(first_ms):
                     raise
         if self._is_local(first_ms):
             return self._in_local(local)[0]
-        return self._in_tier(both, tier, first)
+        return self._in_tier(both, first)
 
     def _is_local(self, first_ms: int) -> bool:
         """Whether the answer cannot be below the first local message."""
@@ -929,19 +866,20 @@ class TimeLookup:
     def _in_local(self, local: LocalSide) -> tuple[QueueOffset, bool]:
         return local.offset_by_time(self.queue, self.time_ms, self.boundary)
 
-    def _in_tier(self, both: Both, tier: TierSide | None, high: QueueOffset) -> QueueOffset:
+    def _in_tier(self, both: Both, high: QueueOffset) -> QueueOffset:
         """Below ``high``; that if there is nothing."""
+        tier = self.store.tier
         if tier is None or both.tier is None or both.tier.min >= min(both.tier.end, high):
             return high
         limit = min(both.tier.end, high)
         found = tier.offset_by_time(self.queue, self.time_ms, self.boundary, limit, self.deadline_s)
         return high if found >= limit else found
 
-    def _forced(self, both: Both, local: LocalSide, tier: TierSide | None) -> QueueOffset:
+    def _forced(self, both: Both, local: LocalSide) -> QueueOffset:
         """All that the tier has; what is fresher from the local side."""
         assert both.tier is not None
         end = both.tier.end
-        found = self._in_tier(both, tier, end)
+        found = self._in_tier(both, end)
         is_lower = self.boundary is Boundary.LOWER
         if (is_lower and found < end) or both.local is None or both.local.end <= end:
             return found

@@ -25,7 +25,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from tiered.errors import StoreUnavailableError
@@ -48,19 +48,24 @@ class BusyError(StoreUnavailableError):
     """Too much is waiting already. The same read may be asked for later."""
 
 
-class DeadlineError(StoreUnavailableError):
-    """The bytes did not come before the asker's deadline. The same read may be asked for again."""
-
-
 class Asked(Future[Data]):
     """The bytes of one range, for one asker. It ends exactly once; ``cancel`` works until then."""
 
-    def __init__(self, cancel: Callable[[Asked], bool]) -> None:
-        """Make one; ``cancel`` decides whether it can still be cancelled, and if so ends it."""
+    def __init__(
+        self, cancel: Callable[[Asked], bool], stream: Hashable, key: str, wanted: ByteRange
+    ) -> None:
+        """Make one.
+
+        Args:
+            cancel: Decides whether it can still be cancelled, and if so ends it.
+            stream: Who takes turns with the others.
+            key: Of the object.
+            wanted: What of it.
+        """
         super().__init__()
         self._cancel = cancel
+        self.stream, self.key, self.wanted = stream, key, wanted
         self.piece: Range | None = None  # what it waits for; None once its end is decided
-        self.deadline = -1  # its number among the deadlines; -1 when it has none
 
     def cancel(self) -> bool:
         """Take the wish back: never sent, or its answer is dropped. False: it has ended, or is just ending."""
@@ -383,52 +388,6 @@ class Arrivals(Generic[T]):
 # -- wishes
 
 
-_SMALL = 64
-
-
-class Deadlines(Generic[T]):
-    """Things with a moment, the earliest first. Not for several threads at once.
-
-    What has ended otherwise is dropped at once, and only its moment stays in the heap for a while: an answer that was
-    handed out long before its deadline must not be held in memory until then.
-    """
-
-    def __init__(self) -> None:
-        self._live: dict[int, T] = {}
-        self._heap: list[tuple[float, int]] = []
-        self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def add(self, moment_s: float, thing: T) -> int:
-        """Note when ``thing`` has its end; its number, for ``drop``."""
-        self._number += 1
-        self._live[self._number] = thing
-        heappush(self._heap, (moment_s, self._number))
-        return self._number
-
-    def drop(self, number: int) -> None:
-        """It needs its deadline no more (harmless when it is gone)."""
-        self._live.pop(number, None)
-        if len(self._heap) > _SMALL + 2 * len(self._live):
-            self._heap = [entry for entry in self._heap if entry[1] in self._live]
-            heapify(self._heap)
-
-    def next_s(self) -> float | None:
-        """The earliest moment; None: there is none."""
-        while self._heap and self._heap[0][1] not in self._live:
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def due(self, now_s: float) -> list[T]:
-        """All whose moment has come, earliest first; they are gone from here."""
-        found = []
-        while (next_s := self.next_s()) is not None and next_s <= now_s:
-            found.append(self._live.pop(heappop(self._heap)[1]))
-        return found
-
-
 class Wishes:
     """All wishes that have not ended, and all pieces that wait to be sent.
 
@@ -439,11 +398,10 @@ class Wishes:
         """Begin with none; counted in ``counts``."""
         self._limits = limits
         self._counts = counts
-        self._live: dict[Asked, None] = {}
-        self._pieces: dict[tuple[str, int, int], Range] = {}  # those that may be joined
+        # Those that may be joined, among them all that somebody waits for.
+        self._pieces: dict[tuple[str, int, int], Range] = {}
         self._urgent = RangeQueue(gap_bytes=limits.coalesce_gap_bytes)
         self._ahead = RangeQueue(gap_bytes=limits.coalesce_gap_bytes)
-        self._deadlines: Deadlines[Asked] = Deadlines()
         self._number = 0
 
     @property
@@ -451,34 +409,22 @@ class Wishes:
         """Pieces that wait to be sent."""
         return len(self._urgent) + len(self._ahead)
 
-    def add(
-        self,
-        asked: Asked,
-        stream: Hashable,
-        key: str,
-        byte_range: ByteRange,
-        *,
-        urgent: bool,
-        deadline_s: float | None,
-    ) -> Range:
+    def add(self, asked: Asked, *, urgent: bool) -> Range:
         """Take up a wish: it joins an equal piece, or a new one begins to wait.
 
         Raises:
             BusyError: The queue is full; nothing has changed.
         """
-        piece = self._pieces.get((key, byte_range.start, byte_range.end))
+        piece = self._pieces.get((asked.key, asked.wanted.start, asked.wanted.end))
         if piece is None:
-            piece = self._new_piece(stream, key, byte_range, is_urgent=urgent)
+            piece = self._new_piece(asked, is_urgent=urgent)
         else:
             self._counts["joined"] += 1
             if urgent:
-                self.hurry(piece, stream)
+                self.hurry(piece, asked.stream)
         self._counts["asked"] += 1
-        self._live[asked] = None
         piece.askers[asked] = None
         asked.piece = piece
-        if deadline_s is not None:
-            asked.deadline = self._deadlines.add(deadline_s, asked)
         return piece
 
     def hurry(self, piece: Range, stream: Hashable) -> None:
@@ -508,16 +454,18 @@ class Wishes:
         else:
             self.forget(piece)
 
-    def leave(self, asked: Asked) -> Range:
+    def leave(self, asked: Asked) -> None:
         """Take a wish out of its piece, which decides its end; a piece that nobody wants is not sent."""
         piece = asked.piece
         assert piece is not None
         del piece.askers[asked]
-        self._ended(asked)
-        if not piece.askers and piece.request is None:
+        asked.piece = None
+        if piece.askers:
+            return
+        if piece.request is None:
             self._queue_of(piece).remove(piece)
-            self.forget(piece)
-        return piece
+        # Also when it was sent: who asks again, since it was late, gets another request and not the one that is late.
+        self.forget(piece)
 
     def end_all(self, piece: Range) -> list[Asked]:
         """Take all askers out of a piece that was answered; it cannot be joined any more."""
@@ -525,7 +473,7 @@ class Wishes:
         askers = list(piece.askers)
         piece.askers.clear()
         for asked in askers:
-            self._ended(asked)
+            asked.piece = None
         return askers
 
     def forget(self, piece: Range) -> None:
@@ -536,36 +484,21 @@ class Wishes:
 
     def live(self) -> list[Asked]:
         """All that have not ended."""
-        return list(self._live)
+        return [asked for piece in self._pieces.values() for asked in piece.askers]
 
-    def overdue(self, now_s: float) -> list[Asked]:
-        """Those whose deadline has passed; each is told once."""
-        return self._deadlines.due(now_s)
-
-    def next_deadline_s(self) -> float | None:
-        """The earliest."""
-        return self._deadlines.next_s()
-
-    def _new_piece(
-        self, stream: Hashable, key: str, byte_range: ByteRange, *, is_urgent: bool
-    ) -> Range:
+    def _new_piece(self, asked: Asked, *, is_urgent: bool) -> Range:
         waiting = len(self._urgent) if is_urgent else self.pending
         if waiting >= self._limits.pending_max:
             self._counts["refused"] += 1
             raise BusyError(
-                f"{waiting} reads wait for the object store", where=key, do="read again later"
+                f"{waiting} reads wait for the object store", where=asked.key, do="read again later"
             )
         self._number += 1
-        start, end = byte_range.start, byte_range.end
-        piece = Range(key, start, end, stream, is_urgent, self._number)
-        self._pieces[key, start, end] = piece
+        start, end = asked.wanted.start, asked.wanted.end
+        piece = Range(asked.key, start, end, asked.stream, is_urgent, self._number)
+        self._pieces[asked.key, start, end] = piece
         self._queue_of(piece).push(piece)
         return piece
 
     def _queue_of(self, piece: Range) -> RangeQueue:
         return self._urgent if piece.is_urgent else self._ahead
-
-    def _ended(self, asked: Asked) -> None:
-        asked.piece = None
-        del self._live[asked]
-        self._deadlines.drop(asked.deadline)

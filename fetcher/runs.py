@@ -1,4 +1,4 @@
-"""What is kept of a part: its layout in blocks, runs of its records, and the names under which they are cached. Pure.
+"""What is kept of a tier: layouts of its parts, runs of their records, and the cache of them, within a budget. Pure.
 
 A *block* is all records that begin in one step of ``block_bytes`` of the part's commit log. Every group cuts a part in the
 same places, so that what one group has read serves another; and no record belongs to two blocks. A record that is larger
@@ -8,19 +8,34 @@ A *multi-section read* is of small sections of many queues that lie near each ot
 is a *multi-section run*, and the run of each section is made when it is read.
 
 A *run* is neighbouring blocks, read and decoded at once; what readers get of it are slices, without a copy.
+
+Lists
+    What is cached is in one of four LRU lists: ``UNREAD`` (read ahead, no reader had it yet), ``READ``, ``SPENT`` (every
+    reader of its queue is past it) and ``INDEX``. Room is made by dropping the oldest of ``SPENT``, then what was used
+    longest ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each list has its time to live: ``UNREAD`` since
+    it was put there, the others since it was last used. ``SPENT`` has a limit of its own in bytes: a reader that comes
+    later may still profit from it, but memory that was never touched costs more than a second read of the same bytes.
+
+    A multi-section run is one thing. It is ``UNREAD`` until each of its sections has been read, and ``SPENT`` when every
+    reader of each is past it; it goes as a whole.
+
+    What is on its way counts as well: room is reserved before a request is sent (``reserve``), and becomes the cached
+    thing's own when it is put, or is given back (``release``). The cache keeps no clock: callers say what time it is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32, crc32_combine
 
+from backends.base import ByteRange
 from fetcher.buffers import BYTES_MIN, STEP_BYTES
 from tiered.errors import DataError
 from tiered.format.items import ITEM_BYTES
@@ -30,7 +45,7 @@ from tiered.log.parts import Parts
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -184,6 +199,10 @@ class Run:
         """Memory that it takes, about: what holds the records, and 52 bytes an item."""
         return run_bytes(memoryview(self.data.obj).nbytes, len(self.starts))
 
+    def unread_places(self) -> list[tuple[MessageQueue, int]]:
+        """Where it begins, as that of a ``MultiSectionRun``."""
+        return [(self.batch.records.queue, self.batch.log_offset)]
+
     def cut(self, start: QueueOffset, *, bytes_max: int, count_max: int) -> TierBatch:
         """Items from ``start`` on, at least one however large it is.
 
@@ -282,6 +301,16 @@ class MultiSectionRead:
     def __len__(self) -> int:
         """Number of sections."""
         return len(self.keys)
+
+    @property
+    def key(self) -> str:
+        """Of the bundle."""
+        return self.bundle.key
+
+    @property
+    def ranges(self) -> tuple[ByteRange]:
+        """The one range that is read."""
+        return (ByteRange(self.start, self.end),)
 
     @property
     def start(self) -> int:
@@ -479,3 +508,162 @@ class Cached(Generic[V]):
     lru_list: LruList = LruList.UNREAD  # where it stands
     owner: object = None  # for whom it was read ahead
     is_here: bool = False  # false once it has been dropped
+
+
+USED_AGAIN_SECONDS = 0.1
+"""A thing that is used again so soon keeps its place: readers use one for each batch that they cut from it."""
+
+
+@dataclass(slots=True)
+class ByteCache(Generic[V]):
+    """Values by key, within a budget of bytes; what is on its way is asked for once."""
+
+    bytes_max: int  # the budget
+    seconds: Mapping[LruList, float]  # time to live of each lru_list
+    spent_bytes_max: int | None = None  # what of them may be spent; None: no limit but the budget
+    held_bytes: int = 0  # bytes of the entries
+    reserved_bytes: int = 0  # bytes of what is on its way
+    _spent_bytes: int = 0
+    _unread_bytes: int = 0
+    _entries: dict[Hashable, Cached[V]] = field(default_factory=dict)
+    _lists: dict[LruList, OrderedDict[int, Cached[V]]] = field(
+        default_factory=lambda: {lru_list: OrderedDict() for lru_list in LruList}
+    )
+
+    def get(self, key: Hashable) -> Cached[V] | None:
+        """What is there under a key."""
+        return self._entries.get(key)
+
+    def reserve_gently(self, size_bytes: int) -> bool:
+        """Make room for what nobody needs yet, if that costs only what was read, and half is left for others."""
+        ahead = self._unread_bytes + self.reserved_bytes + size_bytes
+        return ahead <= self.bytes_max // 2 and self.reserve(size_bytes)[0]
+
+    def reserve(self, size_bytes: int) -> tuple[bool, list[Cached[V]]]:
+        """Make room for what will be put, if that can be done.
+
+        Returns:
+            Whether there is room, and what was dropped unread to make it. A thing that is larger than the budget gets room
+            when nothing else is there or on its way.
+        """
+        room = max(self.bytes_max - size_bytes, 0)
+        if self.reserved_bytes > room:
+            return False, []
+        dropped = self._shrink(room)
+        self.reserved_bytes += size_bytes
+        return True, dropped
+
+    def resize(self, bytes_max: int) -> list[Cached[V]]:
+        """Have another budget, and keep to it; what was dropped unread for that. What is on its way keeps its room."""
+        self.bytes_max = bytes_max
+        return self._shrink(bytes_max)
+
+    def _shrink(self, bytes_max: int) -> list[Cached[V]]:
+        """Drop what goes first until no more than this is held and on its way; what of it nobody has read."""
+        dropped = []
+        while self.held_bytes + self.reserved_bytes > bytes_max:
+            oldest = self._oldest()
+            if oldest is None:
+                break
+            if oldest.lru_list is LruList.UNREAD:
+                dropped.append(oldest)
+            self.drop(oldest)
+        return dropped
+
+    def release(self, size_bytes: int) -> None:
+        """Give back room that was reserved."""
+        self.reserved_bytes -= size_bytes
+
+    def put(self, entry: Cached[V], now_s: float) -> None:
+        """Put a thing for which there is room; what was there under one of its keys is dropped."""
+        for key in entry.keys:
+            other = self._entries.get(key)
+            if other is not None:
+                self.drop(other)
+        for key in entry.keys:
+            self._entries[key] = entry
+        entry.is_here = True
+        self.held_bytes += entry.size_bytes
+        self._place(entry, entry.lru_list, now_s)
+
+    def use(self, entry: Cached[V], now_s: float) -> None:
+        """Say that a thing is read now."""
+        lru_list = entry.lru_list
+        if not entry.is_here or (
+            lru_list is LruList.READ and now_s < entry.used_s + USED_AGAIN_SECONDS
+        ):
+            return
+        if lru_list is LruList.UNREAD or lru_list is LruList.SPENT:
+            self._take_off(entry)
+            self._place(entry, LruList.READ, now_s)
+        else:
+            entry.used_s = now_s
+            self._lists[lru_list].move_to_end(id(entry))
+
+    def touch(self, entry: Cached[V], now_s: float) -> None:
+        """Say that some of a thing is read now, and that others are still to read the rest: it stays where it is."""
+        if entry.is_here and now_s >= entry.used_s + USED_AGAIN_SECONDS:
+            entry.used_s = now_s
+            self._lists[entry.lru_list].move_to_end(id(entry))
+
+    def retire(self, entry: Cached[V]) -> None:
+        """Say that every reader is past a thing that was read; the oldest such go when there are too many bytes of them."""
+        if not entry.is_here or entry.lru_list is not LruList.READ:
+            return
+        self._take_off(entry)
+        self._place(entry, LruList.SPENT, entry.used_s)
+        spent = self._lists[LruList.SPENT]
+        while self.spent_bytes_max is not None and self._spent_bytes > self.spent_bytes_max:
+            self.drop(next(iter(spent.values())))
+
+    def drop(self, entry: Cached[V]) -> None:
+        """Forget a thing, if it is there."""
+        if not entry.is_here:
+            return
+        entry.is_here = False
+        self._take_off(entry)
+        self.held_bytes -= entry.size_bytes
+        for key in entry.keys:
+            if self._entries.get(key) is entry:
+                del self._entries[key]
+
+    def of_owner(self, owner: object) -> list[Cached[V]]:
+        """What was read ahead for somebody and nobody had yet."""
+        return [x for x in self._lists[LruList.UNREAD].values() if x.owner is owner]
+
+    def expire(self, now_s: float) -> list[Cached[V]]:
+        """Drop what has outlived its time; what of it nobody has read."""
+        dropped = []
+        for lru_list, seconds in self.seconds.items():
+            while entry := next(iter(self._lists[lru_list].values()), None):
+                if entry.used_s + seconds > now_s:
+                    break
+                if lru_list is LruList.UNREAD:
+                    dropped.append(entry)
+                self.drop(entry)
+        return dropped
+
+    def clear(self) -> None:
+        """Forget everything; what is on its way keeps its room."""
+        for entry in list(self._entries.values()):
+            self.drop(entry)
+
+    def _place(self, entry: Cached[V], lru_list: LruList, now_s: float) -> None:
+        entry.lru_list, entry.used_s = lru_list, now_s
+        self._lists[lru_list][id(entry)] = entry
+        self._spent_bytes += entry.size_bytes if lru_list is LruList.SPENT else 0
+        self._unread_bytes += entry.size_bytes if lru_list is LruList.UNREAD else 0
+
+    def _take_off(self, entry: Cached[V]) -> None:
+        del self._lists[entry.lru_list][id(entry)]
+        self._spent_bytes -= entry.size_bytes if entry.lru_list is LruList.SPENT else 0
+        self._unread_bytes -= entry.size_bytes if entry.lru_list is LruList.UNREAD else 0
+
+    def _oldest(self) -> Cached[V] | None:
+        if self._lists[LruList.SPENT]:
+            return next(iter(self._lists[LruList.SPENT].values()))
+        read = next(iter(self._lists[LruList.READ].values()), None)
+        index = next(iter(self._lists[LruList.INDEX].values()), None)
+        if read is not None and index is not None:
+            return min(read, index, key=lambda entry: entry.used_s)
+        return read or index or next(iter(self._lists[LruList.UNREAD].values()), None)

@@ -1,6 +1,6 @@
 """Which requests are sent, when, and what becomes of those who asked: decisions only, no clock, no thread, no store.
 
-Overview. Each wish (``ask``) is for a *range*; equal wishes share it. Ranges wait in two *queues*, what is waited for
+Overview. Each wish (``take_up``) is for a *range*; equal wishes share it. Ranges wait in two *queues*, what is waited for
 now before read-ahead, streams in turn within each. When a slot, bytes and tokens are free the next one is sent as a
 *request*, with its neighbours of the same queue. A slow request is attempted a second time. Every method takes the
 moment and leaves what is to be done in ``effects``; ``fetcher.transfers`` does it.
@@ -26,15 +26,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 from backends.errors import InvalidRangeError, ShortReadError
-from fetcher.requests import Asked, Attempt, Data, DeadlineError, Range, Request, Wishes
+from fetcher.requests import Asked, Attempt, Data, Range, Request, Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Callable
 
-    from backends.base import ByteRange
     from fetcher.limits import TransferLimits
 
 
@@ -183,65 +183,10 @@ class HedgeBudget:
         self._saved -= 1
 
 
-class Running(NamedTuple):
-    """A request under way, as the choice sees it."""
-
-    started_s: float  # when its call began, monotonic seconds
-    median_s: float | None  # what its like usually take; None: unknown
-    is_urgent: bool  # somebody waits for it now
-    number: int  # which one it is
-
-
-class HedgePlan(NamedTuple):
-    """What to do."""
-
-    due: list[int]  # numbers of the requests to ask again, the most pressing first
-    next_s: float | None  # when to look again, monotonic seconds; None: nothing else runs
-
-
-def plan_hedges(
-    running: Iterable[Running], now_s: float, *, factor: float, floor_s: float
-) -> HedgePlan:
-    """Choose the requests that have run longer than ``factor`` times their median, and than ``floor_s``.
-
-    Those that nobody waits for yet get ``AHEAD_PATIENCE`` times as long: mostly the machine is busy, and bytes asked for
-    twice make it busier. One whose median is unknown is looked at again after ``floor_s``: by then there may be one.
-    """
-    due: list[Running] = []
-    next_s: float | None = None
-    for one in running:
-        patience = 1 if one.is_urgent else AHEAD_PATIENCE
-        at_s = one.started_s + patience * max(floor_s, factor * (one.median_s or 0.0))
-        if one.median_s is None:
-            at_s = now_s + floor_s
-        if at_s <= now_s:
-            due.append(one)
-        elif next_s is None or at_s < next_s:
-            next_s = at_s
-    due.sort(key=lambda one: (not one.is_urgent, one.started_s, one.number))
-    return HedgePlan([one.number for one in due], next_s)
-
-
 # -- transfer_state
 
 QUICK_SECONDS = 0.002
 """Calls that are made together take no longer as a rule, one after another."""
-
-
-class Answer(NamedTuple):
-    """Bytes for askers: those of ``data`` from ``low`` to ``high``."""
-
-    askers: list[Asked]
-    data: Data
-    low: int
-    high: int
-
-
-class Failure(NamedTuple):
-    """An error for askers."""
-
-    askers: list[Asked]
-    error: BaseException
 
 
 @dataclass(slots=True)
@@ -249,9 +194,8 @@ class Effects:
     """What is to be done, outside of any lock."""
 
     starts: list[Attempt] = field(default_factory=list)  # calls to make
-    answers: list[Answer] = field(default_factory=list)  # bytes to hand out
-    failures: list[Failure] = field(default_factory=list)  # errors to hand out
-    cancelled: list[Asked] = field(default_factory=list)  # wishes that end without either
+    ends: list[Callable[[], object]] = field(default_factory=list)
+    """Ends of futures to tell: with bytes, an error, or neither."""
     is_sooner: bool = False  # something is due before the moment that ``tick`` returned last
 
 
@@ -267,7 +211,7 @@ class TransferState:
         self.slots_used = 0
         self.bytes_used = 0
         self.wishes = Wishes(limits, self.counts)
-        self._is_closed = False
+        self.is_closed = False  # nothing is sent any more
         self._running: dict[Request, Attempt] = {}  # neither answered nor hedged, with its attempt
         self._durations = Durations()
         self._budget = HedgeBudget(limits.hedge_budget)
@@ -290,48 +234,13 @@ class TransferState:
             for attempt in self._effects.starts
         )
 
-    def ask(
-        self,
-        asked: Asked,
-        stream: Hashable,
-        key: str,
-        byte_range: ByteRange,
-        *,
-        urgent: bool,
-        deadline_s: float | None,
-        now_s: float,
-    ) -> None:
-        """Take up a wish, and send what may be sent.
-
-        Raises:
-            BusyError: The queue is full; nothing has changed.
-        """
-        self.take_up(
-            asked, stream, key, byte_range, urgent=urgent, deadline_s=deadline_s, now_s=now_s
-        )
-        self.send(now_s)
-
-    def take_up(
-        self,
-        asked: Asked,
-        stream: Hashable,
-        key: str,
-        byte_range: ByteRange,
-        *,
-        urgent: bool,
-        deadline_s: float | None,
-        now_s: float,
-    ) -> None:
+    def take_up(self, asked: Asked, now_s: float, *, urgent: bool) -> None:
         """Take up a wish; it waits for ``send``.
 
         Raises:
             BusyError: The queue is full; nothing has changed.
         """
-        piece = self.wishes.add(
-            asked, stream, key, byte_range, urgent=urgent, deadline_s=deadline_s
-        )
-        if deadline_s is not None:
-            self._promise(deadline_s)
+        piece = self.wishes.add(asked, urgent=urgent)
         if piece.request is not None and urgent:
             self._hurry_hedge(piece, now_s)
 
@@ -387,10 +296,8 @@ class TransferState:
 
     def tick(self, now_s: float) -> float | None:
         """Do what is due; the moment of the next thing, None when nothing is to come."""
-        for asked in self.wishes.overdue(now_s):
-            self._expire(asked)
         self.send(now_s)
-        moments = [self._hedge(now_s), self.wishes.next_deadline_s(), self._tokens_s(now_s)]
+        moments = [self._hedge(now_s), self._tokens_s(now_s)]
         self._promised_s = min((one for one in moments if one is not None), default=None)
         return self._promised_s
 
@@ -408,7 +315,7 @@ class TransferState:
 
     def close(self) -> None:
         """Send nothing any more, and cancel every wish that was not sent."""
-        self._is_closed = True
+        self.is_closed = True
         for asked in self.wishes.live():
             if asked.piece is not None and asked.piece.request is None:
                 self._cancel(asked)
@@ -421,20 +328,7 @@ class TransferState:
     def _cancel(self, asked: Asked) -> None:
         self.counts["cancelled"] += 1
         self.wishes.leave(asked)
-        self._effects.cancelled.append(asked)
-
-    def _expire(self, asked: Asked) -> None:
-        """Its deadline has passed. Who asks again gets another request, not the one that is late."""
-        self.counts["expired"] += 1
-        piece = self.wishes.leave(asked)
-        if piece.request is not None:
-            self.wishes.forget(piece)
-        error = DeadlineError(
-            f"bytes {piece.start} to {piece.end} were not read in time",
-            where=piece.key,
-            do="read again; if it stays so, check how fast the store answers",
-        )
-        self._effects.failures.append(Failure([asked], error))
+        self._effects.ends.append(asked.end_cancelled)
 
     def send(self, now_s: float) -> None:
         """Send whatever may be sent now."""
@@ -458,7 +352,7 @@ class TransferState:
 
     def _next(self, now_s: float) -> Range | None:
         """Whose turn it is, if it may be sent now."""
-        if self._is_closed or self.slots_used >= self._slots:
+        if self.is_closed or self.slots_used >= self._limits.requests_in_flight_max:
             return None
         piece = self.wishes.head()
         if piece is None or not self._has_room(piece.size_bytes):
@@ -468,10 +362,6 @@ class TransferState:
             self._promise(now_s + wait_s)
             return None
         return piece
-
-    @property
-    def _slots(self) -> int:
-        return self._limits.requests_in_flight_max
 
     def _has_room(self, size_bytes: int) -> bool:
         used = self.bytes_used
@@ -483,7 +373,7 @@ class TransferState:
 
     def _tokens_s(self, now_s: float) -> float | None:
         """When tokens are there, if something waits for them."""
-        if self._is_closed or not (self.wishes.pending or self._has_overdue):
+        if self.is_closed or not (self.wishes.pending or self._has_overdue):
             return None
         wait_s = self._tokens_in_s(now_s)
         return now_s + wait_s if wait_s else None
@@ -502,17 +392,19 @@ class TransferState:
         """Ask again for what is slow; when to look again."""
         limits = self._limits
         self._has_overdue = False
-        if self._is_closed or not limits.hedge_budget:
+        if self.is_closed or not limits.hedge_budget:
             return None
-        requests = [request for request in self._running if request.is_wanted]
-        plan = plan_hedges(
-            (self._as_running(number, request) for number, request in enumerate(requests)),
-            now_s,
-            factor=limits.hedge_factor,
-            floor_s=limits.hedge_floor_s,
-        )
-        for number in plan.due:
-            request = requests[number]
+        due: list[Request] = []
+        later_s: list[float] = []
+        for request in [one for one in self._running if one.is_wanted]:
+            at_s = self._hedge_at_s(request, now_s)
+            if at_s <= now_s:
+                due.append(request)
+            else:
+                later_s.append(at_s)
+        # What is waited for first, and of that what has run longest.
+        due.sort(key=lambda one: (not one.is_urgent, self._running[one].started_s))
+        for request in due:
             if not self._may_hedge(request, now_s):
                 self._has_overdue = True
                 break
@@ -520,17 +412,23 @@ class TransferState:
             del self._running[request]
             self.counts["hedges"] += 1
             self._start(request, now_s, is_hedge=True)
-        return plan.next_s
+        return min(later_s, default=None)
 
-    def _as_running(self, number: int, request: Request) -> Running:
+    def _hedge_at_s(self, request: Request, now_s: float) -> float:
+        """When a request under way has run longer than ``hedge_factor`` times its median, and than ``hedge_floor_s``.
+
+        One that nobody waits for yet gets ``AHEAD_PATIENCE`` times as long: mostly the machine is busy, and bytes asked for
+        twice make it busier. One whose median is unknown is looked at again later: by then there may be one.
+        """
         started_s = self._running[request].started_s
-        median_s = None if started_s is None else self._durations.median_s(request.size_bytes)
-        return Running(started_s or 0.0, median_s, request.is_urgent, number)
+        if started_s is None or self._durations.median_s(request.size_bytes) is None:
+            return now_s + self._limits.hedge_floor_s
+        return started_s + self._slow_s(request) * (1 if request.is_urgent else AHEAD_PATIENCE)
 
     def _may_hedge(self, request: Request, now_s: float) -> bool:
         return (
             self._budget.allows_one
-            and self.slots_used < self._slots
+            and self.slots_used < self._limits.requests_in_flight_max
             and self._has_room(request.size_bytes)
             and not self._tokens_in_s(now_s)
         )
@@ -553,13 +451,13 @@ class TransferState:
                 self._send_alone(piece)
             return
         for piece in pieces:
-            if askers := self.wishes.end_all(piece):
-                self._effects.failures.append(Failure(askers, first))
+            for asked in self.wishes.end_all(piece):
+                self._effects.ends.append(partial(asked.set_exception, first))
 
     def _send_alone(self, piece: Range) -> None:
         """One of the merged ranges is not there; find out which, for those who still want theirs."""
         self.wishes.put_back(piece)
-        if self._is_closed:
+        if self.is_closed:
             for asked in list(piece.askers):
                 self._cancel(asked)
 
@@ -567,8 +465,11 @@ class TransferState:
         wanted_bytes = 0
         for piece in self._done(request):
             if askers := self.wishes.end_all(piece):
+                # A part of a merged answer keeps the whole of it; who keeps that copies it (``fetcher.runs.compact``).
                 low = piece.start - request.start
-                self._effects.answers.append(Answer(askers, data, low, low + piece.size_bytes))
+                is_all = piece.size_bytes == len(data)
+                part = data if is_all else memoryview(data)[low : low + piece.size_bytes]
+                self._effects.ends += [partial(asked.set_result, part) for asked in askers]
                 wanted_bytes += piece.size_bytes
         self.counts["lost_bytes"] += max(0, len(data) - wanted_bytes)
 

@@ -11,9 +11,10 @@ Ordering. What is urgent goes before read-ahead, and streams take turns by bytes
 in the executor's threads, outside of the lock; their callbacks may ask again. A callback that works long keeps a thread
 of the executor from its next call.
 
-Errors and retries. A future ends with bytes, with the store's error (``BackendError``, as it is), with
-``DeadlineError``, or cancelled. Nothing is retried here; ``backends.wrapping`` below does that, and the caller may
-ask again. Merging is never seen by an asker: a range that is not there fails alone.
+Errors and retries. A future ends with bytes, with the store's error (``BackendError``, as it is), or cancelled. Deadlines
+are those of who waits (``result_by``), and who does not wait any more cancels. Nothing is retried here;
+``backends.wrapping`` below does that, and the caller may ask again. Merging is never seen by an asker: a range that is not
+there fails alone.
 
 A crash leaves nothing: this only reads.
 """
@@ -24,14 +25,13 @@ import logging
 import threading
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from backends.base import ByteRange, get_into, reads_into
 from backends.errors import ShortReadError
 from backends.wrapping import WrappingStore
 from fetcher.buffers import BYTES_MIN
-from fetcher.limits import TransferLimits
-from fetcher.requests import Asked, BusyError, DeadlineError
+from fetcher.requests import Asked, BusyError
 from fetcher.transfer_state import TransferState
 from tiered.errors import ClosedError, StoreUnavailableError
 
@@ -42,10 +42,13 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from fetcher.buffers import Memory
+    from fetcher.limits import TransferLimits
     from fetcher.requests import Attempt, Data, Request
     from fetcher.transfer_state import Effects
     from tiered.clock import Clock
 
+
+T = TypeVar("T")
 
 # -- limits
 
@@ -58,7 +61,6 @@ class TransferStats:
     joined: int  # those that found the same range waiting or under way
     refused: int  # those that met a full queue
     cancelled: int  # those truncated before their end
-    expired: int  # those whose deadline passed
     requests: int  # calls to the store, hedges not among them
     coalesced: int  # ranges that came with another's request, so requests saved
     hedges: int  # second calls for slow requests
@@ -73,8 +75,6 @@ class TransferStats:
 
 
 # -- transfers
-
-__all__ = ["BusyError", "DeadlineError", "TransferLimits", "TransferStats", "Transfers"]
 
 
 class Transfers:
@@ -103,74 +103,39 @@ class Transfers:
         self._store = store
         self._executor = executor
         self._clock = clock
-        self._wake = wake
+        self.wake = wake
         # A store that cannot read into it gives bytes of its own: to copy these would cost more than it spares.
         self._memory = memory if reads_into(store) else None
         self._lock = threading.Lock()
         self._state = TransferState(limits, clock.monotonic_s())
-        self._is_closed = False
         self._idle = threading.Event()
-
-    def ask(
-        self,
-        stream: Hashable,
-        key: str,
-        byte_range: ByteRange,
-        *,
-        urgent: bool,
-        deadline_s: float | None = None,
-    ) -> Future[Data]:
-        """Want a range. Equal wishes share one request.
-
-        Args:
-            stream: Who takes turns with the others, such as a (group, queue).
-            urgent: Somebody waits for it now; False: it is read ahead.
-            deadline_s: Moment of the monotonic clock after which the asker gets a ``DeadlineError``; the next
-                ``tick`` after it tells.
-
-        Returns:
-            A future with exactly these bytes, its own for each call. ``cancel`` works until it ends.
-
-        Raises:
-            BusyError: Too much is waiting.
-            ClosedError: After ``close``.
-        """
-        asked = Asked(self._cancel)
-        now_s = self._clock.monotonic_s()
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("reads of the tier have been closed", where=key)
-            self._state.ask(
-                asked, stream, key, byte_range, urgent=urgent, deadline_s=deadline_s, now_s=now_s
-            )
-            effects = self._state.take_effects()
-        # Without the lock: a caller that is told may ask again before this returns.
-        self._do(effects)
-        return asked
 
     def ask_all(
         self, wanted: Sequence[tuple[Hashable, str, ByteRange]], *, urgent: bool
     ) -> list[Future[Data]]:
-        """As ``ask`` for each (stream, key, range), in order, but together: neighbours of one object are one request.
+        """Want ranges. Equal wishes share a request, and so do neighbours of one object; what is small and quick, a thread.
 
-        And with less ado: what is small and quick shares a thread.
+        Args:
+            wanted: Who takes turns with the others (such as a (group, queue)), key, and range, of each.
+            urgent: Somebody waits for them now; False: they are read ahead.
+
+        Returns:
+            For each, in order, a future with exactly these bytes. ``cancel`` works until it ends.
 
         Raises:
             BusyError: Too much is waiting; none of them is asked for.
             ClosedError: After ``close``.
         """
-        asked = [Asked(self._cancel) for _ in wanted]
+        asked = [Asked(self._cancel, *one) for one in wanted]
         refusal: BusyError | None = None
         now_s = self._clock.monotonic_s()
         with self._lock:
-            if self._is_closed:
+            if self._state.is_closed:
                 raise ClosedError("reads of the tier have been closed")
             # All of them wait before the first is sent, so that neighbours find each other.
             try:
-                for one, (stream, key, byte_range) in zip(asked, wanted, strict=True):
-                    self._state.take_up(
-                        one, stream, key, byte_range, urgent=urgent, deadline_s=None, now_s=now_s
-                    )
+                for one in asked:
+                    self._state.take_up(one, now_s, urgent=urgent)
             except BusyError as error:
                 refusal = error
                 # None rather than some: the caller could not tell which of them will come.
@@ -187,18 +152,14 @@ class Transfers:
     def hurry(self, future: Future[Data]) -> None:
         """What was read ahead is waited for now, and goes before other read-ahead."""
         assert isinstance(future, Asked)
-        now_s = self._clock.monotonic_s()
-        with self._lock:
-            self._state.hurry(future, now_s)
-            effects = self._state.take_effects()
-        self._do(effects)
+        self._change(lambda state, now_s: state.hurry(future, now_s))
 
     def cancel(self, future: Future[Data]) -> None:
         """Take a wish back: never sent, or its answer is dropped. Others who want the same range still get it."""
         future.cancel()
 
     def tick(self) -> float | None:
-        """Do what is due: deadlines, hedges, what waited for tokens. Never blocks.
+        """Do what is due: hedges, what waited for tokens. Never blocks.
 
         Returns:
             Seconds until it wants to be called again; None: there is nothing to come.
@@ -223,7 +184,6 @@ class Transfers:
                 joined=counts["joined"],
                 refused=counts["refused"],
                 cancelled=counts["cancelled"],
-                expired=counts["expired"],
                 requests=counts["requests"],
                 coalesced=counts["coalesced"],
                 hedges=counts["hedges"],
@@ -242,27 +202,23 @@ class Transfers:
         Args:
             limit_s: Wait at most so many seconds; what has not ended then is cancelled, and its call runs out alone.
         """
-        with self._lock:
-            self._is_closed = True
-            self._state.close()
-            effects = self._state.take_effects()
-            is_idle = not self._state.slots_used
-        self._do(effects)
+        self._change(lambda state, _: state.close())
         # For slots, not for futures: a hedge that lost has nobody who waits for it, and still a thread that uses the store.
-        if not is_idle:
+        if self.stats.running:
             self._clock.wait(self._idle, limit_s)
-        with self._lock:
-            self._state.give_up()
-            effects = self._state.take_effects()
-        self._do(effects)
+        self._change(lambda state, _: state.give_up())
 
     def _cancel(self, asked: Asked) -> bool:
+        return self._change(lambda state, now_s: state.cancel(asked, now_s))
+
+    def _change(self, change: Callable[[TransferState, float], T]) -> T:
+        """Have something decided, with the lock, and do what that says, without it."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            done = self._state.cancel(asked, now_s)
+            decided = change(self._state, now_s)
             effects = self._state.take_effects()
         self._do(effects)
-        return done
+        return decided
 
     def _do(self, effects: Effects, *, together: bool = False) -> None:
         """Make calls, each in a thread or all in one, and end futures; the lock is not held."""
@@ -275,9 +231,10 @@ class Transfers:
                     self._executor.submit(self._run, attempts)
                 except RuntimeError as error:  # it was shut down
                     todo.extend([self._finished(attempt, error) for attempt in attempts])
-            if one.is_sooner and self._wake is not None:
-                self._wake()
-            _end(one)
+            if one.is_sooner and self.wake is not None:
+                self.wake()
+            for end in one.ends:
+                end()
 
     def _run(self, attempts: Sequence[Attempt]) -> None:
         now_s = self._clock.monotonic_s()
@@ -311,22 +268,9 @@ class Transfers:
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._state.finish(attempt, outcome, now_s)
-            if self._is_closed and not self._state.slots_used:
+            if self._state.is_closed and not self._state.slots_used:
                 self._idle.set()
             return self._state.take_effects()
-
-
-def _end(effects: Effects) -> None:
-    """End futures. A part of a merged answer keeps the whole of it; who keeps that copies it (``fetcher.runs.compact``)."""
-    for askers, data, low, high in effects.answers:
-        part = data if high - low == len(data) else memoryview(data)[low:high]
-        for asked in askers:
-            asked.set_result(part)
-    for askers, error in effects.failures:
-        for asked in askers:
-            asked.set_exception(error)
-    for asked in effects.cancelled:
-        asked.end_cancelled()
 
 
 # -- asking
@@ -375,35 +319,67 @@ class AskingStore(WrappingStore):
             StoreUnavailableError: Not before the deadline.
             ClosedError: The transfers are closed, or were closed meanwhile.
         """
-        asked = [
-            self._transfers.ask(self._stream, key, one, urgent=True, deadline_s=self._deadline_s)
-            for one in byte_ranges
-        ]
-        found: list[Data] = []
+        wanted = [(self._stream, key, one) for one in byte_ranges]
+        asked = self._transfers.ask_all(wanted, urgent=True)
         try:
-            while asked:
-                found.append(self._await(asked.pop(0), key))
-        finally:
-            while asked:
-                asked.pop().cancel()
-        return found
-
-    def _await(self, future: Future[Data], key: str) -> Data:
-        try:
-            return future.result(max(self._deadline_s - self._clock.monotonic_s(), 0))
+            return [
+                result_by(self._deadline_s, self._clock, asked[number], key)
+                for number in range(len(asked))  # a name for each would hold it as the error does
+            ]
         except CancelledError:  # while we wait only ``Transfers.close`` does that
             raise ClosedError("reads of the tier have been closed", where=key) from None
-        except TimeoutError:
-            if future.done() and not future.cancelled():
-                return future.result()  # it came at that very moment
-            raise StoreUnavailableError(
-                "the tier did not answer before the deadline", where=key, do="try again"
-            ) from None
         finally:
-            future.cancel()
-            del (
-                future
-            )  # it holds the error, whose frames would hold it and all that our callers have
+            while (
+                asked
+            ):  # they hold the error, whose frames would hold them and all that our callers have
+                asked.pop().cancel()
+
+
+def result_by(deadline_s: float, clock: Clock, future: Future[T], where: str) -> T:
+    """What a future ends with, waited for until a moment.
+
+    Raises:
+        StoreUnavailableError: Not before the deadline.
+        CancelledError: It was cancelled.
+    """
+    try:
+        return future.result(max(deadline_s - clock.monotonic_s(), 0))
+    except TimeoutError:
+        if future.done():
+            return future.result()  # it came at that very moment
+        raise too_late(where) from None
+    finally:
+        del future  # it holds the error, whose frames would hold it and all that our callers have
+
+
+def run_by(
+    deadline_s: float, clock: Clock, executor: Executor, work: Callable[[], T], where: str
+) -> T:
+    """What ``work`` gives in a thread: a call to the store has a longer deadline of its own, and cannot be broken off.
+
+    Raises:
+        StoreUnavailableError: Not before the deadline; what was begun ends by itself.
+        ClosedError: The executor has been shut down.
+    """
+    try:
+        future = executor.submit(work)
+    except RuntimeError as error:
+        raise ClosedError("the tier has been closed", where=where) from error
+    try:
+        return result_by(deadline_s, clock, future, where)
+    except CancelledError:
+        raise too_late(where) from None
+    finally:
+        future.cancel()
+
+
+def too_late(where: str) -> StoreUnavailableError:
+    """What is said when a deadline has passed."""
+    return StoreUnavailableError(
+        "the tier did not answer before the deadline",
+        where=where,
+        do="try again, or look at the store with `tiered doctor`",
+    )
 
 
 # -- ticker

@@ -1,4 +1,4 @@
-"""Readers: how far ahead of each to read, what is known of it, and what a reader of many queues takes along.
+"""Readers: how far ahead of each to read, what to ask for next, and what a reader of many queues takes along. Pure.
 
 Window
     An additive-increase, multiplicative-decrease window, in bytes; pure. One belongs to one stream, that is to one group in
@@ -6,6 +6,12 @@ Window
     so what lies unread ahead of a reader that stops is at most that share of what it has read, and the minimum. Data that
     expires unread, or that had to make room unread, halves it. A reader that goes elsewhere begins again at the minimum.
     (TCP Tahoe, by way of RocketMQ's design for its tiered store: there the step is the client's batch size.)
+
+Plan
+    The walk begins where the reader stands and goes on, across parts and segments, until the window is full. A part that
+    fits wholly into what is left of the window, or whose section is small, is asked for whole: one request. Of a larger one
+    the index comes first, since it says where records begin; it is asked for as soon as the walk reaches the part, so that
+    it is there before the reader is.
 
 Neighbours
     The sections of a round lie side by side in bundles. A reader of one queue asks for its section alone. A reader of many
@@ -20,21 +26,34 @@ Not for several threads at once: its owner holds a lock around it.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import islice, pairwise, repeat
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from fetcher.requests import plan_merge
-from fetcher.runs import INDEX, PART_BYTES, Key, MultiSectionRead, Run
+from fetcher.runs import (
+    INDEX,
+    PART_BYTES,
+    Key,
+    MultiSectionRead,
+    PartLayout,
+    Run,
+    block_count,
+    key_of,
+    layout_bytes,
+    room_of,
+)
 from tiered.format.bundle import BLOCK_BYTES
 from tiered.format.items import ITEM_BYTES
 from tiered.log.parts import PART
-from tiered.model import QueueOffset
+from tiered.log.sections import WHOLE_AT_ONCE_BYTES
+from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +64,7 @@ if TYPE_CHECKING:
     from tiered.log.cursor import History, IncarnationView
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
+    from tiered.log.state import TierState
     from tiered.model import MessageQueue
 
 
@@ -69,6 +89,216 @@ def wants_more(window: int, unread: int, limits: WindowLimits) -> bool:
 REFILL_BYTES: Final = 8 << 20
 """What a reader says that it will read is asked for as soon as so much more may be ahead of it, or half of what may be: two
 large requests. A larger step would be a pause: what is under way has to last until the next answer."""
+
+
+# -- plan
+
+INDEXES_MAX = 4
+"""Indexes that are asked for at once for one reader, before it is known where their records begin."""
+
+PARTS_MAX = 256
+"""Parts that one plan looks at, so that a plan over tiny ones is short."""
+
+
+class Known(Protocol):
+    """What is here."""
+
+    def layout(self, part: Part) -> PartLayout | None:
+        """A part's layout, if its index is here."""
+        ...
+
+    def is_known(self, key: Key) -> bool:
+        """Whether a thing is here or on its way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """One thing to ask for."""
+
+    part: Part
+    keys: tuple[Key, ...]  # under which it will be found
+    size_bytes: int  # room that it will take
+    blocks: range  # which blocks; empty for the index alone
+    layout: PartLayout | None  # the part's, if known; else its index is asked for, too
+
+    @property
+    def is_plain(self) -> bool:
+        """All of a section, small enough for one block, and stored as it is."""
+        part = self.part
+        is_plain = not (part.section.is_packed or part.section.gone)
+        return len(self.blocks) == 1 and part.is_whole and is_plain
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """What to ask for, in order, and the log offset up to which all is then here or on its way."""
+
+    requests: list[FetchRequest]
+    asked: LogOffset
+
+
+def plan_fetches(
+    view: IncarnationView,
+    start: QueueOffset,
+    window: int,
+    known: Known,
+    settings: FetchSettings,
+    *,
+    until: int = -1,
+) -> FetchPlan:
+    """Plan what a reader needs.
+
+    Args:
+        window: Bytes wanted from there on (> 0): at least the block of ``start``.
+        until: Everything before this queue offset will be read: a part of it that is no larger than a piece is asked for
+            whole, a little beyond the window or with the next plan, rather than its index now and its records in pieces.
+    """
+    requests: list[FetchRequest] = []
+    asked = view.incarnation.log_end
+    left = window
+    sure = _Sure(start, until, window, settings)
+    for part in islice(view.parts_from(start), PARTS_MAX):
+        layout = known.layout(part)
+        if layout is None:
+            is_one = sure.is_one(part)
+            if is_one and 0 < 2 * left < part.log_bytes:
+                asked = part.log_offset
+                break
+            if left <= 0 or not (is_one or _fits(part, left, settings)):
+                requests += _indexes_ahead(view, part, left, known, sure)
+                asked = part.log_offset
+                break
+            if not known.is_known(key_of(part, INDEX)):
+                requests.append(whole_part(part, settings))
+            left -= max(part.log_bytes, PART_BYTES)
+        elif left <= 0:
+            asked = part.log_offset
+            break
+        else:
+            found, asked = _blocks_wanted(layout, left, known, sure)
+            requests += found
+            left -= max(asked - layout.bounds[_first(layout, start)], PART_BYTES)
+            if asked < part.log_end:
+                left = min(left, 0) - (part.log_end - asked)
+                requests += _indexes_behind(view, part, left, known, sure)
+                break
+        asked = part.log_end
+    return FetchPlan(requests, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sure:
+    """What a reader will surely read, and how far ahead of it one looks."""
+
+    start: QueueOffset
+    until: int
+    window: int
+    settings: FetchSettings
+
+    def is_one(self, part: Part) -> bool:
+        """Whether all of a part will be read, and comes with one request."""
+        is_whole = self.start <= part.queue_offset and part.queue_end <= self.until
+        return is_whole and part.log_bytes <= min(self.window, self.settings.piece_bytes)
+
+    def look_bytes(self, part: Part) -> int:
+        """How far behind the window one looks for indexes: it is over by the time that they are here."""
+        return self.window if part.queue_offset < self.until else 0
+
+
+def _indexes_behind(
+    view: IncarnationView, part: Part, left: int, known: Known, sure: _Sure
+) -> list[FetchRequest]:
+    """Requests for the indexes behind a part that ends so far (0 or less) behind the window, if they are surely read."""
+    if left + sure.look_bytes(part) <= 0:
+        return []
+    behind = view.part_at(part.queue_end)
+    if behind is None or not sure.look_bytes(behind):
+        return []
+    return _indexes_ahead(view, behind, left, known, sure)
+
+
+def _indexes_ahead(
+    view: IncarnationView, part: Part, left: int, known: Known, sure: _Sure
+) -> list[FetchRequest]:
+    """Requests for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
+    requests = []
+    left += sure.look_bytes(part)
+    for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
+        is_here = known.layout(one) is not None or known.is_known(key_of(one, INDEX))
+        is_whole = sure.is_one(one) or _is_small(one, sure.settings)
+        if not (is_here or is_whole or block_count(one, sure.settings.block_bytes) == 1):
+            requests.append(_index_alone(one, sure.settings))
+        left -= max(one.log_bytes, PART_BYTES)
+        if left <= 0:
+            break
+    return requests
+
+
+def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
+    most = min(max(left, settings.block_bytes), settings.piece_bytes)
+    return part.log_bytes <= most or _is_small(part, settings)
+
+
+def _is_small(part: Part, settings: FetchSettings) -> bool:
+    """Whether its section is read at once whatever is wanted of it, and no more than can be kept comes out of it."""
+    is_short = part.section.size_bytes <= WHOLE_AT_ONCE_BYTES
+    return is_short and part.log_bytes <= max(settings.piece_bytes, WHOLE_AT_ONCE_BYTES)
+
+
+def _index_alone(part: Part, settings: FetchSettings) -> FetchRequest:
+    return FetchRequest(part, (key_of(part, INDEX),), _layout_room(part, settings), range(0), None)
+
+
+def _layout_room(part: Part, settings: FetchSettings) -> int:
+    return (
+        layout_bytes(part.count, block_count(part, settings.block_bytes)) + part.count * ITEM_BYTES
+    )
+
+
+def whole_part(part: Part, settings: FetchSettings) -> FetchRequest:
+    """A request for all of a part."""
+    blocks = range(block_count(part, settings.block_bytes))
+    keys = (*(key_of(part, block) for block in blocks), key_of(part, INDEX))
+    size_bytes = room_of(part.log_bytes, part.count) + _layout_room(part, settings)
+    return FetchRequest(part, keys, size_bytes, blocks, None)
+
+
+def _first(layout: PartLayout, start: QueueOffset) -> int:
+    return layout.block_of(start) if start > layout.items.start else 0
+
+
+def _blocks_wanted(
+    layout: PartLayout, left: int, known: Known, sure: _Sure
+) -> tuple[list[FetchRequest], LogOffset]:
+    """Requests for the blocks of a part from where the reader stands, and where they end."""
+    part, first, settings = layout.part, _first(layout, sure.start), sure.settings
+    bounds = layout.bounds
+    end = bisect_left(bounds, bounds[first] + left)
+    end = min(max(end, first + 1), layout.blocks)
+    while end < layout.blocks and not layout.items_in(end):
+        end += 1  # steps that a large record covers hold nothing
+    keys = [key_of(part, block) for block in range(first, end)]
+    sizes = [bounds[block + 1] - bounds[block] for block in range(first, end)]
+    pieces = plan_pieces(
+        sizes,
+        [known.is_known(key) or not layout.items_in(key[-1]) for key in keys],
+        piece_bytes=settings.piece_bytes,
+        gap_bytes=settings.gap_bytes,
+    )
+    if part.queue_offset < sure.until and end < layout.blocks and len(pieces) > 1:
+        last = pieces[-1]
+        if 2 * sum(sizes[last.start : last.stop]) < settings.piece_bytes:
+            end = first + pieces.pop().start  # a crumb: it comes with what will be asked for next
+    requests = []
+    for piece in pieces:
+        blocks = range(first + piece.start, first + piece.stop)
+        begin, span_end = layout.span(blocks)  # more than the blocks, where records overlap
+        size_bytes = room_of(span_end - begin, len(layout.items_of(blocks)))
+        requests.append(
+            FetchRequest(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
+        )
+    return requests, LogOffset(bounds[end])
 
 
 def plan_pieces(
@@ -115,7 +345,7 @@ class Stream:
     limits: WindowLimits
     window: int = 0  # bytes to read ahead
     view: IncarnationView | None = None  # the incarnation that it read last
-    state: object = None
+    state: TierState | None = None
     """The journal's state in which that was the newest view of it; None: to be looked up."""
     held: ReferenceType[Cached[Thing]] | None = None
     """Where the run is cached that it was last served from; it does not keep it in memory."""
@@ -135,13 +365,23 @@ class Stream:
     wary: range = range(0)  # queue offsets near damage: no more is asked for than is needed
     paused_s: float = 0.0  # nothing is read ahead before, since that failed; monotonic seconds
     _end: tuple[int, IncarnationView | None, int] = (-1, None, 0)
-    used_s: float = 0.0  # when it was last read, monotonic seconds
+    used_s: float = (
+        math.inf
+    )  # when it was last read, monotonic seconds; never yet: it was announced
 
     def look(self, view: IncarnationView) -> None:
         """Go on with a view; what was read of another one says nothing of it."""
         if self.view is not view:
             self.view, self.held, self.run, self.state = view, None, None, None
             self.fall_back(0)
+
+    def is_of(self, state: TierState) -> bool:
+        """Whether the view that it read last is the present one of its queue in a state of the journal."""
+        if self.state is not state:
+            if self.view is None or state.incarnation(self.queue) is not self.view.incarnation:
+                return False
+            self.state = state  # the next read need not look
+        return True
 
     @property
     def position(self) -> int:
@@ -307,13 +547,15 @@ class Readers:
     def __init__(self, limits: WindowLimits) -> None:
         """Begin with none, whose windows will have these limits."""
         self._limits = limits
-        self._streams: dict[Name, Stream] = {}
-        self._announced: dict[Name, Stream] = {}
-        self._early: set[Name] = set()
+        self._streams: dict[
+            Name, Stream
+        ] = {}  # those that have begun, and those that were announced
+        self._sharing: set[Stream] = set()  # those that take a share
         self._together: dict[tuple[MessageQueue, History | None], dict[Stream, None]] = {}
+        """Those that have begun, by what they read."""
 
     def __len__(self) -> int:
-        return len(self._streams) + len(self._early)
+        return len(self._sharing)
 
     def find(self, name: Name) -> Stream | None:
         """A reader that is known."""
@@ -321,46 +563,41 @@ class Readers:
 
     def announce(self, name: Name) -> Stream:
         """A reader that will begin; it takes no share until then, or until something is asked for it (``start``)."""
-        stream = self._streams.get(name) or self._announced.get(name)
+        stream = self._streams.get(name)
         if stream is None:
-            stream = self._announced[name] = self._new(name)
+            group, queue, _ = name
+            most = SURE_SHARE * self._limits.bytes_max
+            stream = self._streams[name] = Stream(group, queue, self._limits, sure_max=most)
         return stream
 
     def start(self, name: Name) -> None:
         """Something is asked for a reader that was announced: it takes a share, or those who begin would take too much."""
-        if name in self._announced:
-            self._early.add(name)
-
-    def _new(self, name: Name) -> Stream:
-        group, queue, _ = name
-        return Stream(group, queue, self._limits, sure_max=SURE_SHARE * self._limits.bytes_max)
+        self._sharing.add(self._streams[name])
 
     def make(self, name: Name, now_s: float) -> Stream:
-        """A reader, which begins now unless it is known."""
-        stream = self._streams.get(name)
-        if stream is None:
-            stream = self._announced.pop(name, None) or self._new(name)
-            self._early.discard(name)
-            self._streams[name] = stream
+        """A reader, which begins now unless it has begun."""
+        stream = self.announce(name)
+        begun = self._together.setdefault(name[1:], {})
+        if stream not in begun:
+            begun[stream] = None
+            self._sharing.add(stream)
             stream.used_s = now_s
-            self._together.setdefault(name[1:], {})[stream] = None
         return stream
 
     def forget(self, name: Name) -> Stream | None:
         """A reader has done; None: nobody knows it."""
         stream = self._streams.pop(name, None)
-        if stream is None:
-            self._early.discard(name)
-            return self._announced.pop(name, None)
-        others = self._together[name[1:]]
-        del others[stream]
-        if not others:
-            del self._together[name[1:]]
+        if stream is not None:
+            self._sharing.discard(stream)
+            others = self._together.get(name[1:], {})
+            others.pop(stream, None)
+            if not others:
+                self._together.pop(name[1:], None)
         return stream
 
     def of_group(self, group: str) -> list[Name]:
         """All of one group, begun or not."""
-        return [name for name in (*self._streams, *self._announced) if name[0] == group]
+        return [name for name in self._streams if name[0] == group]
 
     def idle(self, now_s: float) -> list[Name]:
         """Those that have not read for a minute."""
@@ -380,8 +617,7 @@ class Readers:
     def clear(self) -> None:
         """Forget all."""
         self._streams.clear()
-        self._announced.clear()
-        self._early.clear()
+        self._sharing.clear()
         self._together.clear()
 
 
@@ -545,38 +781,40 @@ class Neighbours:
         return row.queue_ends[number] > stream.position and not is_known(row.keys[number])
 
 
-class _Laid(NamedTuple):
-    """Parts of many queues, in columns."""
-
-    rows: npt.NDArray[np.void]  # ``PART``, one a part; those of a queue are neighbours, in order
-    member: npt.NDArray[np.int64]  # int64[n], number of the queue that each is of
-    part: npt.NDArray[np.int64]  # int64[n], its number among the parts of that queue
-    bundle: npt.NDArray[np.int64]  # int64[n], number of its bundle among ``keys``
-    keys: Sequence[str]  # of the bundles
-
-
-def _laid_out(members: Sequence[Member]) -> _Laid:
+def _by_bundle(members: Sequence[Member], settings: FetchSettings) -> dict[str, _Row]:
+    """The small sections that will be read, by bundle: looked up in columns, those of a queue in order."""
+    if not members:
+        return {}
     names: dict[str, int] = {}
-    bundles: list[int] = []
-    for member in members:
-        bundles += [names.setdefault(held.key, len(names)) for held in member.view.parts.bundles]
-    counts = np.array([len(member.view.parts) for member in members])
-    firsts = np.cumsum(counts) - counts
-    data = [member.view.parts.rows.view(np.uint8) for member in members]
-    return _Laid(
-        np.concatenate(data).view(PART),
-        np.repeat(np.arange(len(members)), counts),
-        np.arange(len(bundles)) - np.repeat(firsts, counts),
-        np.array(bundles, np.int64),
-        list(names),
-    )
+    held = [one.key for member in members for one in member.view.parts.bundles]
+    bundle = np.array([names.setdefault(key, len(names)) for key in held], np.int64)
+    rows = np.concatenate([one.view.parts.rows.view(np.uint8) for one in members]).view(PART)
+    counts = np.array([len(one.view.parts) for one in members])
+    member = np.repeat(np.arange(len(members)), counts)
+    part = np.arange(len(held)) - np.repeat(np.cumsum(counts) - counts, counts)
+    chosen = _small(members, rows, member, settings)
+    order = chosen[np.lexsort((rows["start"][chosen], bundle[chosen]))]
+    cuts = np.searchsorted(bundle[order], np.arange(len(names) + 1)).tolist()
+    found = {}
+    for key, (low, high) in zip(names, pairwise(cuts), strict=True):
+        if low < high:
+            at = order[low:high]
+            found[key] = _row(key, rows[at], member[at], part[at], settings)
+    return found
 
 
 def _small(
-    members: Sequence[Member], laid: _Laid, settings: FetchSettings
+    members: Sequence[Member],
+    rows: npt.NDArray[np.void],
+    member: npt.NDArray[np.int64],
+    settings: FetchSettings,
 ) -> npt.NDArray[np.int64]:
-    """Which of the parts that will be read are small; of a queue where all are, few of them are read ahead."""
-    rows, member = laid.rows, laid.member
+    """Which of the parts that will be read are small; of a queue where all are, few of them are read ahead.
+
+    Args:
+        rows: ``PART``, one a part.
+        member: int64[n], number of the queue that each is of.
+    """
     starts = rows["queue_offset"].astype(np.int64)
     low = np.array([one.start for one in members], np.int64)[member]
     high = np.array([one.until for one in members], np.int64)[member]
@@ -591,29 +829,6 @@ def _small(
         if size_bytes:
             one.stream.ahead_max = AHEAD_SECTIONS * max(size_bytes, PART_BYTES)
     return chosen
-
-
-def _by_bundle(members: Sequence[Member], settings: FetchSettings) -> dict[str, _Row]:
-    """The small sections that will be read, by bundle."""
-    if not members:
-        return {}
-    laid = _laid_out(members)
-    chosen = _small(members, laid, settings)
-    bundle, rows = laid.bundle[chosen], laid.rows[chosen]
-    order = np.lexsort((rows["start"], bundle))
-    cuts = np.searchsorted(bundle[order], np.arange(len(laid.keys) + 1)).tolist()
-    numbers = chosen[order]
-    return {
-        key: _row(
-            key,
-            laid.rows[numbers[low:high]],
-            laid.member[numbers[low:high]],
-            laid.part[numbers[low:high]],
-            settings,
-        )
-        for key, (low, high) in zip(laid.keys, pairwise(cuts), strict=True)
-        if low < high
-    }
 
 
 def _row(

@@ -167,10 +167,10 @@ def test_i8_block_tables_take_a_bounded_room():
     gather(builder)
     fetcher = fetcher_of(builder.store, **SMALL, table_bytes=1500)
     assert read_all(fetcher)[0] == wanted
-    loader = fetcher._stock._loader
-    assert 0 < len(loader._open) < 5
-    assert loader._memory_bytes == sum(one.memory_bytes for one in loader._open.values())
-    assert loader._memory_bytes <= 1500
+    tables = fetcher._stock._loader._tables
+    held = [entry.value.memory_bytes for entry in tables._entries.values()]
+    assert 0 < len(held) < 5
+    assert tables.held_bytes == sum(held) <= 1500
 
 
 def test_by_time_as_a_plain_section(large: Large):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +16,9 @@ from support.transfers import HeldExecutor
 
 from backends.errors import UnavailableError
 from backends.wrapping import MeteredStore, WrappingStore
-from fetcher.fetch_plan import PARTS_MAX
 from fetcher.limits import WindowLimits
 from fetcher.runs import Run
+from fetcher.window import PARTS_MAX
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, StoreUnavailableError
 from tiered.log.decode import TierBatch
@@ -152,22 +152,6 @@ def test_a_deadline_of_zero_is_now():
             batch_at(fetcher, 0, timeout_s=timeout_s)
     held.run_all()
     assert rows(batch_at(fetcher, 0, timeout_s=0)) == expected(0, [b"x"])
-
-
-class EndsLate(Future[Any]):
-    """Ends while whoever waits for it is being told that it did not."""
-
-    def result(self, timeout: float | None = None) -> Any:
-        if not self.done():
-            self.set_result("the thing")
-            raise TimeoutError
-        return super().result(timeout)
-
-
-def test_what_comes_at_the_moment_of_the_deadline_is_taken():
-    builder = TierBuilder()
-    builder.add([b"x"])
-    assert fetcher_of(builder.store)._obtain._await(EndsLate(), 0.0) == "the thing"
 
 
 def test_tiny_parts_are_planned_and_asked_for_in_small_numbers():
@@ -371,3 +355,19 @@ def test_near_damage_a_read_keeps_to_its_deadline():
         assert not store.waited_in_vain, "it ended before the store answered"
         store.goes_on.set()
         fetcher.close()
+
+
+def test_who_goes_on_is_not_held_up_by_what_comes_for_other_queues():
+    builder = TierBuilder()
+    builder.add([b"x" * 100] * 10)
+    fetcher = fetcher_of(builder.store)
+    fetcher.read("g", QUEUE, QueueOffset(0), count_max=3)
+    limits = {"bytes_max": 1 << 20, "count_max": 3}
+    builder.add([b"y"], queue=MessageQueue("other", 0))
+    assert fetcher.refresh()
+    assert fetcher.at_hand("g", QUEUE, QueueOffset(3), **limits) is not None
+    builder.add([b"z"])
+    assert fetcher.refresh()
+    assert fetcher.at_hand("g", QUEUE, QueueOffset(6), **limits) is None, "its own is looked at"
+    assert fetcher.read("g", QUEUE, QueueOffset(6), count_max=9) is not None
+    fetcher.close()

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.base import ByteRange
+from fetcher.limits import TransferLimits
+from fetcher.requests import Asked
 from fetcher.transfer_state import (
     SAMPLES,
     SAMPLES_MIN,
     Durations,
     HedgeBudget,
-    Running,
-    plan_hedges,
+    TransferState,
     size_class,
 )
 
@@ -79,16 +81,26 @@ def test_a_calm_is_not_saved_up_for_ever():
     assert hedges == 32
 
 
-def test_plan_chooses_the_slow_ones():
+def test_the_slow_ones_are_asked_again():
+    limits = TransferLimits(hedge_budget=1.0, hedge_factor=3.0, hedge_floor_s=0.05)
+    state = TransferState(limits, 0.0)
+    assert state._hedge(10.0) is None
     running = [
-        Running(started_s=9.0, median_s=0.5, is_urgent=False, number=0),  # at 15
-        Running(started_s=9.99, median_s=0.001, is_urgent=True, number=1),  # floor: at 10.04
-        Running(started_s=8.0, median_s=0.1, is_urgent=False, number=2),  # due at 9.2
-        Running(started_s=9.0, median_s=0.1, is_urgent=True, number=3),  # due at 9.3
-        Running(started_s=1.0, median_s=None, is_urgent=True, number=4),  # nothing to compare with
+        ("a", MIB, False, 9.0),  # 0.5 s as a rule: at 15
+        ("b", 5 * MIB, True, 9.99),  # 1 ms as a rule, so the floor: at 10.04
+        ("c", 10, False, 8.0),  # 0.1 s as a rule: due at 9.2
+        ("d", 10, True, 9.0),  # due at 9.3
     ]
-    plan = plan_hedges(running, 10.0, factor=3.0, floor_s=0.05)
-    assert plan.due == [3, 2], "what is waited for goes first"
-    assert plan.next_s == pytest.approx(10.04)
-    assert plan_hedges(running[4:], 10.0, factor=3.0, floor_s=0.05) == ([], 10.05)
-    assert plan_hedges([], 10.0, factor=3.0, floor_s=0.05) == ([], None)
+    for key, size, urgent, started_s in running:
+        state.take_up(Asked(lambda _: False, "s", key, ByteRange(0, size)), 0.0, urgent=urgent)
+        state.send(0.0)
+        (attempt,) = state.take_effects().starts
+        attempt.started_s = started_s
+    assert state._hedge(10.0) == 10.05, "there is nothing to compare with"
+    assert not state.take_effects().starts
+    for _ in range(SAMPLES_MIN):
+        for size, seconds in ((MIB, 0.5), (5 * MIB, 0.001), (10, 0.1)):
+            state._durations.add(size, seconds)
+    assert state._hedge(10.0) == pytest.approx(10.04)
+    again = [attempt.request.key for attempt in state.take_effects().starts]
+    assert again == ["d", "c"], "what is waited for goes first"

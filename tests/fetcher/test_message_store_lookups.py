@@ -141,8 +141,8 @@ class EndsLate(Future[Any]):
 def test_what_is_found_at_the_moment_of_the_deadline_is_taken(
     keyed: BothSides, monkeypatch: pytest.MonkeyPatch
 ):
-    def submit(_: Any, look: Any, wish: Wish) -> Future[Any]:
-        return EndsLate(look(wish))
+    def submit(_: Any, look: Any) -> Future[Any]:
+        return EndsLate(look())
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
     found = keyed.store.query(KeyQuery(topic="t", key="k19"))

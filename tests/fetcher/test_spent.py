@@ -6,9 +6,8 @@ from support.fetching import batches, fetcher_of, read_all
 from support.tiers import QUEUE, TierBuilder
 
 from backends.wrapping import MeteredStore
-from fetcher.cache import ByteCache
 from fetcher.limits import WindowLimits
-from fetcher.runs import Cached, LruList
+from fetcher.runs import ByteCache, Cached, LruList
 from tiered.model import QueueOffset
 
 KIB = 1024

@@ -18,9 +18,8 @@ from zlib_ng.zlib_ng import crc32
 
 from backends.wrapping import MeteredStore
 from fetcher.cache import Fetch
-from fetcher.fetch_plan import whole_part
 from fetcher.runs import INDEX, MultiSectionRead, MultiSectionRun, decode_together, key_of
-from fetcher.window import Neighbours, Stream
+from fetcher.window import Neighbours, Stream, whole_part
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.log.decode import PlacedParts, TierBatch, decode_parts

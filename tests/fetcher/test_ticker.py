@@ -7,8 +7,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from fetcher.message_store import TierSide
-from fetcher.transfers import AskingStore, Ticker
+from fetcher.transfers import Ticker, result_by
 from tiered.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -54,9 +53,4 @@ class JustInTime(Future[Any]):
 
 
 def test_an_answer_at_the_very_deadline_counts():
-    side = TierSide.__new__(TierSide)
-    side._clock = SystemClock()
-    side._await(JustInTime(), 0.0)
-    asking = AskingStore.__new__(AskingStore)
-    asking._clock, asking._deadline_s = SystemClock(), 0.0
-    assert asking._await(JustInTime(), "key") == b"here"
+    assert result_by(0.0, SystemClock(), JustInTime(), "key") == b"here"

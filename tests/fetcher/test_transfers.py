@@ -9,7 +9,8 @@ from support.transfers import OBJECT, Rig
 
 from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError, UnavailableError
-from fetcher.requests import BusyError, DeadlineError
+from fetcher.requests import BusyError
+from fetcher.transfers import result_by
 from tiered.errors import ClosedError, StoreUnavailableError
 
 HERE = ByteRange(10, 20)
@@ -17,7 +18,7 @@ HERE = ByteRange(10, 20)
 
 def test_a_range_is_read():
     rig = Rig()
-    found = rig.transfers.ask("s", "a", HERE, urgent=True)
+    found = rig.ask("s", "a", HERE, urgent=True)
     assert not found.done()
     rig.executor.run_all()
     assert found.result(0) == OBJECT[10:20]
@@ -28,7 +29,7 @@ def test_a_range_is_read():
 
 def test_equal_wishes_share_a_request():
     rig = Rig()
-    asked = [rig.transfers.ask(stream, "a", HERE, urgent=False) for stream in range(5)]
+    asked = [rig.ask(stream, "a", HERE, urgent=False) for stream in range(5)]
     assert len(rig.executor.calls) == 1
     asked[0].cancel()
     rig.executor.run_all()
@@ -39,9 +40,7 @@ def test_equal_wishes_share_a_request():
 
 def test_the_next_is_sent_by_who_finishes():
     rig = Rig(requests_in_flight_max=2)
-    asked = [
-        rig.transfers.ask("s", "a", ByteRange(at, at + 1), urgent=False) for at in range(0, 50, 10)
-    ]
+    asked = [rig.ask("s", "a", ByteRange(at, at + 1), urgent=False) for at in range(0, 50, 10)]
     assert len(rig.executor.calls) == 2
     rig.executor.run(1)
     assert len(rig.executor.calls) == 2
@@ -52,7 +51,7 @@ def test_the_next_is_sent_by_who_finishes():
 
 def test_urgent_goes_first_and_hurry_makes_urgent():
     rig = Rig(requests_in_flight_max=1)
-    ask = rig.transfers.ask
+    ask = rig.ask
     ask("s", "a", HERE, urgent=False)
     waiting = [ask("s", key, HERE, urgent=False) for key in "bcd"]
     ask("t", "e", HERE, urgent=True)
@@ -64,7 +63,7 @@ def test_urgent_goes_first_and_hurry_makes_urgent():
 
 def test_bytes_in_flight_are_bounded_and_a_large_one_passes_alone():
     rig = Rig(bytes_in_flight_max=100)
-    ask = rig.transfers.ask
+    ask = rig.ask
     ask("s", "a", ByteRange(0, 60), urgent=True)
     ask("s", "b", ByteRange(0, 500), urgent=True)
     ask("s", "c", ByteRange(0, 10), urgent=True)
@@ -78,7 +77,7 @@ def test_bytes_in_flight_are_bounded_and_a_large_one_passes_alone():
 
 def test_neighbours_that_wait_become_one_request():
     rig = Rig(requests_in_flight_max=1, coalesce_gap_bytes=5, coalesced_bytes_max=100)
-    ask = rig.transfers.ask
+    ask = rig.ask
     ask("s", "b", HERE, urgent=True)
     first = [ask("s", "a", ByteRange(at, at + 10), urgent=True) for at in (0, 10, 25)]
     other = ask("t", "a", ByteRange(35, 45), urgent=True)
@@ -97,7 +96,7 @@ def test_neighbours_that_wait_become_one_request():
 def test_merging_is_not_seen_in_errors():
     """A range behind the end fails alone; those beside it are right."""
     rig = Rig(requests_in_flight_max=1, coalesce_gap_bytes=5, coalesced_bytes_max=1 << 20)
-    ask = rig.transfers.ask
+    ask = rig.ask
     size = len(OBJECT)
     ask("s", "b", HERE, urgent=True)
     good = ask("s", "a", ByteRange(size - 10, size), urgent=True)
@@ -113,7 +112,7 @@ def test_merging_is_not_seen_in_errors():
 
 def test_what_the_store_raises_comes_to_all_who_asked():
     rig = Rig(requests_in_flight_max=1, coalesced_bytes_max=100)
-    ask = rig.transfers.ask
+    ask = rig.ask
     rig.store.errors["b"] = [UnavailableError("busy"), ValueError("a defect")]
     ask("s", "a", HERE, urgent=True)
     merged = [ask("s", "b", ByteRange(at, at + 10), urgent=True) for at in (0, 10)]
@@ -137,14 +136,14 @@ def test_what_the_store_raises_comes_to_all_who_asked():
 def test_less_than_asked_for_is_an_error(monkeypatch: pytest.MonkeyPatch):
     rig = Rig()
     monkeypatch.setattr(rig.store, "get", lambda key, byte_range: b"short")
-    found = rig.transfers.ask("s", "a", HERE, urgent=True)
+    found = rig.ask("s", "a", HERE, urgent=True)
     rig.executor.run_all()
     assert type(found.exception(0)).__name__ == "ShortReadError"
 
 
 def test_what_was_not_sent_never_is():
     rig = Rig(requests_in_flight_max=1)
-    ask = rig.transfers.ask
+    ask = rig.ask
     sent = ask("s", "a", HERE, urgent=True)
     waiting = ask("s", "b", HERE, urgent=True)
     shared = [ask(stream, "c", HERE, urgent=True) for stream in "st"]
@@ -164,7 +163,7 @@ def test_what_was_not_sent_never_is():
 
 def test_a_cancelled_one_makes_room_for_what_is_behind_it():
     rig = Rig(bytes_in_flight_max=100)
-    ask = rig.transfers.ask
+    ask = rig.ask
     ask("s", "a", ByteRange(0, 60), urgent=True)
     large = ask("s", "b", ByteRange(0, 90), urgent=True)
     ask("s", "c", ByteRange(0, 10), urgent=True)
@@ -174,42 +173,23 @@ def test_a_cancelled_one_makes_room_for_what_is_behind_it():
     rig.executor.run_all()
 
 
-def test_a_deadline_frees_the_asker_and_not_the_slot():
+def test_who_waits_no_more_frees_itself_and_not_the_slot():
     rig = Rig(requests_in_flight_max=1)
-    ask = rig.transfers.ask
-    late = ask("s", "a", HERE, urgent=True, deadline_s=2.0)
-    patient = ask("s", "a", HERE, urgent=True)
-    waiting = ask("s", "b", HERE, urgent=True, deadline_s=3.0)
-    assert rig.transfers.tick() == 2.0
-    rig.clock.advance(2.0)
-    assert rig.transfers.tick() == 1.0
-    assert isinstance(late.exception(0), DeadlineError)
-    assert isinstance(late.exception(0), StoreUnavailableError)
-    rig.clock.advance(1.0)
-    assert rig.transfers.tick() is None
-    assert isinstance(waiting.exception(0), DeadlineError)
+    late = rig.ask("s", "a", HERE, urgent=True)
+    with pytest.raises(StoreUnavailableError, match="before the deadline"):
+        result_by(0.0, rig.clock, late, "a")
+    late.cancel()
     assert rig.transfers.stats.running == 1
-    again = ask("s", "a", HERE, urgent=True)
+    again = rig.ask("s", "a", HERE, urgent=True)
     assert rig.transfers.stats.pending == 1, "it does not join the request that is late"
     rig.executor.run_all()
-    assert patient.result(0) == again.result(0) == OBJECT[10:20]
+    assert again.result(0) == OBJECT[10:20]
     assert [key for key, *_ in rig.store.reads] == ["a", "a"]
-    assert rig.transfers.stats.expired == 2
-
-
-def test_a_deadline_that_has_passed_already():
-    rig = Rig(requests_in_flight_max=1)
-    rig.transfers.ask("s", "b", HERE, urgent=True)
-    late = rig.transfers.ask("s", "a", HERE, urgent=True, deadline_s=-1.0)
-    assert rig.transfers.tick() is None
-    assert isinstance(late.exception(0), DeadlineError)
-    rig.executor.run_all()
-    assert [key for key, *_ in rig.store.reads] == ["b"]
 
 
 def test_the_queue_has_a_limit_and_read_ahead_cannot_fill_it():
     rig = Rig(requests_in_flight_max=1, pending_max=3)
-    ask = rig.transfers.ask
+    ask = rig.ask
     ask("s", "a", HERE, urgent=True)
     asked = [ask("s", key, HERE, urgent=False) for key in "bcd"]
     with pytest.raises(BusyError):
@@ -227,7 +207,7 @@ def test_rates_hold_up_and_the_clock_lets_go():
     """A bucket of one and the debt of another are free; then one each tenth of a second."""
     rig = Rig(requests_per_s=10)
     for key in "abcd":
-        rig.transfers.ask("s", key, HERE, urgent=True)
+        rig.ask("s", key, HERE, urgent=True)
     assert len(rig.executor.calls) == 1
     while (pause_s := rig.transfers.tick()) is not None:
         rig.clock.advance(pause_s)
@@ -238,8 +218,8 @@ def test_rates_hold_up_and_the_clock_lets_go():
 
 def test_byte_rate_counts_what_was_asked_for():
     rig = Rig(bytes_per_s=1000)
-    rig.transfers.ask("s", "a", ByteRange(0, 500), urgent=True)
-    rig.transfers.ask("s", "b", ByteRange(0, 10), urgent=True)
+    rig.ask("s", "a", ByteRange(0, 500), urgent=True)
+    rig.ask("s", "b", ByteRange(0, 10), urgent=True)
     pause_s = rig.transfers.tick()
     assert pause_s == pytest.approx(0.4)
     rig.executor.run_all()
@@ -250,15 +230,13 @@ def test_byte_rate_counts_what_was_asked_for():
 
 
 def test_wake_is_called_when_something_is_due_sooner():
-    rig = Rig(requests_in_flight_max=1)
+    rig = Rig(hedge_budget=0.5, hedge_floor_s=9.0)
     assert rig.transfers.tick() is None
-    rig.transfers.ask("s", "a", HERE, urgent=True, deadline_s=9.0)
+    rig.ask("s", "a", HERE, urgent=True)
     assert rig.wakes == 1
     rig.transfers.tick()
-    rig.transfers.ask("s", "b", HERE, urgent=True, deadline_s=10.0)
-    assert rig.wakes == 1
-    rig.transfers.ask("s", "c", HERE, urgent=True, deadline_s=8.0)
-    assert rig.wakes == 2
+    rig.ask("s", "b", HERE, urgent=True)
+    assert rig.wakes == 1, "it is slow no sooner than the other"
     rig.executor.run_all()
 
 
@@ -268,7 +246,7 @@ def test_callbacks_may_ask_again():
 
     def follow(at: int) -> None:
         if at < 100:
-            future = rig.transfers.ask("s", "a", ByteRange(at, at + 10), urgent=True)
+            future = rig.ask("s", "a", ByteRange(at, at + 10), urgent=True)
             future.add_done_callback(lambda done: found.append(done.result()) or follow(at + 10))
 
     follow(0)
@@ -278,7 +256,7 @@ def test_callbacks_may_ask_again():
 
 def test_close_cancels_what_waits_and_drops_what_is_late():
     rig = Rig(requests_in_flight_max=1)
-    ask = rig.transfers.ask
+    ask = rig.ask
     sent, waiting = (ask("s", key, HERE, urgent=True) for key in "ab")
     rig.transfers.close(limit_s=5.0)
     assert rig.clock.monotonic_s() == 5.0, "it waited so long and no longer"
@@ -296,7 +274,7 @@ def test_close_cancels_what_waits_and_drops_what_is_late():
 
 def test_an_executor_that_was_shut_down_ends_every_future():
     rig = Rig(requests_in_flight_max=2)
-    ask = rig.transfers.ask
+    ask = rig.ask
     asked = [ask("s", "a", ByteRange(at, at + 1), urgent=False) for at in range(0, 3000, 2)]
     rig.executor.is_shut = True
     rig.executor.run_all()

@@ -12,7 +12,6 @@ from backends.errors import ObjectNotFoundError, UnavailableError
 from fetcher.limits import TransferLimits
 from fetcher.requests import Asked, Attempt
 from fetcher.transfer_state import TransferState
-from fetcher.transfers import _end
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -32,11 +31,9 @@ class Hand:
         self.calls: list[Attempt] = []
 
     def ask(self, key: str, size: int = SIZE, *, urgent: bool = True) -> Future[bytes]:
-        asked = Asked(self.cancel)
-        byte_range = ByteRange(0, size)
-        self.state.ask(
-            asked, "s", key, byte_range, urgent=urgent, deadline_s=None, now_s=self.now_s
-        )
+        asked = Asked(self.cancel, "s", key, ByteRange(0, size))
+        self.state.take_up(asked, self.now_s, urgent=urgent)
+        self.state.send(self.now_s)
         self._do()
         return asked
 
@@ -62,7 +59,8 @@ class Hand:
         for attempt in effects.starts:
             attempt.started_s = self.now_s
             self.calls.append(attempt)
-        _end(effects)
+        for end in effects.ends:
+            end()
 
 
 def warm(**limits: Any) -> Hand:
@@ -286,10 +284,9 @@ def test_while_requests_are_sent_it_is_not_woken_for_each():
     assert hand.state.linger(hand.now_s) == pytest.approx(hand.now_s + 0.05)
     for number in range(20):
         hand.now_s += 0.001
-        asked = Asked(hand.cancel)
-        hand.state.ask(
-            asked, "s", f"k{number}", ByteRange(0, 5), urgent=True, deadline_s=None, now_s=hand.now_s
-        )  # fmt: skip
+        asked = Asked(hand.cancel, "s", f"k{number}", ByteRange(0, 5))
+        hand.state.take_up(asked, hand.now_s, urgent=True)
+        hand.state.send(hand.now_s)
         assert not hand.state._effects.is_sooner
         hand._do()
         hand.finish(0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.limits import TransferLimits
-from fetcher.requests import Arrivals, Deadlines, Range, RangeQueue, plan_merge
+from fetcher.requests import Arrivals, Range, RangeQueue, plan_merge
 from fetcher.transfer_state import TokenBucket
 from tiered.errors import InvalidError
 
@@ -137,34 +134,6 @@ def test_lane_forgets():
     queue.remove(pieces[1])
     assert queue.take(pieces[0], 100) == (pieces[:1], 0, 1), "a hole, and the gap is 0"
     assert len(queue) == 1
-
-
-def test_deadlines_in_order():
-    deadlines: Deadlines[str] = Deadlines()
-    numbers = [deadlines.add(moment, name) for moment, name in [(3.0, "c"), (1.0, "a"), (2.0, "b")]]
-    deadlines.drop(numbers[2])
-    assert deadlines.next_s() == 1.0
-    assert deadlines.due(2.9) == ["a"]
-    assert deadlines.next_s() == 3.0
-    assert deadlines.due(3.0) == ["c"]
-    assert deadlines.next_s() is None
-    deadlines.drop(numbers[0])
-
-
-def test_what_has_ended_is_not_kept_until_its_deadline():
-    class Thing:
-        pass
-
-    deadlines: Deadlines[Thing] = Deadlines()
-    thing = Thing()
-    seen = weakref.ref(thing)
-    deadlines.drop(deadlines.add(1e9, thing))
-    del thing
-    gc.collect()
-    assert seen() is None
-    for _ in range(10_000):
-        deadlines.drop(deadlines.add(1e9, Thing()))
-    assert len(deadlines._heap) < 200
 
 
 @pytest.mark.parametrize(

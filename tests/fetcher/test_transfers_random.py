@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, UnavailableError
 from fetcher.limits import TransferLimits
-from fetcher.requests import Asked, Attempt, BusyError, DeadlineError
+from fetcher.requests import Asked, Attempt, BusyError
 from fetcher.transfer_state import TransferState
-from fetcher.transfers import _end
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -51,25 +50,19 @@ class World:
         for _ in range(10):
             self.state._durations.add(1, 0.01)  # so that hedging begins at once
         self.running: list[Attempt] = []
-        self.wishes: dict[Asked, tuple[str, ByteRange, float | None]] = {}
+        self.wishes: dict[Asked, tuple[str, ByteRange]] = {}
         self.ends: Counter[Future[Any]] = Counter()
 
     def ask(self, rng: Random) -> None:
-        asked = Asked(self._cancel)
-        asked.add_done_callback(lambda done: self.ends.update([done]))
         key, start = rng.choice("ab"), rng.randrange(21) * 10
         wanted = ByteRange(start, start + rng.choice([1, 10, 10, 10, 20, 30]))
-        deadline_s = self.now_s + 0.3 if rng.random() < 0.2 else None
-        urgent, stream = rng.random() < 0.5, rng.randrange(4)
+        urgent = rng.random() < 0.5
+        asked = Asked(self._cancel, rng.randrange(4), key, wanted)
+        asked.add_done_callback(lambda done: self.ends.update([done]))
         try:
-            self.state.ask(
-                asked,
-                *(stream, key, wanted),
-                urgent=urgent,
-                deadline_s=deadline_s,
-                now_s=self.now_s,
-            )
-            self.wishes[asked] = (key, wanted, deadline_s)
+            self.state.take_up(asked, self.now_s, urgent=urgent)
+            self.state.send(self.now_s)
+            self.wishes[asked] = (key, wanted)
         except BusyError:
             assert self.state.wishes.pending >= self.limits.pending_max
         self.do()
@@ -90,7 +83,8 @@ class World:
         for attempt in effects.starts:
             attempt.started_s = self.now_s
             self.running.append(attempt)
-        _end(effects)
+        for end in effects.ends:
+            end()
         self.check()
 
     def check(self) -> None:
@@ -109,16 +103,13 @@ class World:
         return done
 
     def check_end(self, asked: Asked) -> None:
-        key, wanted, deadline_s = self.wishes[asked]
+        key, wanted = self.wishes[asked]
         assert self.ends[asked] == 1
         if asked.cancelled():
             return
         error = asked.exception(0)
         if isinstance(error, InvalidRangeError):
             assert wanted.end > SIZE, "only who asked for what is not there is told so"
-        elif isinstance(error, DeadlineError):
-            assert deadline_s is not None
-            assert deadline_s <= self.now_s
         elif error is None:
             assert asked.result(0) == BYTES[key][wanted.start : wanted.end]
             assert wanted.end <= SIZE
@@ -149,7 +140,7 @@ def _wander(world: World, rng: Random) -> None:
                 pass
 
 
-RARE = {"hedges", "hedge_wins", "joined", "coalesced", "refused", "expired", "cancelled"}
+RARE = {"hedges", "hedge_wins", "joined", "coalesced", "refused", "cancelled"}
 
 
 def test_every_wish_ends_once():
@@ -166,7 +157,6 @@ def test_every_wish_ends_once():
             world.check_end(asked)
         state = world.state
         assert not state.wishes._pieces
-        assert not state.wishes._live
         assert not state._running
         assert state.wishes.pending == 0
         total.update(state.counts)
@@ -205,9 +195,9 @@ def test_streams_share_the_slots_by_bytes(sizes: list[int], slots: int):
     running: list[Attempt] = []
     for number in range(200):
         for stream, size in enumerate(sizes):
-            asked = Asked(lambda _: False)
             wanted = ByteRange(number, number + size)
-            state.ask(asked, stream, f"{stream}", wanted, urgent=False, deadline_s=None, now_s=0)
+            state.take_up(Asked(lambda _: False, stream, f"{stream}", wanted), 0, urgent=False)
+            state.send(0)
     while all(sent[stream] < 100 * min(sizes) for stream in range(len(sizes))):
         for attempt in state.take_effects().starts:
             running.append(attempt)

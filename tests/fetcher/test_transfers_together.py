@@ -20,7 +20,7 @@ def ask(rig: Rig, *, urgent: bool = True):
 def learn(rig: Rig, seconds: float) -> None:
     """Let it find out how long a request takes."""
     for number in range(20):
-        rig.transfers.ask("x", "h", ByteRange(number, number + 1), urgent=True)
+        rig.ask("x", "h", ByteRange(number, number + 1), urgent=True)
         run = rig.executor.calls.pop(0)
         get, clock = rig.store.get, rig.clock
 
@@ -89,7 +89,7 @@ def test_an_error_is_that_of_one():
 
 def test_none_is_asked_for_when_not_all_can_be():
     rig = Rig(requests_in_flight_max=1, pending_max=2)
-    held = rig.transfers.ask("s", "a", ByteRange(50, 60), urgent=True)
+    held = rig.ask("s", "a", ByteRange(50, 60), urgent=True)
     with pytest.raises(BusyError):
         rig.transfers.ask_all([*RANGES, ("s", "d", ByteRange(0, 1))], urgent=True)
     assert rig.transfers.stats.pending == 0

@@ -12,10 +12,9 @@ from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
 from backends.wrapping import MeteredStore
-from fetcher.fetch_plan import plan_fetches
 from fetcher.limits import WindowLimits
 from fetcher.runs import INDEX, PartLayout, key_of
-from fetcher.window import Stream
+from fetcher.window import Stream, plan_fetches
 from tiered.errors import StoreUnavailableError
 from tiered.log.decode import TierBatch, decode_items
 from tiered.log.sections import read_range

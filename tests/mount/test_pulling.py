@@ -179,11 +179,9 @@ def test_who_goes_on_in_order_is_answered_as_the_message_store_says(
     """He is served without asking the store; another group asks it for the same, and both are told the same."""
     with mounted(captured_tier(name)[1], keeps_offsets=False) as served, served.client() as client:
         store, pulls, asked = served.mount.store, 0, []
-        known = Puller._known
+        get = Puller._get
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                Puller, "_known", lambda self, pull: asked.append(pull) or known(self, pull)
-            )
+            patch.setattr(Puller, "_get", lambda *wanted: asked.append(wanted) or get(*wanted))
             for queue in store.tiered_queues():
                 offset, end = store.min_offset(*queue), store.max_offset(*queue)
                 while offset < end:

@@ -73,3 +73,13 @@ class Rig:
 
     def _wake(self) -> None:
         self.wakes += 1
+
+    def ask(self, stream: Any, key: str, wanted: ByteRange, *, urgent: bool) -> Future[Any]:
+        return ask(self.transfers, stream, key, wanted, urgent=urgent)
+
+
+def ask(
+    transfers: Transfers, stream: Any, key: str, wanted: ByteRange, *, urgent: bool
+) -> Future[Any]:
+    """Want one range."""
+    return transfers.ask_all([(stream, key, wanted)], urgent=urgent)[0]

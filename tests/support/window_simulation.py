@@ -1,6 +1,6 @@
 """The read-ahead window under readers of all kinds: a simulation of discrete events, with nothing random but its seed.
 
-The window, the cutting into pieces and the cache are the real ones (``fetcher.window``, ``fetcher.cache``). Around them
+The window, the cutting into pieces and the cache are the real ones (``fetcher.window``, ``fetcher.runs``). Around them
 are a store with a latency and a line of a given width that all requests share, and readers that read, pause and leap
 as their kind does. ``support.window_picture`` draws the curves.
 """
@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from fetcher.cache import ByteCache
 from fetcher.limits import WindowLimits  # noqa: TC001
-from fetcher.runs import Cached, LruList
+from fetcher.runs import ByteCache, Cached, LruList
 from fetcher.window import grown, halved, plan_pieces, wants_more
 
 if TYPE_CHECKING:

@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from backends.s3_settings import S3Options
 from fetcher.limits import MEMORY_BYTES, FetchSettings
 from fetcher.message_store import LocalSide, MessageStoreSettings, TieredMessageStore, TierSide
 from fetcher.statuses import KeyAnswer, KeyHit, merge_answers
+from fetcher.transfers import run_by
 from tiered.api.broker_place import choose_place, require_same_store, store_document
 from tiered.api.open_tier import OpenTier
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
-from tiered.errors import ClosedError, StoreUnavailableError, TieredStoreError
+from tiered.errors import TieredStoreError
 from tiered.format.block import distinct
 from tiered.format.message_forms import split_batch
 from tiered.format.record import decode_record
@@ -277,22 +279,8 @@ class TierKeys:
             until_ms=wanted.until_ms,
             count=wanted.count,
         )
-        # In a thread: a store has deadlines of its own, which are longer, and a call to it cannot be broken off.
-        try:
-            future = self._threads.submit(self._lookup, wish)
-        except RuntimeError as error:  # they were shut down
-            raise ClosedError("the tier has been closed", where=self._where) from error
-        try:
-            return _answer(future.result(max(deadline_s - self._clock.monotonic_s(), 0)))
-        except (TimeoutError, CancelledError):
-            if future.done() and not future.cancelled():
-                return _answer(future.result())  # it came at that very moment
-            future.cancel()
-            raise StoreUnavailableError(
-                "the tier did not answer before the deadline",
-                where=self._where,
-                do="try again",
-            ) from None
+        work = partial(self._lookup, wish)
+        return _answer(run_by(deadline_s, self._clock, self._threads, work, self._where))
 
     def close(self) -> None:
         """End the threads."""

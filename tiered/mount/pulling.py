@@ -222,9 +222,10 @@ class Puller:
         reset = self._offsets.take_reset(wanted.group, *wanted.queue)
         if reset is not None:
             return self._moved_to(wanted.queue, reset)
-        if wanted.wanted is None and (served := self._go_on(asked, wanted)) is not None:
+        # A filter may look at much.
+        if wanted.wanted is None and (served := self._try_now(asked, wanted)) is not None:
             return served
-        result = self._known(wanted) or self._at_hand(asked, wanted)
+        result = self._known(wanted)
         if result is None or wanted.may_wait(result):
             return self._pull(asked, wanted, result)
         return self._answer(wanted, result)
@@ -295,8 +296,8 @@ class Puller:
             self.skipped += sum(gap.end - gap.start for gap in lost)
         return answer(result, wanted.offset)
 
-    def _go_on(self, asked: Exchange, wanted: Pull) -> Command | None:
-        """Nearly every pull: the next records of a reader in order, of what it was given to go on in. None: it is none.
+    def _try_now(self, asked: Exchange, wanted: Pull) -> Command | None:
+        """Nearly every pull: the next records of a reader in order, of what it was given to go on in. None: it has to wait.
 
         It answers what a read by the message store would, which takes several times as long.
         """
@@ -381,17 +382,6 @@ class Puller:
         known = bounds or QueueBounds(QueueOffset(-1), QueueOffset(-1))
         return GetResult(*judged, known.min, known.end)
 
-    def _at_hand(self, asked: Exchange, wanted: Pull) -> GetResult | None:
-        """What was read ahead, without handing it to a thread, which would cost more than the reading."""
-        if wanted.wanted is not None:
-            return None  # a filter may look at much
-        if not asked.try_room(wanted.size_bytes):
-            return None
-        result = self._get(wanted, timeout_s=0.0)
-        is_here = result.status is not GetStatus.TRY_AGAIN
-        asked.resize(result.size_bytes if is_here else 0)
-        return result if is_here else None
-
     async def _read(self, asked: Exchange, wanted: Pull) -> GetResult:
         """Read, with room for what comes."""
         known = self._known(wanted)
@@ -399,15 +389,12 @@ class Puller:
             return known
         await asked.make_room(wanted.size_bytes)
         # From now on, though all threads may be busy for a while: who asked would be gone when one begins.
-        read = partial(self._get_until, wanted, self._clock.monotonic_s() + self.limits.read_s)
+        read = partial(self._get, wanted, self._clock.monotonic_s() + self.limits.read_s)
         result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
         asked.resize(result.size_bytes)
         return result
 
-    def _get_until(self, wanted: Pull, until_s: float) -> GetResult:
-        return self._get(wanted, timeout_s=max(until_s - self._clock.monotonic_s(), 0.0))
-
-    def _get(self, wanted: Pull, *, timeout_s: float) -> GetResult:
+    def _get(self, wanted: Pull, until_s: float) -> GetResult:
         return self._store.get_message(
             wanted.group,
             wanted.queue.topic,
@@ -416,7 +403,7 @@ class Puller:
             max_count=wanted.count,
             max_bytes=wanted.size_bytes,
             filter=wanted.wanted,
-            timeout_s=timeout_s,
+            timeout_s=max(until_s - self._clock.monotonic_s(), 0.0),
         )
 
     async def _hold(self, asked: Exchange, wanted: Pull, result: GetResult) -> GetResult:
