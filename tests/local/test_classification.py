@@ -18,9 +18,7 @@ from support.following import flip_entry
 from tiered.format.properties import tag_hash
 from tiered.format.sysflag import MULTI_TAGS
 from tiered.local.classification import (
-    Around,
     Case,
-    Chain,
     are_wrong_tags,
     classify_entries,
     classify_orphans,
@@ -366,29 +364,25 @@ def test_told_to_stop_a_follower_ends_in_the_middle_of_a_long_stretch(tmp_path: 
     start=st.integers(0, 1 << 40),
     count=st.integers(2, 30),
     blow=st.tuples(st.integers(0, 29), st.integers(0, 63)),
-    listed=st.sets(st.integers(0, 29)),
     knows=st.tuples(st.booleans(), st.booleans()),
 )
 def test_one_flipped_offset_is_found_and_put_where_it_belongs(
     start: int,
     count: int,
     blow: tuple[int, int],
-    listed: set[int],
     knows: tuple[bool, bool],
 ):
     """All others stay where they are, whatever the bit, unless nothing at all is there to compare."""
     which, bit = blow[0] % count, blow[1]
     knows_low, knows_high = knows
-    if count == 2 and not (knows_low or knows_high or (listed & {0, 1}) - {which}):
+    if count == 2 and not (knows_low or knows_high):
         return  # one says this, one says that
     offsets = np.arange(start, start + count, dtype=np.int64)
     true = offsets.copy()
     offsets[which] = struct.unpack(">q", (int(true[which]) ^ 1 << bit).to_bytes(8, "big"))[0]
-    is_listed = np.array([at in listed and at != which for at in range(count)])
     low = start if knows_low else None
     high = start + count if knows_high else None
-    chain = Chain(offsets, np.ones(count, np.int64), is_listed, np.zeros(count, np.int64))
-    found = place(chain, Around(low, low, high))
+    found = place(offsets, np.ones(count, np.int64), np.zeros(count, np.int64), low, high)
     assert found[np.arange(count) != which].tolist() == true[np.arange(count) != which].tolist()
     if which or knows_low or count > 2:
         assert found[which] == true[which]
@@ -399,9 +393,9 @@ def test_a_sound_chain_stays_as_it_is(counts: list[int], start: int):
     """Batches of any size, listed or not."""
     sizes = np.array(counts, np.int64)
     offsets = start + np.cumsum(sizes) - sizes
-    chain = Chain(offsets, sizes, np.zeros(len(sizes), np.bool_), np.zeros(len(sizes), np.int64))
-    assert place(chain, Around()).tolist() == offsets.tolist()
-    assert place(chain, Around(start, start)).tolist() == offsets.tolist()
+    lost = np.zeros(len(sizes), np.int64)
+    assert place(offsets, sizes, lost, None, None).tolist() == offsets.tolist()
+    assert place(offsets, sizes, lost, start, None).tolist() == offsets.tolist()
 
 
 @pytest.mark.parametrize(("lost", "at"), [(0, 4), (90, 4), (91 * 5, 9)])
@@ -409,8 +403,8 @@ def test_offsets_are_left_out_only_where_the_log_lost_as_much(lost: int, at: int
     """Queue offsets 0 to 3, then one that says 9."""
     offsets = np.array([0, 1, 2, 3, 9], np.int64)
     between = np.array([0, 0, 0, 0, lost], np.int64)
-    chain = Chain(offsets, np.ones(5, np.int64), np.zeros(5, np.bool_), between)
-    assert place(chain, Around(0, 0)).tolist() == [0, 1, 2, 3, at]
+    found = place(offsets, np.ones(5, np.int64), between, 0, None)
+    assert found.tolist() == [0, 1, 2, 3, at]
 
 
 @pytest.mark.parametrize(

@@ -409,3 +409,31 @@ def test_a_few_records_alike_damaged_are_damaged_and_no_file_of_another_queue(tm
     assert taken.holes[queue] == dict.fromkeys(range(10, 20), HoleReason.DAMAGED)
     assert taken.messages[MessageQueue("far", 2)] == truth[MessageQueue("far", 2)]
     source.close()
+
+
+def test_an_entry_flipped_below_the_log_s_first_byte_is_no_expired_one(tmp_path: Path):
+    """What stands before it in the queue shows that its record has not expired: it is taken."""
+    store = following.unpack("s06-expired", tmp_path)
+    file = store / "consumequeue" / "long-lived" / "0" / f"{12_000:020d}"
+    data = bytearray(file.read_bytes())
+    data[50 * 20 + 5] ^= 8
+    file.write_bytes(data)
+    source = following.open_store(store)
+    truth = following.expected("s06-expired")
+    assert following.follow_all(source).messages == truth.messages
+    assert following.bounds_of(source) == truth.bounds
+    source.close()
+
+
+def test_a_file_of_a_consume_queue_that_was_cut_hides_nothing_behind_it(tmp_path: Path):
+    """A single damaged entry in the next file is bounded by its own neighbours."""
+    store = following.unpack("s08-crash-continue", tmp_path)
+    folder = store / "consumequeue" / "load" / "0"
+    cut, following_file = folder / f"{8000:020d}", folder / f"{10_000:020d}"
+    cut.write_bytes(cut.read_bytes()[:69])
+    flip(following_file, 14 * 20)
+    source = following.open_store(store)
+    taken = following.follow_all(source)
+    assert taken.messages == following.expected("s08-crash-continue").messages
+    assert not taken.holes
+    source.close()

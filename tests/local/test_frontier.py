@@ -14,8 +14,8 @@ from support.following import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local.interface import HoleReason
-from tiered.local.liveview import LiveView
 from tiered.local.rocketmq import RocketMQStore
+from tiered.local.views import LiveView
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -700,7 +700,7 @@ def test_idle_polls_read_next_to_nothing(
     for _ in range(10):
         assert follower.poll(1 << 20) == []
     assert len(calls) <= 20
-    assert set(calls) == {"stat", "pread"}
+    assert set(calls) == {"stat", "preadv"}
 
 
 def test_a_starting_or_stopping_broker(broker: FakeBroker, attach: Attach):

@@ -130,15 +130,18 @@ def test_an_entry_that_is_damaged_while_it_is_followed(
     assert not taken.holes
 
 
-@pytest.mark.parametrize("first", [2, 31])
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize("lost", [[*range(2, 7)], [*range(31, 36)], [*range(5, 40), 50]])
 def test_entries_that_were_lost_cost_nothing(
-    broker: FakeBroker, attach: Attach, clock: ManualClock, first: int
+    broker: FakeBroker, attach: Attach, clock: ManualClock, lost: list[int], *, is_live: bool
 ):
     """Zeros in the middle of a consume queue, as a start leaves them in files that it does not look at."""
     broker.start()
     known = fill(broker, 120)
-    for offset in range(first, first + 5):
+    for offset in lost:
         broker.write_entry(QUEUE, offset, 0, 0)
+    if not is_live:
+        broker.stop()
     taken = take(attach(), clock)
     assert dict(taken.raw) == known
     assert not taken.holes

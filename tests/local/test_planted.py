@@ -18,12 +18,12 @@ from support.following import flip_entry
 
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
-from tiered.local import liveview
-from tiered.local.classification import AnomalyCounters
+from tiered.local import views
+from tiered.local.classification import AnomalyCounters, Case
 from tiered.local.interface import Waiting
-from tiered.local.liveview import LiveView
 from tiered.local.orphan_records import OrphanRecords
 from tiered.local.queue_reader import TagRule
+from tiered.local.views import LiveView
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -217,11 +217,11 @@ def test_what_stands_behind_damage(run: Callable[[], None]):
 
 def _next_few_only(self: LiveView, told: int) -> int:
     states = list(self.catalog.states.values())
-    return min((self._proven_in(state, state.end, told) for state in states), default=liveview._FAR)
+    return min((self._proven_in(state, state.end, told) for state in states), default=views.FAR)
 
 
-def _nothing_asked(_self: LiveView, _state: Any, _block: Any, found: Any) -> Any:
-    return np.zeros(len(found.indices), np.bool_)
+def _nothing_fits(_self: OrphanRecords, _state: Any, orphans: Any, *_around: Any) -> Any:
+    return np.full(len(orphans), Case.DROPPED), np.full(len(orphans), -1)
 
 
 DEFECTS: dict[str, Callable[[], Any]] = {
@@ -231,10 +231,10 @@ DEFECTS: dict[str, Callable[[], Any]] = {
         OrphanRecords, "search", return_value=False
     ),
     "they are searched for and do not count": lambda: mock.patch.object(
-        LiveView, "asked", _nothing_asked
+        OrphanRecords, "classify", _nothing_fits
     ),
     "nothing of what is searched is read again": lambda: mock.patch.object(
-        OrphanRecords, "_decide_on", return_value=False
+        OrphanRecords, "_look", return_value=False
     ),
     "only the next few entries prove anything": lambda: mock.patch.object(
         LiveView, "_first_proven", _next_few_only
@@ -243,7 +243,7 @@ DEFECTS: dict[str, Callable[[], Any]] = {
         LiveView, "_count_behind", return_value=Waiting()
     ),
     "what the broker said before its start counts": lambda: mock.patch.object(
-        liveview, "_TOLD_AFTER_S", 0.0
+        views, "_TOLD_AFTER_S", 0.0
     ),
 }
 

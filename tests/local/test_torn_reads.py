@@ -10,7 +10,7 @@ from support.broker_files import TOPIC, FakeBroker
 
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
-from tiered.local import liveview
+from tiered.local import views
 from tiered.local.mapped_file_queue import MappedFileQueue
 from tiered.local.pieces import LogPieces, Piece
 from tiered.model import MessageQueue
@@ -113,7 +113,7 @@ def test_a_queue_whose_directory_comes_between_the_readings_of_two(
     broker.append(1)
     broker.now_ms += 5000
     broker.append()
-    index_of, looked_at = liveview.match_states, [0]
+    index_of, looked_at = views.match_states, [0]
 
     def written_meanwhile(catalog: Catalog, block: RecordBlock, groups: Groups) -> Any:
         looked_at[0] += 1
@@ -123,7 +123,7 @@ def test_a_queue_whose_directory_comes_between_the_readings_of_two(
         broker.dispatch()
         return first + index_of(catalog, block, groups.some([groups.queues.index(QUEUE)]))
 
-    monkeypatch.setattr(liveview, "match_states", written_meanwhile)
+    monkeypatch.setattr(views, "match_states", written_meanwhile)
     following.drain(follower, taken)
     assert looked_at[0]
     assert taken.offsets(OTHER) == [0]

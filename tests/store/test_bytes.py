@@ -14,7 +14,7 @@ from support.following import unpack
 from support.replayed import CAPTURED, records_of, store_again
 
 from tiered.format.properties import join_properties
-from tiered.store.special import Maker, Special, message_of
+from tiered.store.special import Maker, message_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,8 +70,12 @@ def test_records_are_the_brokers(name: str, tmp_path: Path):
         options = replace(
             CAPTURED, store_host=record.store_host, commitlog_file_bytes=record.size + 1000
         )
-        special = Special(message_of(record), record.prepared_transaction_offset)
-        made = Maker(special, options, is_batch_topic=False)
+        made = Maker(
+            message_of(record),
+            options,
+            is_batch_topic=False,
+            prepared_transaction_offset=record.prepared_transaction_offset,
+        )
         place = record.queue_offset, record.physical_offset, record.store_timestamp_ms
         assert made.make(*place) == raw
     assert others == PARTS[name]

@@ -134,7 +134,7 @@ def test_a_topic_that_could_not_be_saved_is_saved_before_its_first_message(
     table = tmp_path / "s" / "config" / "topics.json"
     with create(tmp_path / "s") as store:
         with monkeypatch.context() as patch:
-            patch.setattr(topictable, "replace_file", refusing(errno.ENOSPC))
+            patch.setattr(topictable, "replace_config", refusing(errno.ENOSPC))
             for _ in range(2):
                 with pytest.raises(StoreUnavailableError, match="No space left"):
                     store.append(NewMessage("new", 0, b"x"))

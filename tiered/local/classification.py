@@ -21,7 +21,7 @@ no other entry does: the record is damaged in its queue or offset               
 a record that the entry of its offset does not name (``classify_orphans``)
 ================================================================================ ============
 it is of a prepared or rolled-back transaction, which gets no entry              NO_MESSAGE
-another entry names it; or that of its offset names a record that says so        DROPPED
+another entry names it, of whatever queue and offset                             DROPPED
 a start would not look at it, or its neighbours leave no room for it             DROPPED
 its offset goes with its neighbours': it is listed from now on                   COUNTS
 its offset cannot be its own: it is damaged, at the offset that is left for it   MISPLACED
@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -176,7 +175,7 @@ def classify_orphans(
     is_message: Flags,  # the record gets an entry at all
     is_other_listed: Flags,  # another entry names it
     is_taken: Flags,
-    # The entry of its offset names a record of its own; or a start would not look at this one; or there is no room.
+    # A start would not look at it, or there is no room, or an entry says something where there is.
     fits: Flags,  # its offset goes with its neighbours'
 ) -> Cases:
     """The case of each record that the entry of its offset does not name, int8[n]."""
@@ -211,101 +210,51 @@ def are_wrong_tags(codes: Longs, hashes: Longs, *, has_ext: bool, is_live: bool)
     return wrong
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What is known of a queue before and behind some of its records in the log."""
-
-    low: int | None = None
-    """One past the last queue offset that lies before them in the log, listed or rebuilt; None: none is known."""
-    listed_low: int | None = None  # as ``low``, of what the consume queue's files list
-    listed_high: int | None = None
-    """The first queue offset that they list behind them; None: none. Others may lie between."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Records of one queue in log order that count, or may: listed ones, and those that nothing lists."""
-
-    offsets: Longs  # int64[n], what each says that its first queue offset is
-    counts: Longs  # int64[n], how many queue offsets each takes
-    is_listed: Flags  # bool[n], an entry agrees
-    lost: Longs
-    """int64[n], bytes of the log between the record before and this one that cannot be read, or were not."""
-
-
-def place(chain: Chain, around: Around) -> Longs:
-    """The queue offset at which each record of a chain belongs, by its neighbours; -1 where there is no room for it.
+def place(
+    offsets: Longs,  # what each record says that its first queue offset is, int64[n]
+    counts: Longs,  # how many queue offsets each takes, int64[n]
+    lost: Longs,  # bytes of the log between the record before and this one that cannot be read, or were not, int64[n]
+    low: int | None,  # one past the last queue offset before them; None: it is not known
+    high: int | None,  # the first queue offset behind them; None: there is none
+) -> Longs:
+    """The queue offset at which each record between two others belongs, in log order; -1 where there is no room for it.
 
     A record that goes on where the one before ends, or ends where the next one begins, is right: two of them agree. Any
     other is right if it lies between those, and leaves out no more offsets than what was lost of the log could hold.
     Where nothing can be compared it is believed.
     """
-    offsets, counts = chain.offsets, chain.counts
-    fine = (offsets >= 0) & (offsets < OFFSET_MAX)
-    ends = np.where(fine, offsets + counts, -1)
-    links = fine[:-1] & fine[1:] & (ends[:-1] == offsets[1:])
-    firm = chain.is_listed.copy()
-    firm[1:] |= links
-    firm[:-1] |= links
-    if around.low is not None and len(firm):
-        firm[0] |= bool(fine[0]) and int(offsets[0]) == around.low
-    if around.listed_high is not None and len(firm):
-        firm[-1] |= bool(fine[-1]) and int(ends[-1]) == around.listed_high
-    firm &= chain.is_listed | _is_between(chain, ends, around)
+    inside = (offsets >= (low or 0)) & (offsets < OFFSET_MAX)
+    ends = np.where(inside, offsets + counts, -1)
+    inside &= ends <= (_FAR if high is None else high)
+    befores = np.concatenate(([-1 if low is None else low], ends[:-1]))
+    nexts = np.append(np.where(inside, offsets, -1)[1:], -1 if high is None else high)
+    firm = inside & ((offsets == befores) | (ends == nexts))
     found = np.where(firm, offsets, -1)
-    if firm.all():
-        return found
-    return _place_others(chain, around, firm, found)
-
-
-def _is_between(chain: Chain, ends: Longs, around: Around) -> Flags:
-    """Which records lie between what is listed before and behind them."""
-    lows = np.where(chain.is_listed, ends, -1)
-    lows = np.maximum.accumulate(np.concatenate(([around.listed_low or 0], lows)))[:-1]
-    highs = np.where(chain.is_listed, chain.offsets, _FAR)
-    last = _FAR if around.listed_high is None else around.listed_high
-    highs = np.minimum.accumulate(np.concatenate((highs, [last]))[::-1])[::-1][1:]
-    found: Flags = (chain.offsets >= lows) & (ends <= highs)
+    following = np.where(firm, np.arange(len(firm)), len(firm))
+    following = np.minimum.accumulate(following[::-1])[::-1]
+    until, taken, last = np.cumsum(lost), np.cumsum(counts), -1
+    for at in np.flatnonzero(~firm).tolist():  # nobody else agrees with it
+        count, least, most, top = int(counts[at]), 0, OFFSET_MAX, high
+        if at and found[at - 1] >= 0:
+            last = at - 1
+        reached = low if last < 0 else int(found[last] + counts[last])
+        if (behind := int(following[at])) < len(firm):  # those between need room as well
+            top = int(offsets[behind] - (taken[behind - 1] - taken[at]))
+            least = top - count - _held_by(int(until[behind] - until[at])) * count
+        if reached is not None:
+            since = int(until[at]) - (int(until[last]) if last >= 0 else 0)
+            least, most = max(least, reached), min(most, reached + _held_by(since) * count)
+        slot = int(offsets[at])
+        if not max(least, 0) <= slot <= most or (top is not None and slot + count > top):
+            slot = reached if reached is not None else -1 if top is None else least
+        if slot >= 0 and (top is None or slot + count <= top):
+            found[at] = slot
     return found
 
 
-def _place_others(chain: Chain, around: Around, firm: Flags, found: Longs) -> Longs:
-    """Place the records on which nobody else agrees, one by one."""
-    size = len(firm)
-    behind = np.where(firm, np.arange(size), size)
-    behind = np.minimum.accumulate(behind[::-1])[::-1]
-    low, lost = around.low, np.cumsum(chain.lost)
-    taken = np.concatenate((np.cumsum(chain.counts), [int(chain.counts.sum())]))
-    before, is_claimed = 0, around.low != around.listed_low
-    for at in range(size):
-        count, offset = int(chain.counts[at]), int(chain.offsets[at])
-        if not firm[at]:
-            following = int(behind[at])
-            room = (int(lost[at]) - before) // RECORD_BYTES_MIN * count
-            high, least = around.listed_high, 0
-            if following < size:  # those between need room as well
-                high = int(chain.offsets[following] - (taken[following - 1] - taken[at]))
-                least = high - count - int(lost[following] - lost[at]) // RECORD_BYTES_MIN * count
-            if is_claimed and low is not None and offset < low:
-                low = None  # it was alone, too: either may be right
-            limits = (least, low + room) if low is not None else (least, OFFSET_MAX)
-            low = around.listed_low if low is None else low
-            found[at] = offset = _slot(offset, count, low, high, limits)
-            if offset < 0:
-                continue
-        low, before, is_claimed = offset + count, int(lost[at]), False
-    return found
-
-
-def _slot(
-    offset: int, count: int, low: int | None, high: int | None, limits: tuple[int, int]
-) -> int:
-    """Where one record belongs that nobody agrees with: what it says, or next to its neighbours, or nowhere (-1)."""
-    least, most = max(limits[0], low or 0), min(limits[1], OFFSET_MAX)
-    if least <= offset <= most and (high is None or offset + count <= high):
-        return offset
-    slot = low if low is not None else limits[0] if high is not None else -1
-    return slot if slot >= 0 and (high is None or slot + count <= high) else -1
+def _held_by(lost_bytes: int) -> int:
+    """How many records so many bytes could hold."""
+    return lost_bytes // RECORD_BYTES_MIN
 
 
 def is_queue_name(queue: MessageQueue) -> bool:

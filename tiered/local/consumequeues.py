@@ -83,68 +83,65 @@ def no_entries(start: int, count: int) -> Entries:
     )
 
 
+_REBUILT: Final = np.dtype(
+    [("offset", np.int64), ("place", np.int64), ("size", np.int32), ("tag_code", np.int64)]
+)
+
+
 class Rebuilt:
     """Entries made from the log for queue offsets of which the consume queue says nothing of use. The first wins.
 
-    Memory: 28 bytes an entry. Not for several threads at once: its store's lock guards it.
+    Memory: 28 bytes an entry. Changed under its store's lock; to be asked by any thread.
     """
 
-    __slots__ = ("_columns", "_new")
+    __slots__ = ("_rows",)
 
     def __init__(self) -> None:
-        none = np.zeros(0, np.int64)
-        self._columns: tuple[Longs, Longs, Ints, Longs] = none, none, none.astype(np.int32), none
-        self._new: list[tuple[Longs, Longs, Ints, Longs]] = []
+        # In the order of their queue offsets. Replaced as a whole, since readers hold no lock.
+        self._rows = np.zeros(0, _REBUILT)
 
     def add(self, offsets: Longs, physical_offsets: Longs, sizes: Ints, tag_codes: Longs) -> None:
         """Let ``offsets`` (int64[n], in any order) name these records."""
-        self._new.append((offsets, physical_offsets, sizes, tag_codes))
+        rows = np.zeros(len(offsets), _REBUILT)
+        rows["offset"], rows["place"] = offsets, physical_offsets
+        rows["size"], rows["tag_code"] = sizes, tag_codes
+        every = np.concatenate((self._rows, rows))
+        _, firsts = np.unique(every["offset"], return_index=True)
+        self._rows = every[firsts]
 
     @property
     def bounds(self) -> tuple[int, int] | None:
         """``[first, last + 1)`` of the offsets here; None without any."""
-        offsets = self._sorted()[0]
+        offsets = self._rows["offset"]
         return (int(offsets[0]), int(offsets[-1]) + 1) if len(offsets) else None
 
     def before(self, place: int) -> tuple[int, int] | None:
         """One past the last queue offset here whose record lies before ``place`` in the log, and where it begins."""
-        offsets, physical, *_ = self._sorted()
-        found = np.flatnonzero(physical < place)
-        return (int(offsets[found[-1]]) + 1, int(physical[found[-1]])) if len(found) else None
+        found = self._rows[self._rows["place"] < place]
+        return (int(found["offset"][-1]) + 1, int(found["place"][-1])) if len(found) else None
 
     def next_rebuilt(self, start: int, end: int) -> int:
         """The first queue offset here in ``[start, end)``; ``end`` without one."""
-        offsets = self._sorted()[0]
+        offsets = self._rows["offset"]
         at = int(np.searchsorted(offsets, start))
         return min(end, int(offsets[at])) if at < len(offsets) else end
 
     def places(self, start: int, end: int) -> Longs:
         """Physical offsets in ``[start, end)`` that are named here, in any order."""
-        places = self._sorted()[1]
+        places: Longs = self._rows["place"]
         return places[(places >= start) & (places < end)]
 
     def fill(self, entries: Entries) -> None:
         """Put what is known here in the place of what the consume queue says."""
-        offsets, physical, sizes, tags = self._sorted()
-        if not len(offsets):
+        rows = self._rows
+        if not len(rows):
             return  # as of nearly every queue
-        end = entries.start + len(entries)
-        first, last = (int(at) for at in np.searchsorted(offsets, (entries.start, end)))
-        places = offsets[first:last] - entries.start
-        entries.physical_offsets[places] = physical[first:last]
-        entries.sizes[places] = sizes[first:last]
-        entries.tag_codes[places] = tags[first:last]
-
-    def _sorted(self) -> tuple[Longs, Longs, Ints, Longs]:
-        """All entries in the order of their queue offsets, each once."""
-        if self._new:
-            every = [
-                np.concatenate(column) for column in zip(self._columns, *self._new, strict=True)
-            ]
-            _, firsts = np.unique(every[0], return_index=True)
-            offsets, physical, sizes, tags = (column[firsts] for column in every)
-            self._columns, self._new = (offsets, physical, sizes, tags), []
-        return self._columns
+        ends = entries.start, entries.start + len(entries)
+        rows = rows[slice(*np.searchsorted(rows["offset"], ends).tolist())]
+        places = rows["offset"] - entries.start
+        entries.physical_offsets[places] = rows["place"]
+        entries.sizes[places] = rows["size"]
+        entries.tag_codes[places] = rows["tag_code"]
 
 
 # -- units -------------------------------------------------------------------------------------------
@@ -329,23 +326,7 @@ class PlainQueue(Units):
     unit_bytes = ITEM_BYTES
 
     def entries(self, start: int, end: int) -> Entries:
-        """What is known of ``[start, end)``."""
-        items = self.units(start, end)
-        count = max(0, end - start)
-        if len(items) == count:
-            found = Entries(
-                start,
-                items["physical_offset"].astype(np.int64),
-                items["size"].astype(np.int32),
-                items["tag_code"].astype(np.int64),
-            )
-        else:
-            found = self._patched(start, end)
-        self.rebuilt.fill(found)
-        return found
-
-    def _patched(self, start: int, end: int) -> Entries:
-        """Read file by file: some are missing or short."""
+        """What is known of ``[start, end)``, read file by file: some may be missing or short."""
         found = no_entries(start, max(0, end - start))
         per_file = max(1, self.row.file_bytes // self.unit_bytes)
         first, last = self.unit_span()
@@ -358,6 +339,7 @@ class PlainQueue(Units):
             found.sizes[place] = items["size"]
             found.tag_codes[place] = items["tag_code"]
             at = next_at
+        self.rebuilt.fill(found)
         return found
 
     def next_written_file(self, start: int, end: int) -> int:
@@ -528,6 +510,26 @@ class BatchQueue(Units):
 
 QueueIndex = PlainQueue | BatchQueue
 """One queue's index: both kinds answer the same questions."""
+_PLACES_READ: Final = 4_000
+
+
+def listed_places(index: QueueIndex, start: int, end: int) -> Longs:
+    """The places of the log in ``[start, end)`` that a queue lists at any offset, in any order.
+
+    Bisection finds where to begin; entries that break the order only cost a place.
+    """
+    _, last = index.span()
+    first = index.first_not_below(start, last)
+    found = [index.rebuilt.places(start, end)]
+    while first < last:
+        entries = index.entries(first, min(last, first + _PLACES_READ))
+        places = entries.physical_offsets
+        inside = entries.is_written & (places >= start) & (places < end)
+        found.append(places[inside])
+        if not inside.any():
+            break
+        first += len(entries)
+    return np.concatenate(found)
 
 
 def _ends(units: Items) -> Longs:

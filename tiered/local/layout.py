@@ -29,7 +29,8 @@ from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from tiered.local.mapped_file_queue import (
     list_bases,
     list_names,
-    open_read_only,
+    open_if_there,
+    stat_if_there,
     unreadable,
 )
 from tiered.model import MessageQueue
@@ -226,17 +227,14 @@ def list_queues(root: str) -> dict[MessageQueue, bool]:
 
 
 def _check_directory(root: str) -> None:
-    try:
-        mode = Path(root).stat().st_mode
-    except FileNotFoundError:
+    found = stat_if_there(root)
+    if found is None:
         raise InvalidError(
             "no such directory",
             where=root,
             do="give a store directory, or make one with `tiered store create`",
-        ) from None
-    except OSError as error:
-        raise unreadable(root, error) from error
-    if not stat.S_ISDIR(mode):
+        )
+    if not stat.S_ISDIR(found.st_mode):
         raise InvalidError("not a directory", where=root, do="give a store directory")
 
 
@@ -252,13 +250,14 @@ def _refuse_foreign(root: str, names: list[str]) -> None:
             where=f"{root}/{ledgers[0]}",
             do="attach to a store with an ordinary commit log",
         )
-    if not any(_exists(f"{root}/{mark}") for mark in _MARKS):
+    # A broken link is something, too.
+    if not any(stat_if_there(f"{root}/{mark}", follows_links=False) for mark in _MARKS):
         raise InvalidError(
             "not a RocketMQ store: there is neither commitlog nor checkpoint nor config",
             where=root,
             do="give the broker's storePathRootDir",
         )
-    if _exists(f"{root}/{QUEUE_DIRECTORY}/CURRENT"):
+    if stat_if_there(f"{root}/{QUEUE_DIRECTORY}/CURRENT", follows_links=False):
         raise InvalidError(
             "the store keeps its consume queues in RocksDB, which is not supported",
             where=f"{root}/{QUEUE_DIRECTORY}",
@@ -282,22 +281,15 @@ def log_file_bytes(log: str, bases: tuple[int, ...]) -> int:
 
 
 def _length(path: str) -> int:
-    try:
-        return Path(path).stat().st_size
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise unreadable(path, error) from error
+    found = stat_if_there(path)
+    return 0 if found is None else found.st_size
 
 
 def _refuse_dledger_record(path: str) -> None:
     """A DLedger entry has 48 bytes before the record, beginning with its own magic, 1."""
-    try:
-        descriptor = open_read_only(path)
-    except FileNotFoundError:
+    descriptor = open_if_there(path)
+    if descriptor is None:
         return
-    except OSError as error:
-        raise unreadable(path, error) from error
     try:
         head = os.pread(descriptor, _DLEDGER_HEADER_BYTES + 8, 0)
     except OSError as error:
@@ -318,17 +310,6 @@ def _refuse_dledger_record(path: str) -> None:
             where=path,
             do="attach to a store with an ordinary commit log",
         )
-
-
-def _exists(path: str) -> bool:
-    """Whether there is anything of this name, a broken link included."""
-    try:
-        Path(path).lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return True
 
 
 # -- configs -----------------------------------------------------------------------------------------
@@ -429,11 +410,12 @@ def read_text(path: str, size_max: int = 1 << 28) -> bytes | None:
     Raises:
         InvalidError: It may not be read.
     """
-    try:
-        with os.fdopen(open_read_only(path), "rb") as file:
-            return file.read(size_max)
-    except (FileNotFoundError, NotADirectoryError):
+    descriptor = open_if_there(path)
+    if descriptor is None:
         return None
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(size_max)
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -588,7 +570,7 @@ class Liveness:
 def look(directory: str) -> Liveness:
     """Whether a broker runs on ``directory``, and since when. The lock is looked at first: a broker takes it first."""
     locked = is_locked(directory)
-    lock = _stat(f"{directory}/{LOCK_FILE}") if locked else None
+    lock = stat_if_there(f"{directory}/{LOCK_FILE}") if locked else None
     abort = abort_mark(directory)
     is_starting = (
         lock is not None
@@ -601,21 +583,12 @@ def look(directory: str) -> Liveness:
 
 def abort_mark(directory: str) -> AbortMark | None:
     """The ``abort`` file, or None. One system call, two with brokers before 5.0."""
-    found = _stat(f"{directory}/{ABORT_FILE}")
+    found = stat_if_there(f"{directory}/{ABORT_FILE}")
     if found is None:
         return None
-    lock = None if found.st_size else _stat(f"{directory}/{LOCK_FILE}")
+    lock = None if found.st_size else stat_if_there(f"{directory}/{LOCK_FILE}")
     lock_mtime_ns = 0 if lock is None else lock.st_mtime_ns
     return AbortMark(found.st_ino, found.st_mtime_ns, found.st_ctime_ns, lock_mtime_ns)
-
-
-def _stat(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)  # noqa: PTH116 (asked with every poll; Path costs three times as much)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def is_locked(directory: str) -> bool:
@@ -625,12 +598,9 @@ def is_locked(directory: str) -> bool:
         InvalidError: The file may not be read.
     """
     path = f"{directory}/{LOCK_FILE}"
-    try:
-        descriptor = open_read_only(path)
-    except (FileNotFoundError, NotADirectoryError):
+    descriptor = open_if_there(path)
+    if descriptor is None:
         return False
-    except OSError as error:
-        raise unreadable(path, error) from error
     wanted, type_at = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0), 0
     if sys.platform == "darwin":
         wanted, type_at = _FLOCK.pack(0, 1, 0, fcntl.F_WRLCK, os.SEEK_SET), 3

@@ -62,6 +62,35 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     return descriptor
 
 
+def open_if_there(path: str) -> int | None:
+    """As ``open_read_only``; None when there is no such file.
+
+    Raises:
+        InvalidError: It is no regular file, or may not be read.
+    """
+    try:
+        return open_read_only(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def stat_if_there(path: str, *, follows_links: bool = True) -> os.stat_result | None:
+    """What the system knows of a file or directory; None when there is none.
+
+    Raises:
+        InvalidError: It may not be looked at.
+    """
+    try:
+        # (asked with every poll; Path costs three times as much)
+        return os.stat(path, follow_symlinks=follows_links)  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def open_read_only(path: str) -> int:
     """Open a regular file for reading, without touching the access time where the system lets us.
 
@@ -215,17 +244,8 @@ class FileCache:
         Raises:
             InvalidError: The file may not be read, or the device fails.
         """
-        file = self._take(path)
-        if file is None:
-            return b""
-        try:
-            self._refuse_lost(path, offset, size)
-            return os.pread(file.descriptor, size, offset)
-        except OSError as error:
-            view = memoryview(bytearray(size))
-            return bytes(view[: self._salvage(error, file, path, offset, view)])
-        finally:
-            self._give_back(file)
+        view = memoryview(bytearray(size))
+        return bytes(view[: self.read_pieces(path, ((offset, size),), view)])
 
     def _refuse_lost(self, path: str, offset: int, size: int) -> None:
         """Fail as the device has failed on some of these bytes, so that they are not waited for again."""
@@ -531,13 +551,8 @@ def _file_stamp(path: str) -> tuple[int, int]:
 
 def directory_stamp(directory: str) -> tuple[int, int] | None:
     """Changes whenever a file comes or goes in ``directory``; None when it does not exist."""
-    try:
-        found = os.stat(directory)  # noqa: PTH116 (asked with every look; Path costs three times as much)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise unreadable(directory, error) from error
-    return found.st_ino, found.st_mtime_ns
+    found = stat_if_there(directory)
+    return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
 def list_names(directory: str) -> list[str]:

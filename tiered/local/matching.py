@@ -15,6 +15,7 @@ import numpy as np
 
 from tiered.format.block import Groups, RecordBlock, inner_counts
 from tiered.format.items import ITEM, ITEM_BYTES, Items, is_filler
+from tiered.format.sysflag import is_listable
 from tiered.local.consumequeues import Entries, Flags, Longs, QueueTail
 
 if TYPE_CHECKING:
@@ -297,6 +298,13 @@ def _match_runs(
         part = match(index, block, indices[chosen])
         listed[chosen], places[chosen] = part.is_listed, part.listed_at
     return Match(indices, offsets, counts, bool(listed.all()), listed, places, None)
+
+
+def orphan_indices(block: RecordBlock, found: Match) -> Longs:
+    """Indices in the block of the records that should be listed and are not."""
+    if found.is_all_listed:
+        return found.indices[:0]
+    return found.indices[~found.is_listed & is_listable(block.sys_flags[found.indices])]
 
 
 def runs(offsets: Longs, counts: Longs | None) -> list[tuple[int, int]]:

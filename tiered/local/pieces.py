@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from enum import Enum
 from struct import Struct
@@ -14,7 +13,6 @@ from tiered.format.block import (
     RecordBlock,
     Stop,
     check_records,
-    distinct,
     parse_records,
     walk_records,
 )
@@ -24,16 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tiered.clock import Clock
-    from tiered.local.catalog import QueueState
-    from tiered.local.mapped_file_queue import MappedFileQueue
-    from tiered.local.matching import Match
-
-    Matching = Callable[["Piece", int], Sequence[tuple[QueueState, Match]]]
-    from collections.abc import Callable, Sequence
-
     from tiered.format.broker_checkpoint import Checkpoint
-    from tiered.local.catalog import Catalog
-    from tiered.local.consumequeues import Flags, Longs, QueueIndex
+    from tiered.local.mapped_file_queue import MappedFileQueue
 
 
 # -- pieces ------------------------------------------------------------------------------------------
@@ -42,6 +32,10 @@ if TYPE_CHECKING:
 _HEAD: Final = Struct(">i")
 RECORD_BYTES_MAX: Final = 128 << 20
 """No record is longer (brokers allow 4 MiB by default); what claims to be is damage."""
+PIECE_BYTES: Final = 8 << 20
+"""What is looked at in one go."""
+FAR: Final = 2**63 - 1
+"""Beyond every place of a log."""
 _VIEW_BYTES_MIN: Final = 1 << 16
 _COMPARED_BYTES: Final = 1 << 18
 
@@ -182,8 +176,6 @@ class LogPieces:
 #
 # Looking ahead in a running broker's log, beyond the frontier, for a record that proves something of those before it.
 
-_PIECE_BYTES: Final = 8 << 20
-_FAR: Final = 2**63 - 1
 _AGAIN_S: Final = 1.0
 _WATCHED_BYTES: Final = 64
 _BLANK_BYTES: Final = 1 << 20
@@ -198,56 +190,17 @@ def find_new(log: MappedFileQueue, position: int, started_ms: int) -> int:
     return -1
 
 
-class Ahead:
-    """Whether the frontier stands before records that will never be listed: their topic was deleted.
-
-    Consume queues are written in log order. So what is not listed although a later record is never will be, and must not
-    keep the frontier for ever. Only a record that was stored later counts: behind the log's end may stand older ones,
-    left from before a restart, with consume-queue entries of their own. Under the store's lock.
-    """
-
-    def __init__(self, log: MappedFileQueue, clock: Clock) -> None:
-        self._log = log
-        self._clock = clock
-        self._listed_at = -1
-        self._looked_s = -_AGAIN_S
-
-    def is_overtaken(self, piece: Piece, count: int, match: Matching) -> bool:
-        """Look; at most every second while there is nothing.
-
-        Args:
-            piece: Of whose first records none is listed.
-            match: Holds the first records of a piece against their consume queues.
-        """
-        now_s = self._clock.monotonic_s()
-        if piece.end > self._listed_at and now_s >= self._looked_s + _AGAIN_S:
-            stored_ms = int(piece.block.store_timestamps_ms[:count].max())
-            self._listed_at = self._find_listed(piece, stored_ms, match)
-            if self._listed_at < 0:
-                self._looked_s = now_s
-        return piece.end <= self._listed_at
-
-    def _find_listed(self, piece: Piece, stored_ms: int, match: Matching) -> int:
-        """Where a record behind the piece begins that is listed; -1 when there is none yet."""
-        following = _behind(piece)
-        for later, count in walk_sound(self._log, following) if following is not None else ():
-            last = max((found.last_listed()[0] for _, found in match(later, count)), default=-1)
-            if last >= 0 and int(later.block.store_timestamps_ms[last]) >= stored_ms:
-                return later.start + int(later.block.positions[last])
-        return -1
-
-
 def walk_sound(
     log: MappedFileQueue, position: int, *, check_crc: bool = False
 ) -> Iterator[tuple[Piece, int]]:
     """Pieces from ``position`` on, each with its number of sound records, up to the first that is not sound."""
     pieces = LogPieces(log)
-    following: int | None = position
-    while following is not None:
-        piece = pieces.read(following, _FAR, _PIECE_BYTES, check_crc=check_crc)
+    at: int | None = position
+    while at is not None:
+        piece = pieces.read(at, FAR, PIECE_BYTES, check_crc=check_crc)
         count = count_sound(piece)
         yield piece, count
-        following = _behind(piece) if count == len(piece.block) else None
+        at = following(piece) if count == len(piece.block) else None
 
 
 def chain_end(log: MappedFileQueue, position: int) -> int:
@@ -313,84 +266,14 @@ class Growth:
                 return blank
         # To the end of its file: a broker's start has deleted later ones, so any that has something is of this broker.
         later = (self._log.read(one, _WATCHED_BYTES) for one in self._log.bases if one > place)
-        return place if any(map(any, later)) else _FAR
+        return place if any(map(any, later)) else FAR
 
 
-def _behind(piece: Piece) -> int | None:
+def following(piece: Piece) -> int | None:
     """Where the log goes on behind a piece; None at its end."""
     if piece.follows is Next.MORE:
         return piece.end
     return piece.next_file if piece.follows is Next.FILE else None
-
-
-# -- resync ------------------------------------------------------------------------------------------
-#
-# Where in a log file records begin, by all consume queues: the next one behind damage, and whether any is listed.
-
-_READ_MAX: Final = 4_000
-"""Entries of one queue read at once."""
-
-
-class Resync:
-    """Remembers, for the file with the damage, where its records begin. For one thread."""
-
-    def __init__(self, log: MappedFileQueue, catalog: Catalog) -> None:
-        self._log = log
-        self._catalog = catalog
-        self._base: int | None = None
-        self._known: list[int] = []
-
-    def behind(self, position: int, limit: int) -> int:
-        """The first place behind ``position`` where a record is said to begin.
-
-        Args:
-            limit: Returned when there is nothing below it.
-
-        Returns:
-            Above ``position``, at most ``limit``.
-        """
-        base = self._log.base_of(position)
-        if base is not None:
-            self._look_at(base)
-            at = bisect_right(self._known, position)
-            if at < len(self._known):
-                return min(limit, self._known[at])
-        following = self._log.next_base(position)
-        return limit if following is None else min(limit, following)
-
-    def lists(self, places: Longs) -> Flags:
-        """Whether each place (all of one file, at least one) is listed by any queue at any offset."""
-        base = self._log.base_of(int(places[0]))
-        if base is None:
-            return np.zeros(len(places), np.bool_)
-        self._look_at(base)
-        return np.isin(places, np.array(self._known, np.int64))
-
-    def _look_at(self, base: int) -> None:
-        """Find the places in a file that any consume queue lists."""
-        if base == self._base:
-            return
-        tiered = [state.index for state in list(self._catalog.states.values())]
-        end = base + self._log.file_bytes
-        found = [self._places_of(index, base, end) for index in (*tiered, *self._catalog.others)]
-        self._base, self._known = base, distinct(np.concatenate(found)).tolist() if found else []
-
-    def _places_of(self, index: QueueIndex, start: int, end: int) -> Longs:
-        """Those of one queue. Bisection finds where to begin; entries that break the order only cost a place."""
-        _, last = index.span()
-        first = index.first_not_below(start, last)
-        pieces = [index.rebuilt.places(start, end)]
-        while first < last:
-            entries = index.entries(first, min(last, first + _READ_MAX))
-            written = entries.is_written
-            inside = (
-                written & (entries.physical_offsets >= start) & (entries.physical_offsets < end)
-            )
-            pieces.append(entries.physical_offsets[inside])
-            if not inside.any():
-                break
-            first += len(entries)
-        return np.concatenate(pieces)
 
 
 # -- recovery ----------------------------------------------------------------------------------------
@@ -416,7 +299,7 @@ class Resync:
 FILES_LOOKED_AT_MAX: Final = 10
 """``commitLogRecoverMaxNum`` by default."""
 _HEAD_BYTES: Final = 1 << 16
-_ZEROS: Final = bytes(_PIECE_BYTES)
+_ZEROS: Final = bytes(PIECE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +362,7 @@ def read_head(pieces: LogPieces, base: int) -> FileHead:
     """The first record of one file."""
     piece = pieces.read(base, base + _HEAD_BYTES, _HEAD_BYTES, check_crc=False, check_place=False)
     if not len(piece.block):
-        piece = pieces.read(base, 2**63 - 1, _HEAD_BYTES, check_crc=False, check_place=False)
+        piece = pieces.read(base, FAR, _HEAD_BYTES, check_crc=False, check_place=False)
     if not len(piece.block):
         return FileHead(base, is_sound=False)
     size = int(piece.block.sizes[0])
@@ -499,7 +382,7 @@ def find_log_end(
     """
     position = start
     while True:
-        piece = pieces.read(position, 2**63 - 1, _PIECE_BYTES, check_place=False)
+        piece = pieces.read(position, FAR, PIECE_BYTES, check_place=False)
         sound = count_sound(piece)
         visit(piece, sound)
         if sound < len(piece.block):
@@ -535,7 +418,7 @@ def _torn_bytes(log: MappedFileQueue, end: int) -> int:
     while base is not None:
         at: int | None = max(base, end)
         while at is not None and (at := log.next_data(at)) is not None:
-            data = log.read(at, _PIECE_BYTES)
+            data = log.read(at, PIECE_BYTES)
             if not data:
                 break
             if data != _ZEROS[: len(data)]:  # a comparison runs at memory speed, stripping does not

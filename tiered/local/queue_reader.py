@@ -23,17 +23,17 @@ from tiered.format.block import (
     topics_equal,
 )
 from tiered.format.property_columns import tag_hashes
-from tiered.format.record import HEADER, RECORD_BYTES_MIN, RecordError, RecordFault, decode_record
+from tiered.format.record import RECORD_BYTES_MIN, RecordFault
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.catalog import SCHEDULE_TOPIC
 from tiered.local.classification import are_wrong_tags, classify_entries
 from tiered.local.consumequeues import Entries
 from tiered.local.interface import HoleReason, Quarantined, RecordBatch
-from tiered.local.pieces import RECORD_BYTES_MAX
+from tiered.local.pieces import RECORD_BYTES_MAX, LogPieces
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     Lists = Callable[[MessageQueue, int, int], bool]
     """(queue, queue offset, local physical offset) -> whether the queue lists that record."""
-    from collections.abc import Callable, Iterator, Sequence
-
     from tiered.local.classification import AnomalyCounters
     from tiered.local.matching import Match
 
@@ -209,22 +207,12 @@ def _mend_sizes(
     wrong = (cases != 0) & (cases != HoleReason.FOREIGN)
     wrong &= (places >= bounds.log_min) & (places < bounds.log_end)
     wrong &= (places > 0) | (entries.sizes != 0)  # zeros name no record
+    pieces = LogPieces(log)
     for at in np.flatnonzero(wrong).tolist():
-        place = int(places[at])
-        head = log.read(place, HEADER.size)
-        if len(head) < HEADER.size:
-            continue
-        size, *_, physical = HEADER.unpack(head)[:7]
-        is_other = physical == place and size != entries.sizes[at]
-        if not is_other or not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX:
-            continue
-        raw = log.read(place, min(size, bounds.log_end - place))
-        try:
-            decode_record(raw, 0, physical_offset=place)
-        except RecordError:
-            continue
-        entries.sizes[at] = size
-        changed = True
+        there = pieces.read(int(places[at]), bounds.log_end, RECORD_BYTES_MIN).block
+        if len(there) and there.faults[0] == RecordFault.OK and there.sizes[0] != entries.sizes[at]:
+            entries.sizes[at] = there.sizes[0]
+            changed = True
     return changed
 
 

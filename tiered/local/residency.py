@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tiered.local.consumequeues import Entries
-    from tiered.local.rocketmq import View
+    from tiered.local.views import View
     from tiered.model import MessageQueue, QueueBounds
 
 ITEMS_MAX: Final = 1024

@@ -1,7 +1,7 @@
 """A RocketMQ store directory behind the interface of local stores, live or dead, read-only; and its follower.
 
 **Contract.** ``open`` looks at the directory and refuses by name what it cannot read faithfully. What holds of a
-stopped store is decided by ``tiered.local.deadview``, of a running one by ``tiered.local.liveview``; each is one *view*.
+stopped store and of a running one is decided by ``tiered.local.views``; each is one *view*.
 When the broker stops or starts (lock, ``abort`` file), or a stopped store's log is changed under us, the view is thrown
 away and made anew: looked at with every poll and ``refresh``, the ``abort`` file each time, the rest at most every half
 second, and before anything that cannot be read is called a hole. So what a log has lost is never a hole: a queue ends
@@ -34,7 +34,6 @@ from tiered.format.property_columns import tag_hashes
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.local.catalog import Catalog, QueueState
 from tiered.local.classification import WRONG_TAG_CODES, AnomalyCounters, hole_counter
-from tiered.local.deadview import DeadView
 from tiered.local.interface import (
     HoleReason,
     RecordBatch,
@@ -53,10 +52,9 @@ from tiered.local.layout import (
     read_text,
     read_topics,
 )
-from tiered.local.liveview import Advance, LiveView
 from tiered.local.mapped_file_queue import FileCache, LostPages, MappedFileQueue, list_bases
-from tiered.local.matching import Match, match, match_groups, runs
-from tiered.local.pieces import LogPieces, Next, Piece, Resync
+from tiered.local.matching import Match, match, match_groups
+from tiered.local.pieces import FAR, LogPieces, Next, Piece
 from tiered.local.queue_reader import (
     Bounds,
     TagRule,
@@ -66,6 +64,7 @@ from tiered.local.queue_reader import (
     read_batch,
     sound_batches,
 )
+from tiered.local.views import Advance, DeadView, LiveView, View
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -113,19 +112,13 @@ def read_identity(
     records = _first_records(log, pieces)
     named = (record.properties.get(properties.CLUSTER) for record in records)
     cluster = next(filter(None, named), topics.cluster)
-    mark = _store_id(root, records, cluster, topics.broker)
-    brokers = topics.brokers
-    return StoreIdentity(cluster, topics.broker, mark, "rocketmq", is_live, brokers)
-
-
-def _store_id(root: str, records: list[Record], cluster: str | None, broker: str | None) -> str:
-    raw = read_text(f"{root}/{_ROCKSDB_IDENTITY}", 256)
-    uuid = (raw or b"").decode("ascii", "replace").strip()
+    broker, mark = topics.broker, ""
+    uuid = (read_text(f"{root}/{_ROCKSDB_IDENTITY}", 256) or b"").decode("ascii", "replace").strip()
     if uuid:
-        return f"rocksdb:{uuid}"
-    if not records:
-        return ""
-    return f"host:{records[0].store_host}/{cluster or ''}/{broker or ''}"
+        mark = f"rocksdb:{uuid}"
+    elif records:
+        mark = f"host:{records[0].store_host}/{cluster or ''}/{broker or ''}"
+    return StoreIdentity(cluster, broker, mark, "rocketmq", is_live, topics.brokers)
 
 
 def _first_records(log: MappedFileQueue, pieces: LogPieces) -> list[Record]:
@@ -143,9 +136,6 @@ def _first_records(log: MappedFileQueue, pieces: LogPieces) -> list[Record]:
 
 # -- store -------------------------------------------------------------------------------------------
 
-
-View = DeadView | LiveView
-"""What holds of a store: stopped, or with a broker that runs on it."""
 
 _LOCK_AGAIN_S: Final = 0.5
 _STARTING_S: Final = 60.0
@@ -372,12 +362,15 @@ class RocketMQStore:
         with self._lock:
             return view.catalog.find(queue)
 
-    def decide(
-        self, view: View, state: QueueState, block: RecordBlock, found: Match, walked_from: int
-    ) -> None:
-        """Decide on records that are not listed, in the committed part of the log, which was walked from a place on."""
+    def decide(self, view: View, state: QueueState, block: RecordBlock, found: Match) -> Match:
+        """Decide on records that are not listed, in the committed part of the log; what is listed then."""
         with self._lock:
-            view.decide(state, block, found, walked_from)
+            return view.decide(state, block, found)
+
+    def behind(self, view: View, piece: Piece) -> int:
+        """Where the committed part of the log goes on behind a piece."""
+        with self._lock:
+            return view.orphans.behind(piece, view.log_end)
 
     def advance(
         self,
@@ -437,9 +430,7 @@ class RocketMQStore:
         if not self._holds(view) or self._has_queue_changed(view, state):
             return True
         with self._lock:
-            end = view.log_end
-            if isinstance(view, DeadView):
-                end = min(end, view.undecided_end)
+            end = min(view.log_end, view.undecided_end)
             return view.orphans.search(state, entries, found, end)
 
     def _has_queue_changed(self, view: View, state: QueueState) -> bool:
@@ -536,10 +527,7 @@ class RocketMQStore:
             timers=self._options.timers,
             with_timers=self._options.with_timers,
         )
-        return self._make(log, catalog)
-
-    def _make(self, log: MappedFileQueue, catalog: Catalog) -> View:
-        root, seen = self._layout.root, self._seen
+        seen = self._seen
         if seen.is_locked:
             return LiveView(
                 log,
@@ -595,13 +583,9 @@ class RocketMQFollower:
         self._is_at_end = False
         self._is_closed = False
         self._must_sweep = True
-        self._view = store.current_view()
-        self._tags = store.tag_rule(self._view)
-        self._tag_codes_of: tuple[RecordBlock, Longs] | None = None
-        self._note_places()
-        self._walked_from = self._position = self._first_position()
-        self._pieces = LogPieces(self._view.log)
-        self._resync = Resync(self._view.log, self._view.catalog)
+        self._position: int = FAR
+        self._go_on_in(store.current_view())
+        self._fallen.clear()  # the caller has just said where to go on
 
     @property
     def is_idle(self) -> bool:
@@ -709,8 +693,7 @@ class RocketMQFollower:
         self._note_places()
         self._fallen.update(self._next)
         self._pieces = LogPieces(view.log)
-        self._resync = Resync(view.log, view.catalog)
-        self._walked_from = self._position = min(self._position, self._first_position())
+        self._position = min(self._position, self._first_position())
         self._must_sweep = True
 
     # -- the committed part of the log -----------------------------------------------------------
@@ -726,20 +709,14 @@ class RocketMQFollower:
 
     def _move(self, view: View, piece: Piece) -> None:
         """Set the position behind a piece; over damage to where a consume queue says that a record begins."""
-        if piece.follows is Next.FILE:
-            following = piece.next_file
-            self._position = view.log_end if following is None else min(following, view.log_end)
-        elif piece.follows in {Next.NOTHING, Next.BROKEN} and piece.end < view.log_end:
+        if piece.follows in {Next.NOTHING, Next.BROKEN} and piece.end < view.log_end:
             view.log.rescan()
             if piece.end < view.log_min:
                 self._position = view.log_min  # expired while we were reading
                 self._store.follow_expiry(view)
                 return
             self._must_sweep = True
-            self._position = self._resync.behind(piece.end, view.log_end)
-            view.orphans.note_lost(piece.end, self._position)
-        else:
-            self._position = piece.end
+        self._position = self._store.behind(view, piece)
 
     def _take(self, view: View, block: RecordBlock) -> list[RecordBatch]:
         """The batches of the records in a piece."""
@@ -763,7 +740,7 @@ class RocketMQFollower:
             if mine is None:
                 continue
             if not mine.is_all_listed:
-                self._store.decide(view, state, block, mine, self._walked_from)
+                mine = self._store.decide(view, state, block, mine)
             _, end = mine.last_listed()
             if end > state.end and not view.is_live:
                 state.end = end  # a damaged entry had hidden what lies behind it
@@ -799,31 +776,14 @@ class RocketMQFollower:
             goes_on = goes_on and int(found.offsets[0]) == self._next_of(state)
             (even if goes_on else odd).append((state, found))
         batches = self._batches(block, even)
-        for state, found in odd:
-            batches += self._emit_runs(state, block, found, self._next_of(state))
-        return batches
-
-    def _emit_runs(
-        self, state: QueueState, block: RecordBlock, found: Match, start: int
-    ) -> list[RecordBatch]:
-        if int(found.offsets.min()) < start:
-            self._note_fall(state, block, found.indices[found.is_listed], start)
-        listed = found.is_listed & (found.offsets >= start)
-        indices = found.indices[listed]
-        counts = None if found.counts is None else found.counts[listed]
-        batches: list[RecordBatch] = []
-        for first, last in runs(found.offsets[listed], counts):
-            run = match(state.index, block, indices[first:last])
-            at = int(run.offsets[0])
-            if at >= self._next_of(state):
-                batches.extend(self._fill(state, at))
-                if self._store.is_unread(state.queue):
-                    self._must_sweep = (
-                        True  # and comes with all that is behind it when it can be read
-                    )
-                    return batches
-                if run.entries is not None and run.is_all_listed:
-                    batches += self._batches(block, [(state, run)])
+        for (
+            state,
+            found,
+        ) in odd:  # through the consume queue, which has holes and what was listed late, too
+            self._note_fall(state, block, found.indices[found.is_listed], self._next_of(state))
+            batches += self._fill(state, found.last_listed()[1])
+            # What cannot be read comes with all that is behind it when it can be.
+            self._must_sweep |= self._store.is_unread(state.queue)
         return batches
 
     def _batches(
@@ -833,7 +793,7 @@ class RocketMQFollower:
         found = [(state.queue, match_) for state, match_ in taken]
         if not found:
             return []
-        self._tags.apply_all(found, self._tag_codes(block))
+        self._tags.apply_all(found, tag_hashes(block))
         batches = sound_batches(block, found)
         indices = np.concatenate([match_.indices for _, match_ in found])  # one look for all lasts
         ends = np.cumsum([len(match_.indices) for _, match_ in found]) - 1
@@ -842,12 +802,6 @@ class RocketMQFollower:
             self._next[batch.queue] = batch.end_offset
             self._last[batch.queue] = last
         return batches
-
-    def _tag_codes(self, block: RecordBlock) -> Longs:
-        """Made once for all queues of a piece."""
-        if self._tag_codes_of is None or self._tag_codes_of[0] is not block:
-            self._tag_codes_of = block, tag_hashes(block)
-        return self._tag_codes_of[1]
 
     # -- what the log's order does not give ------------------------------------------------------
 

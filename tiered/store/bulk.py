@@ -19,7 +19,7 @@ from zlib_ng import zlib_ng
 
 from tiered.errors import InvalidError
 from tiered.format.items import ITEM_BYTES, encode_items
-from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, join_properties, tag_hash
+from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, tag_hash
 from tiered.format.record import (
     BLANK_BYTES_MIN,
     BODY_AT,
@@ -32,13 +32,11 @@ from tiered.format.record import (
     QUEUE_OFFSET_AT,
     SIZE_AND_MAGIC,
     STORE_TIME_AT,
-    Record,
-    encode_record,
 )
-from tiered.format.record import record_bytes as size_of
 from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY
 from tiered.store.disk import Disk, RowWriter, StoreHold
-from tiered.store.new_message import MAKER_BYTES, ms_of_month
+from tiered.store.new_message import MAKER_BYTES, NewMessage, ms_of_month
+from tiered.store.special import Maker
 from tiered.store.store_options import StoreOptions
 from tiered.store.topictable import TopicTable
 
@@ -232,29 +230,63 @@ _UPPER: Final = ord("a") - ord("A")
 class RecordRows:
     """Makes the records of one store.
 
-    A template has every byte that is the same for all messages of a topic; the columns of the rest are put over it
-    (places as in ``tiered.format.record``, both hosts IPv4). The property ``origin`` comes first and is longer for
+    A template, a record as the store makes it (``tiered.store.special``), has every byte that is the same for all messages
+    of a topic; the columns of the rest are put over it. The property ``origin`` comes first and is longer for
     shorter names of topics, so that all records are equally long and what comes behind it stands in the same columns.
     """
 
     def __init__(
-        self, topics: Sequence[str], bodies: Bodies, *, cluster: str, host: str, seed: int
+        self,
+        topics: Sequence[str],
+        bodies: Bodies,
+        options: StoreOptions,
+        *,
+        cluster: str,
+        seed: int,
     ) -> None:
-        """Make the templates: one for each of ``topics``; ``host`` is producer and broker."""
+        """Make the templates, one for each of ``topics``; ``options.store_host`` is producer and broker.
+
+        Raises:
+            InvalidError: A name, or the length of bodies, that no record can have.
+        """
         self._bodies = bodies
         self._seed = seed
         longest = max(map(len, topics))
-        made = [
-            _template(topic, bodies.size, cluster, host, origin="o" * (1 + longest - len(topic)))
-            for topic in topics
-        ]
+        made = []
+        for topic in topics:
+            properties = {
+                ORIGIN: "o" * (1 + longest - len(topic)),
+                KEYS: _KEY + "0" * _KEY_DIGITS,
+                TAGS: EVENTS[0],
+                CLUSTER: cluster,
+                UNIQ_KEY: "0" * _UNIQUE_DIGITS,
+            }
+            message = NewMessage(topic, 0, bytes(bodies.size), properties=properties)
+            made.append(Maker(message, options, is_batch_topic=False).make(0, 0, 0))
         self.size = len(made[0])  # bytes of each record
+        columns = {
+            "crc": (">i4", CRC_AT),
+            "queue_id": (">i4", QUEUE_ID_AT),
+            "queue_offset": (">i8", QUEUE_OFFSET_AT),
+            "physical_offset": (">i8", PHYSICAL_OFFSET_AT),
+            "born_ms": (">i8", BORN_TIME_AT),
+            "store_ms": (">i8", STORE_TIME_AT),
+            "body": ((np.uint8, bodies.size), BODY_AT),
+            "key": ((np.uint8, _KEY_DIGITS), made[0].rindex(_KEY.encode()) + len(_KEY)),
+            "tag": ((np.uint8, len(EVENTS[0])), made[0].rindex(EVENTS[0].encode())),
+            "unique": ((np.uint8, _UNIQUE_DIGITS), made[0].rindex(b"0" * _UNIQUE_DIGITS)),
+        }
+        formats, places = zip(*columns.values(), strict=True)
+        self._columns = np.dtype(
+            {
+                "names": list(columns),
+                "formats": formats,
+                "offsets": places,
+                "itemsize": self.size,
+            }
+        )
         self._templates = np.frombuffer(b"".join(made), np.uint8).reshape(len(made), self.size)
-        self._key_at = made[0].rindex(_KEY.encode()) + len(_KEY)
-        self._tag_at = made[0].rindex(EVENTS[0].encode())
-        self._unique_at = made[0].rindex(b"0" * _UNIQUE_DIGITS)
-        maker = mix(seed, _MAKER_SALT, np.arange(2)).view(np.uint8)[:MAKER_BYTES]
-        self._maker = maker
+        self._maker = mix(seed, _MAKER_SALT, np.arange(2)).view(np.uint8)[:MAKER_BYTES]
 
     def tag_codes(self, numbers: Longs) -> Longs:
         """For the consume queues."""
@@ -281,20 +313,16 @@ class RecordRows:
             times_ms: Born and store times, UTC.
         """
         rows = self._templates[topics]
-        self._bodies.fill(rows[:, BODY_AT : BODY_AT + self._bodies.size], numbers, times_ms)
-        for at, values, kind in (
-            (CRC_AT, self._crcs(rows), ">i4"),
-            (QUEUE_ID_AT, queue_ids, ">i4"),
-            (QUEUE_OFFSET_AT, queue_offsets, ">i8"),
-            (PHYSICAL_OFFSET_AT, physical_offsets, ">i8"),
-            (BORN_TIME_AT, times_ms, ">i8"),
-            (STORE_TIME_AT, times_ms, ">i8"),
-        ):
-            _put(rows, at, _bytes_of(values, kind))
+        columns = rows.view(self._columns)[:, 0]
+        self._bodies.fill(columns["body"], numbers, times_ms)
+        columns["crc"] = self._crcs(rows)
+        columns["queue_id"], columns["queue_offset"] = queue_ids, queue_offsets
+        columns["physical_offset"] = physical_offsets
+        columns["born_ms"] = columns["store_ms"] = times_ms
         events = np.frombuffer("".join(EVENTS).encode(), np.uint8).reshape(len(EVENTS), -1)
-        _put(rows, self._key_at, digits(numbers, _KEY_DIGITS))
-        _put(rows, self._tag_at, events[event_numbers(self._seed, numbers)])
-        _put(rows, self._unique_at, self._unique_keys(numbers, times_ms))
+        columns["key"] = digits(numbers, _KEY_DIGITS)
+        columns["tag"] = events[event_numbers(self._seed, numbers)]
+        columns["unique"] = self._unique_keys(numbers, times_ms)
         return rows
 
     def _crcs(self, rows: Text) -> Longs:
@@ -310,55 +338,12 @@ class RecordRows:
         packed = np.hstack(
             (
                 np.tile(self._maker, (len(numbers), 1)),
-                _bytes_of(since, ">u4"),
-                _bytes_of(numbers & 0xFFFF, ">u2"),
+                since.astype(">u4")[:, None].view(np.uint8),
+                (numbers & 0xFFFF).astype(">u2")[:, None].view(np.uint8),
             )
         )
         text = hex_digits(packed)
         return np.where(text >= ord("a"), text - _UPPER, text).astype(np.uint8)
-
-
-def _template(topic: str, body_bytes: int, cluster: str, host: str, *, origin: str) -> bytes:
-    properties = join_properties(
-        {
-            ORIGIN: origin,
-            KEYS: _KEY + "0" * _KEY_DIGITS,
-            TAGS: EVENTS[0],
-            CLUSTER: cluster,
-            UNIQ_KEY: "0" * _UNIQUE_DIGITS,
-        }
-    )
-    size = size_of(body=body_bytes, topic=len(topic), props=len(properties), sys_flag=0, version=1)
-    return encode_record(
-        Record(
-            size=size,
-            version=1,
-            body_crc=0,
-            queue_id=0,
-            flag=0,
-            queue_offset=0,
-            physical_offset=0,
-            sys_flag=0,
-            born_timestamp_ms=0,
-            born_host=host,
-            store_timestamp_ms=0,
-            store_host=host,
-            reconsume_times=0,
-            prepared_transaction_offset=0,
-            body=bytes(body_bytes),
-            topic=topic,
-            properties_raw=properties,
-        )
-    )
-
-
-def _bytes_of(values: Longs, kind: str) -> Text:
-    """Big-endian bytes of each value as a row."""
-    return values.astype(kind)[:, None].view(np.uint8)
-
-
-def _put(rows: Text, at: int, columns: Text) -> None:
-    rows[:, at : at + columns.shape[1]] = columns
 
 
 # -- stores ----------------------------------------------------------------------------------------
@@ -453,11 +438,7 @@ def make_store(
     )
     names = tuple(f"bench-{number}" for number in range(topics))
     bodies = Bodies(body_bytes, seed, messages=messages)
-    rows = RecordRows(names, bodies, cluster=BENCH_CLUSTER, host=options.store_host, seed=seed)
-    if rows.size + BLANK_BYTES_MIN > commitlog_file_bytes:
-        raise InvalidError(
-            f"bodies of {body_bytes} bytes do not fit files of {commitlog_file_bytes}"
-        )
+    rows = RecordRows(names, bodies, options, cluster=BENCH_CLUSTER, seed=seed)
     plan = _Plan(
         messages=messages,
         topics=names,
@@ -471,7 +452,10 @@ def make_store(
         with Disk(hold.root):
             hold.begin(plan.begin_ms)
             _write(hold.root, plan, rows, options, progress or (lambda _: None))
-            _write_topics(hold.root, plan)
+            table = TopicTable.make(hold.root, cluster=BENCH_CLUSTER, broker=BENCH_BROKER)
+            for topic in names:
+                table.put(topic, queues)
+            table.save(plan.end_ms)
             hold.write_checkpoint(plan.end_ms, plan.log_end)
             hold.end()
     finally:
@@ -553,10 +537,3 @@ def _write_queue(
         )
         position = start // step * ITEM_BYTES
         files.write(folder, options.consumequeue_file_bytes, position, data)
-
-
-def _write_topics(root: str, plan: _Plan) -> None:
-    table = TopicTable.make(root, cluster=BENCH_CLUSTER, broker=BENCH_BROKER)
-    for topic in plan.topics:
-        table.put(topic, plan.queues)
-    table.save(plan.end_ms)

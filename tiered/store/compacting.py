@@ -46,7 +46,7 @@ from tiered.compaction.newest import EMPTY, KEYED, Newest, in_rounds, is_among, 
 from tiered.compaction.passes import LogFile, PassSettings, plan_pass
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, InvalidError, TieredStoreError
-from tiered.format.block import check_records, parse_records, topics_equal
+from tiered.format.block import bytes_at, check_records, parse_records, topics_equal
 from tiered.format.fastjson import loads
 from tiered.format.items import BATCH_ITEM, BATCH_ITEM_BYTES, is_batch
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, PHYSICAL_OFFSET_AT, RecordFault
@@ -58,11 +58,10 @@ from tiered.local.compaction_log import (
     MadeList,
     folders_of,
 )
-from tiered.local.consumequeues import PlainQueue
-from tiered.local.layout import QUEUE_DIRECTORY, read_text
+from tiered.local.layout import read_text
 from tiered.local.mapped_file_queue import NAME_DIGITS, list_bases
 from tiered.local.queue_reader import Bounds, fetch
-from tiered.store.disk import RowWriter, make_folder, replace_file, sync_folder
+from tiered.store.disk import RowWriter, make_folder, replace_config, replace_file, sync_folder
 from tiered.store.opening import first_lost
 
 if TYPE_CHECKING:
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from tiered.compaction.passes import PassPlan
     from tiered.format.block import RecordBlock
     from tiered.local.compaction_log import Units
+    from tiered.local.consumequeues import BatchQueue, PlainQueue
     from tiered.local.interface import RecordBatch
     from tiered.model import MessageQueue
     from tiered.store.opening import StoreParts
@@ -154,9 +154,7 @@ class _Appender:
         begins = block.positions[where]
         pieces = map(view.__getitem__, map(slice, begins.tolist(), (begins + sizes).tolist()))
         data = bytearray().join(pieces)
-        raw = np.frombuffer(data, np.uint8)
-        digits = places.astype(">i8").view(np.uint8).reshape(-1, 8)
-        raw[(starts + PHYSICAL_OFFSET_AT)[:, None] + np.arange(8)] = digits
+        bytes_at(data, ">i8")[starts + PHYSICAL_OFFSET_AT] = places
         units = np.zeros(len(where), BATCH_ITEM)
         units["physical_offset"], units["size"], units["tag_code"] = places, sizes, tags[where]
         units["store_timestamp_ms"] = block.store_timestamps_ms[where]
@@ -684,14 +682,13 @@ class Compactions:
         if self._may_leave and self._stop.is_set():
             raise ClosedError("the store is being closed", where=self._parts.hold.root)
 
-    def _listed(self, queue: MessageQueue) -> tuple[PlainQueue, Bounds, int]:
+    def _listed(self, queue: MessageQueue) -> tuple[PlainQueue | BatchQueue, Bounds, int]:
         """What lists a queue, what the commit log has, and where the queue ends."""
         parts = self._parts
         listed = parts.listing.queues[queue]
-        folder = f"{parts.hold.root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
         parts.log.rescan()
         bounds = Bounds(parts.log.bases[0] if parts.log.bases else 0, 1 << 62)
-        return PlainQueue(parts.cache, folder, listed.file_bytes), bounds, listed.next_offset
+        return listed.opened(parts.cache, parts.hold.root, queue), bounds, listed.next_offset
 
     def _has_from(self, queue: MessageQueue) -> int:
         """From which queue offset on the commit log has a queue."""
@@ -823,9 +820,6 @@ def _drop_mark(root: str, queue: MessageQueue) -> None:
 
 
 def _write_marks(root: str, marks: dict[str, int]) -> None:
-    path = Path(root, CHECKPOINT_FILE)
-    before = read_text(str(path))
-    if before is not None:
-        replace_file(path.with_name(path.name + ".bak"), before)
     document = {"empty": not marks, "queueOffsetMap": marks}
-    replace_file(path, json.dumps(document, indent="\t", separators=(",", ":")).encode())
+    data = json.dumps(document, indent="\t", separators=(",", ":")).encode()
+    replace_config(Path(root, CHECKPOINT_FILE), data)

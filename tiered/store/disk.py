@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from backends.local_files import LOST_AND_FOUND, advice_for
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.broker_checkpoint import Checkpoint, encode_checkpoint
-from tiered.local.layout import ABORT_FILE, LOCK_FILE, LOG_DIRECTORY, QUEUE_DIRECTORY
+from tiered.local.layout import ABORT_FILE, LOCK_FILE, LOG_DIRECTORY, QUEUE_DIRECTORY, read_text
 from tiered.local.mapped_file_queue import NAME_DIGITS, list_bases, open_regular
 
 if TYPE_CHECKING:
@@ -75,6 +75,14 @@ def replace_file(path: Path, data: bytes) -> None:
         raise
     new.replace(path)
     sync_folder(os.fspath(path.parent))
+
+
+def replace_config(path: Path, data: bytes) -> None:
+    """Likewise, as a broker does with its own: the content before stays in ``.bak``."""
+    before = read_text(str(path))
+    if before is not None:
+        replace_file(path.with_name(path.name + ".bak"), before)
+    replace_file(path, data)
 
 
 # -- the lock --------------------------------------------------------------------------------------

@@ -36,9 +36,6 @@ from tiered.crashpoints import reached
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.format.broker_checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.catalog import check_topic
-from tiered.local.consumequeues import BatchQueue, PlainQueue
-from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
-from tiered.local.mapped_file_queue import NAME_DIGITS
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 from tiered.store.commitlog import CommitLog, GroupCommits, not_stored
 from tiered.store.compacting import Compactions
@@ -48,7 +45,7 @@ from tiered.store.listing import Reput
 from tiered.store.live_reading import StoreReader
 from tiered.store.new_message import KeyMaker
 from tiered.store.opening import StoreParts, check_names, make_new, open_existing
-from tiered.store.special import AsIs, Special, completed
+from tiered.store.special import Maker, complete
 from tiered.store.store_options import Expiry, Flush, StoreOptions
 from tiered.store.topictable import KnownTopics
 
@@ -153,7 +150,6 @@ class MessageStore:
             rows=parts.log_rows,
             clock=clock,
         )
-        self._as_is = AsIs(self._log, self._topics, options)
         self._commits = GroupCommits(
             lambda messages: self._log.append(messages, self._encoder.store_host),
             self._log.sync,
@@ -266,8 +262,7 @@ class MessageStore:
         if self.options.flush is Flush.SYNC and messages:
             return self._append_together(messages)
         receipts, future = self.submit(messages)
-        if future is not None:
-            self._wait(future)
+        self._wait(future)
         return receipts
 
     def submit(self, messages: Sequence[NewMessage]) -> tuple[Receipts, Future[None] | None]:
@@ -294,11 +289,18 @@ class MessageStore:
         Errors as of ``append_batch``.
         """
         self._check_room()
+        queue = message.topic, message.queue_id
         with Disk(self.root):
-            receipt, end = self._as_is.put(Special(message, prepared_transaction_offset))
-        if (future := self._acknowledged(end)) is not None:
-            self._wait(future)
-        return receipt
+            made = Maker(
+                message,
+                self.options,
+                is_batch_topic=self._topics.is_batch(message.topic),
+                prepared_transaction_offset=prepared_transaction_offset,
+            )
+            self._topics.ensure((queue,))
+            places = self._log.append_made(queue, made.takes, made.make)
+        self._wait(self._acknowledged(places.end))
+        return made.receipt(places)
 
     def append_records(self, records: ReadyRecords) -> RecordPlaces:
         """Store records that were made for this store (``tiered.store.encoding``), as they are, in one go.
@@ -310,13 +312,13 @@ class MessageStore:
             if not self._topics.has(records.distinct):
                 self._topics.ensure(records.queues)
             places = self._log.append_ready(records, self._encoder.store_host)
-        if (future := self._acknowledged(places.end)) is not None:
-            self._wait(future)
+        self._wait(self._acknowledged(places.end))
         return places
 
     def complete(self, message: NewMessage) -> NewMessage:
         """A message with what a broker adds, in its order: for ``append_as_is``. Errors: ``InvalidError``."""
-        return completed(message, cluster=self._cluster, keys=self._keys, clock=self._clock)
+        (key,) = self._keys.take(1, int(self._clock.now_ms()))
+        return complete(message, cluster=self._cluster, unique_key=key)
 
     def acknowledge_replica(self, end: PhysicalOffset) -> None:
         """A replica has everything below ``end``."""
@@ -501,7 +503,9 @@ class MessageStore:
             raise not_stored(self.root, timeout_s, error) from error
         return Receipts(prepared, places, self.options.store_host)
 
-    def _wait(self, future: Future[None]) -> None:
+    def _wait(self, future: Future[None] | None) -> None:
+        if future is None:
+            return
         timeout_s = self.options.sync_timeout_s
         try:
             future.result(timeout_s)
@@ -664,18 +668,14 @@ def delete_files(parts: StoreParts, bases: Sequence[int]) -> Expired:
 
 def _expire_queue(parts: StoreParts, queue: MessageQueue, end: QueueEnd, log_min: int) -> int:
     """Delete a queue's files whose last entry is below the log; never the newest."""
-    kind, made = (
-        (QUEUE_DIRECTORY, PlainQueue) if end.unit is None else (BATCH_DIRECTORY, BatchQueue)
-    )
-    folder = f"{parts.hold.root}/{kind}/{queue.topic}/{queue.queue_id}"
-    index = made(parts.cache, folder, end.file_bytes)
+    index = end.opened(parts.cache, parts.hold.root, queue)
     count = 0
     for base in index.row.bases[:-1]:
         last = (base + end.file_bytes) // index.unit_bytes
         item = index.units(last - 1, last)
         if not len(item) or int(item["physical_offset"][0]) >= log_min:
             break
-        path = f"{folder}/{base:0{NAME_DIGITS}d}"
+        path = index.row.path(base)
         parts.queue_rows.forget(path)
         Path(path).unlink()
         count += 1

@@ -91,7 +91,7 @@ def checked_properties(
         body=len(message.body),
         topic=topic_bytes,
         props=len(raw),
-        sys_flag=_host_bits(message.sys_flag, born_host, options.store_host),
+        sys_flag=host_bits(message.sys_flag, born_host, options.store_host),
         version=1 if topic_bytes <= TOPIC_BYTES_MAX else 2,
     )
     if len(message.body) > options.message_bytes_max:
@@ -133,7 +133,8 @@ def _check_numbers(message: NewMessage) -> None:
             raise InvalidError(f"sys_flag {message.sys_flag:#x}: {what} cannot be stored here")
 
 
-def _host_bits(flag: int, born_host: str, store_host: str) -> int:
+def host_bits(flag: int, born_host: str, store_host: str) -> int:
+    """A sysFlag that says of which kinds the two hosts are. Errors as of ``check_host``."""
     check_host(born_host)
     flag &= ~(sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)
     if is_v6(born_host):

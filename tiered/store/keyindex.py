@@ -73,7 +73,6 @@ class KeyFile:
         size = file_bytes_of(slots, items)
         self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
-            self.is_new = os.fstat(self._descriptor).st_size == 0
             if os.fstat(self._descriptor).st_size != size:
                 os.ftruncate(self._descriptor, size)
             self._items_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots
@@ -243,11 +242,6 @@ class KeyFile:
             self._used,
             self.count,
         )
-
-
-def delete(path: str) -> None:
-    """Delete an index file."""
-    Path(path).unlink(missing_ok=True)
 
 
 INDEX_DIRECTORY: Final = "index"

@@ -28,6 +28,7 @@ from tiered.format.items import (
 from tiered.format.properties import parse_properties
 from tiered.format.sysflag import is_listable
 from tiered.local.catalog import SCHEDULE_TOPIC
+from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.interface import RecordBatch
 from tiered.local.layout import (
     BATCH_DIRECTORY,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tiered.format.block import RecordBlock
-    from tiered.local.mapped_file_queue import MappedFileQueue
+    from tiered.local.mapped_file_queue import FileCache, MappedFileQueue
     from tiered.store.disk import RowWriter
     from tiered.store.facts import Facts, Group, StoredHandover
     from tiered.store.keyindex import KeyIndex
@@ -139,7 +140,7 @@ class Listing:
                 continue
             data = items[first * ITEM_BYTES : last * ITEM_BYTES]
             end = self.queues[queue]
-            folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+            folder = end.folder(self._root, queue)
             self._rows.write(folder, end.file_bytes, offset * ITEM_BYTES, data)
             end.next_offset = offset + last - first
         return left
@@ -198,7 +199,7 @@ class Listing:
         if not offset or (known is not None and known.next_offset):
             return
         end = QueueEnd(offset, self._kinds.file_bytes)
-        folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        folder = end.folder(self._root, queue)
         # One item at least, by which whoever opens the store knows where the queue ends.
         lead = offset * ITEM_BYTES % end.file_bytes or end.file_bytes
         items = fillers(lead // ITEM_BYTES)
@@ -212,13 +213,13 @@ class Listing:
 
     def _write_units(self, queue: MessageQueue, end: QueueEnd, data: bytes) -> None:
         """Units lie one behind another, whatever queue offsets they name."""
-        folder = f"{self._root}/{BATCH_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        folder = end.folder(self._root, queue)
         first = end.unit or 0
         self._rows.write(folder, end.file_bytes, first * BATCH_ITEM_BYTES, data)
         end.unit, end.is_new = first + len(data) // BATCH_ITEM_BYTES, False
 
     def _write(self, queue: MessageQueue, end: QueueEnd, offsets: Longs, data: bytes) -> None:
-        folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        folder = end.folder(self._root, queue)
         breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
         for first, last in zip(
             [0, *breaks.tolist()], [*breaks.tolist(), len(offsets)], strict=True
@@ -400,3 +401,13 @@ class QueueEnd:
     file_bytes: int  # size of its files
     is_new: bool = False  # it has no item yet, and so no file
     unit: int | None = None  # number of the next unit of a batch queue; None of a plain one
+
+    def folder(self, root: str, queue: MessageQueue) -> str:
+        """Where its files are in a store."""
+        kind = QUEUE_DIRECTORY if self.unit is None else BATCH_DIRECTORY
+        return f"{root}/{kind}/{queue.topic}/{queue.queue_id}"
+
+    def opened(self, cache: FileCache, root: str, queue: MessageQueue) -> PlainQueue | BatchQueue:
+        """Its files, to be read."""
+        made = PlainQueue if self.unit is None else BatchQueue
+        return made(cache, self.folder(root, queue), self.file_bytes)

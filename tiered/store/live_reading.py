@@ -44,8 +44,6 @@ from tiered.format.record import (
     decode_record,
     parse_offset_msg_id,
 )
-from tiered.local.consumequeues import BatchQueue, PlainQueue
-from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
 from tiered.local.queue_reader import (
     BATCH_COUNT_MAX,
     Bounds,
@@ -64,6 +62,7 @@ if TYPE_CHECKING:
 
     from tiered.format.block import RecordBlock
     from tiered.local.compaction_log import CompactionLog
+    from tiered.local.consumequeues import BatchQueue, PlainQueue
     from tiered.store.opening import StoreParts
 
 COUNT_MAX: Final = 32
@@ -234,10 +233,7 @@ class StoreReader:
         index = self._queues.get(queue)
         if index is None:
             end = self._listing.queues[queue]
-            kind = QUEUE_DIRECTORY if end.unit is None else BATCH_DIRECTORY
-            folder = f"{self._root}/{kind}/{queue.topic}/{queue.queue_id}"
-            made = PlainQueue if end.unit is None else BatchQueue
-            index = self._queues[queue] = made(self._cache, folder, end.file_bytes)
+            index = self._queues[queue] = end.opened(self._cache, self._root, queue)
         index.row.rescan()
         return index
 

@@ -205,9 +205,7 @@ def _recover(
         log = open_log(layout, cache)
         refuse_missing_files(log, synced_end)
         if not log.bases:
-            queues = cut_queues(rows, layout, cache, -1) | _cut_batch_queues(
-                rows, layout, cache, -1
-            )
+            queues = cut_queues(rows, layout, cache, -1)
             parts = _assemble(hold, topics, options, StoreEnd(0, 0, queues), clock, queue_rows=rows)
             parts.index.cut(0)
             parts.recovered = Recovered(0, 0, 0, 0)
@@ -220,9 +218,7 @@ def _recover(
         begin = find_start(layout, cache, begin, checkpoint, is_trusted=has_queues and has_abort)
         if not has_abort:  # a crash from now on must not look like a clean stop
             hold.begin(int(clock.now_ms()))
-        queues = cut_queues(rows, layout, cache, begin) | _cut_batch_queues(
-            rows, layout, cache, begin
-        )
+        queues = cut_queues(rows, layout, cache, begin)
     finally:
         cache.close()
     end = StoreEnd(begin, checkpoint.physical_timestamp_ms, queues)
@@ -232,19 +228,19 @@ def _recover(
         reached("store-lists-cut")
         covered = max(covered, synced_end)
         found = replay(parts.log, begin, covered, parts.listing)
-        _refuse_lost(parts.log, found.end, synced_end)
-        cut_row(rows, layout.log, parts.log.file_bytes, found.end)
+        _refuse_lost(parts.log, found.log_end, synced_end)
+        cut_row(rows, layout.log, parts.log.file_bytes, found.log_end)
         reached("store-log-cut")
         for base in parts.log.bases:  # a process that was killed may have left it in memory
-            if begin - parts.log.file_bytes < base < found.end:
+            if begin - parts.log.file_bytes < base < found.log_end:
                 rows.mark(parts.log.path(base))
-        parts.log_end, parts.store_ms = found.end, max(found.store_ms, parts.store_ms)
+        parts.log_end, parts.store_ms = found.log_end, max(found.store_ms, parts.store_ms)
         parts.queue_rows.sync()
         parts.index.sync()
     except BaseException:
         parts.close()
         raise
-    parts.recovered = Recovered(begin, found.end, found.store_ms, found.records)
+    parts.recovered = found
     return parts
 
 
@@ -274,21 +270,6 @@ def _refuse_lost(log: MappedFileQueue, end: int, synced_end: int) -> None:
             where=log.directory,
             do="look at the disk, and restore into an empty directory",
         )
-
-
-def _cut_batch_queues(
-    rows: RowWriter, layout: Layout, cache: FileCache, limit: int
-) -> dict[MessageQueue, QueueEnd]:
-    """As ``cut_queues``, of batch queues."""
-    ends: dict[MessageQueue, QueueEnd] = {}
-    for queue, is_batch in list_queues(layout.root).items():
-        if not is_batch:
-            continue
-        end, _ = read_batch_end(layout, cache, queue, limit)
-        folder = layout.queue_directory(queue, is_batch=True)
-        cut_row(rows, folder, end.file_bytes, (end.unit or 0) * BATCH_ITEM_BYTES)
-        ends[queue] = end
-    return ends
 
 
 def _assemble(
@@ -370,20 +351,21 @@ _FAR: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """What was found."""
+class Recovered:
+    """What recovery did."""
 
-    end: int  # where the log ends: behind the last record before which all are whole
-    store_ms: int  # store time of that record; 0 without one
-    records: int  # how many there are
+    begin: int  # where it began to read the log
+    log_end: int  # where the log ends: behind the last record before which all are whole
+    store_ms: int  # store time of the last record read; 0 without one
+    records: int  # how many were read
 
 
-def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing | None) -> Replayed:
+def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing) -> Recovered:
     """Walk the log from ``begin`` to its end.
 
     Args:
         covered: What lies below it was on the disk when the checkpoint was written.
-        listing: Takes the records; None: they are only checked.
+        listing: Takes the records.
 
     Raises:
         InvalidError: A file may not be read.
@@ -400,12 +382,11 @@ def replay(log: MappedFileQueue, begin: int, covered: int, listing: Listing | No
                 future = ahead.submit(_check, log, readers[0], following, covered)
             if sound:
                 block = piece.block
-                if listing is not None:
-                    listing.take(of_block(block, np.arange(len(block)) < sound))
+                listing.take(of_block(block, np.arange(len(block)) < sound))
                 store_ms, records = int(block.store_timestamps_ms[sound - 1]), records + sound
                 position = piece.start + int(block.positions[sound - 1] + block.sizes[sound - 1])
             if following is None:
-                return Replayed(position, store_ms, records)
+                return Recovered(begin, position, store_ms, records)
             position = following
 
 
@@ -536,16 +517,6 @@ def _has_lost(
 _PIECE_BYTES: Final = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """What recovery did."""
-
-    begin: int  # where it began to read the log
-    log_end: int  # where the log ends
-    store_ms: int  # store time of the last record read; 0 without one
-    records: int  # how many were read
-
-
 def read_checkpoint(root: str) -> Checkpoint:
     """The checkpoint of a store, with our own offset where it has one; zeros when there is none."""
     data = read_text(f"{root}/{CHECKPOINT_FILE}") or b""
@@ -658,6 +629,11 @@ def cut_queues(
         cut_row(rows, folder, index.row.file_bytes, end * ITEM_BYTES)
         if end > index.unit_span()[0]:
             ends[queue] = QueueEnd(end, index.row.file_bytes)
+    for queue, is_batch in list_queues(layout.root).items():
+        if is_batch:
+            ends[queue], _ = read_batch_end(layout, cache, queue, limit)
+            folder, units = ends[queue].folder(layout.root, queue), ends[queue].unit or 0
+            cut_row(rows, folder, ends[queue].file_bytes, units * BATCH_ITEM_BYTES)
     return ends
 
 
@@ -750,8 +726,7 @@ def read_end(layout: Layout) -> StoreEnd:
     """
     cache = FileCache()
     try:
-        log = MappedFileQueue(cache, layout.log, layout.log_file_bytes)
-        check_contiguous(layout.log, log.bases, layout.log_file_bytes)
+        log = open_log(layout, cache)
         log_end, records_end, store_ms = _log_end(log)
         queues, listed_end = _queue_ends(layout, cache)
     finally:

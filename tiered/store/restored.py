@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from tiered.store.store_options import StoreOptions
 
 Longs = npt.NDArray[np.int64]
-PLACE_AT: Final = 28
-"""Where a record holds its physical offset: 8 bytes, big-endian."""
 CRC_NAME: Final = b"__CRC32#\x01"
 """How the property begins that ends a record with a CRC of all before it; ten digits, last first, and a 2 follow."""
 CRC_BYTES: Final = 20
@@ -195,9 +193,7 @@ class RestoredLog:
     def _write(self, data: npt.NDArray[np.uint8], starts: Longs, sizes: Longs) -> None:
         begin = int(starts[0])
         places = self.end + starts - begin
-        data[starts[:, None] + np.arange(PLACE_AT, PLACE_AT + 8)] = (
-            places.astype(">i8").view(np.uint8).reshape(-1, 8)
-        )
+        bytes_at(data.data, ">i8")[starts + PHYSICAL_OFFSET_AT] = places
         _renew_property_crcs(data, starts, sizes)
         self._append(data[begin : int(starts[-1] + sizes[-1])].data)
 
@@ -282,7 +278,7 @@ def _renew_property_crcs(data: npt.NDArray[np.uint8], starts: Longs, sizes: Long
     """Of records that end with a CRC of themselves, as few brokers write them."""
     name = np.frombuffer(CRC_NAME, np.uint8)
     ends = starts + sizes
-    marked = np.flatnonzero(sizes > CRC_BYTES + PLACE_AT)
+    marked = np.flatnonzero(sizes > CRC_BYTES + PHYSICAL_OFFSET_AT)
     tails = data[(ends[marked] - CRC_BYTES)[:, None] + np.arange(len(name))]
     for number in marked[(tails == name).all(axis=1)].tolist():
         start, end = int(starts[number]), int(ends[number])

@@ -18,7 +18,7 @@ in it
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tiered.errors import DataError, InvalidError
@@ -26,36 +26,23 @@ from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.message_forms import InnerMessage, decode_inner_messages, encode_inner_messages
 from tiered.format.properties import join_properties
-from tiered.format.record import Record, body_crc, encode_record, is_v6, offset_msg_id, record_bytes
+from tiered.format.record import Record, body_crc, encode_record, offset_msg_id, record_bytes
 from tiered.local.catalog import TOPIC_BYTES_MAX, check_topic
 from tiered.model import PhysicalOffset, QueueOffset
-from tiered.store.encoding import QUEUE_ID_MAX, check_host
+from tiered.store.encoding import QUEUE_ID_MAX, check_host, host_bits
 from tiered.store.new_message import Appended, NewMessage, all_properties, broker_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tiered.clock import Clock
-    from tiered.store.commitlog import CommitLog
     from tiered.store.encoding import RecordPlaces
-    from tiered.store.new_message import KeyMaker
     from tiered.store.store_options import StoreOptions
-    from tiered.store.topictable import KnownTopics
 
 
 BATCH_BITS: Final = sysflag.INNER_BATCH | sysflag.NEED_UNWRAP
 _HOST_BITS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
 _COUNT_MAX: Final = 0x7FFF
 _LONG_MAX: Final = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Special:
-    """A message that is stored as it is."""
-
-    message: NewMessage  # with all its properties
-    prepared_transaction_offset: int = 0
-    """Physical offset of the half message that it was; 0 when it was none."""
 
 
 def message_of(record: Record) -> NewMessage:
@@ -120,17 +107,26 @@ def inner_batch(messages: Sequence[NewMessage]) -> NewMessage:
 class Maker:
     """Makes the record of a special message for any place. For any thread."""
 
-    def __init__(self, special: Special, options: StoreOptions, *, is_batch_topic: bool) -> None:
+    def __init__(
+        self,
+        message: NewMessage,
+        options: StoreOptions,
+        *,
+        is_batch_topic: bool,
+        prepared_transaction_offset: int = 0,
+    ) -> None:
         """Check it.
 
         Args:
+            message: With all its properties: it is stored as it is.
             is_batch_topic: Whether its topic has batch consume queues.
+            prepared_transaction_offset: Physical offset of the half message that it was; 0 when it was none.
 
         Raises:
             InvalidError: See the module; or a name, number or size that no record can have.
         """
-        message = special.message
-        self._special = special
+        self._message = message
+        self._prepared_transaction_offset = prepared_transaction_offset
         self._options = options
         self._is_batch = bool(message.sys_flag & BATCH_BITS)
         topic_bytes = check_topic(message.topic)
@@ -154,7 +150,7 @@ class Maker:
     @property
     def takes(self) -> int:
         """Queue offsets that it takes."""
-        return names.inner_count(self._special.message.properties) if self._is_batch else 1
+        return names.inner_count(self._message.properties) if self._is_batch else 1
 
     def receipt(self, places: RecordPlaces) -> Appended:
         """Where it was put."""
@@ -164,7 +160,7 @@ class Maker:
             QueueOffset(offset),
             PhysicalOffset(position),
             by_place,
-            self._special.message.properties.get(names.UNIQ_KEY) or by_place,
+            self._message.properties.get(names.UNIQ_KEY) or by_place,
             places.end - position,
         )
 
@@ -174,10 +170,8 @@ class Maker:
         Raises:
             InvalidError: A number, or the properties, do not fit.
         """
-        message, options = self._special.message, self._options
-        flag = message.sys_flag & ~_HOST_BITS
-        flag |= sysflag.BORN_HOST_V6 if is_v6(self._born_host) else 0
-        flag |= sysflag.STORE_HOST_V6 if is_v6(options.store_host) else 0
+        message, options = self._message, self._options
+        flag = host_bits(message.sys_flag, self._born_host, options.store_host)
         born_ms = message.born_timestamp_ms
         try:
             raw = join_properties(self._properties(queue_offset))
@@ -201,7 +195,7 @@ class Maker:
                 store_timestamp_ms=store_ms,
                 store_host=options.store_host,
                 reconsume_times=message.reconsume_times,
-                prepared_transaction_offset=self._special.prepared_transaction_offset,
+                prepared_transaction_offset=self._prepared_transaction_offset,
                 body=message.body,
                 topic=message.topic,
                 properties_raw=raw,
@@ -211,7 +205,7 @@ class Maker:
             raise InvalidError(f"a message for {message.topic}: {error}") from error
 
     def _properties(self, queue_offset: int) -> Mapping[str, str]:
-        found = self._special.message.properties
+        found = self._message.properties
         if not self._is_batch:
             return found
         placed = {**found, names.INNER_BASE: str(queue_offset)}
@@ -242,32 +236,3 @@ def _inner_properties(message: NewMessage) -> bytes:
         return join_properties({**message.properties, **given})
     except ValueError as error:
         raise InvalidError(str(error)) from error
-
-
-class AsIs:
-    """Puts complete messages into one store's log, one by one."""
-
-    def __init__(self, log: CommitLog, topics: KnownTopics, options: StoreOptions) -> None:
-        self._log = log
-        self._topics = topics
-        self._options = options
-
-    def put(self, special: Special) -> tuple[Appended, int]:
-        """Write one; its receipt, and where the log ends behind it.
-
-        Raises:
-            InvalidError: It cannot be stored as it is; nothing was.
-            OSError: The disk refused it; nothing was stored.
-        """
-        queue = special.message.topic, special.message.queue_id
-        is_batch = self._topics.is_batch(queue[0])
-        made = Maker(special, self._options, is_batch_topic=is_batch)
-        self._topics.ensure((queue,))
-        places = self._log.append_made(queue, made.takes, made.make)
-        return made.receipt(places), places.end
-
-
-def completed(message: NewMessage, *, cluster: str, keys: KeyMaker, clock: Clock) -> NewMessage:
-    """A message with what a broker adds, in its order, and a new unique id if it has none."""
-    (key,) = keys.take(1, int(clock.now_ms()))
-    return complete(message, cluster=cluster, unique_key=key)

@@ -17,18 +17,14 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.fastjson import loads
 from tiered.local.catalog import check_topic
 from tiered.local.layout import TOPICS_FILE, read_text
-from tiered.store.disk import make_folder, replace_file
+from tiered.store.disk import make_folder, replace_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from tiered.clock import Clock
     from tiered.store.encoding import QueueKey
-
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PERM_READ_WRITE: Final = 6
 _PERM_INHERIT: Final = 7
@@ -110,9 +106,7 @@ class TopicTable:
 
     def set_batch(self, name: str) -> None:
         """Make a topic's consume queues of the batch kind. Not yet saved."""
-        attributes = self._table[name].get("attributes")
-        kept = attributes if isinstance(attributes, dict) else {}
-        self._table[name]["attributes"] = {**kept, "queue.type": "BatchCQ"}
+        self._table[name]["attributes"] = {**self._attributes(name), "queue.type": BATCH_TYPE}
 
     def ensure(
         self, name: str, queue_id: int, *, queues: int, now_ms: int, queue_type: str | None = None
@@ -131,11 +125,11 @@ class TopicTable:
 
     def is_batch(self, name: str) -> bool:
         """Whether the topic's consume queues are of the batch kind."""
-        return self._attribute(name, "queue.type") == BATCH_TYPE
+        return self._attributes(name).get("queue.type") == BATCH_TYPE
 
     def is_compacted(self, name: str) -> bool:
         """Whether of each key of the topic only the newest message is to be kept."""
-        return self._attribute(name, "cleanup.policy") == COMPACTED
+        return self._attributes(name).get("cleanup.policy") == COMPACTED
 
     def compacted(self) -> set[str]:
         """All topics of this kind."""
@@ -143,13 +137,11 @@ class TopicTable:
 
     def set_compacted(self, name: str) -> None:
         """Make a topic such. Not yet saved."""
-        attributes = self._table[name].get("attributes")
-        kept = attributes if isinstance(attributes, dict) else {}
-        self._table[name]["attributes"] = {**kept, "cleanup.policy": COMPACTED}
+        self._table[name]["attributes"] = {**self._attributes(name), "cleanup.policy": COMPACTED}
 
-    def _attribute(self, name: str, attribute: str) -> object:
-        attributes = self._table.get(name, {}).get("attributes")
-        return attributes.get(attribute) if isinstance(attributes, dict) else None
+    def _attributes(self, name: str) -> dict[str, Any]:
+        found = self._table.get(name, {}).get("attributes")
+        return found if isinstance(found, dict) else {}
 
     def save(self, now_ms: int) -> None:
         """Write the table."""
@@ -157,10 +149,7 @@ class TopicTable:
         self._is_saved = False
         data = self.encoded(now_ms)
         make_folder(self._path.parent)
-        before = read_text(str(self._path))
-        if before is not None:
-            replace_file(self._path.with_name(self._path.name + ".bak"), before)
-        replace_file(self._path, data)
+        replace_config(self._path, data)
         self._is_saved = True
 
     def encoded(self, now_ms: int) -> bytes:
